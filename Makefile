@@ -1,0 +1,2 @@
+lint:
+	ruff check . && ruff format --check . && mypy && lint-imports

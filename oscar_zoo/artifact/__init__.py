@@ -1,0 +1,1 @@
+"""What an artifact is: names, manifest, formats, reader, writer and verification. Needs neither torch nor a network."""

@@ -1,0 +1,379 @@
+"""The manifest `oscar-zoo.manifest/1`: what an artifact is, where it came from, how to serve it.
+
+Two parts. `oscar.json` beside the payload is immutable. The `registry` block (status, scores, aliases, hubs) is
+mutable, lives in packaged manifests and indexes only, and never in `oscar.json`. A field that is not known is null
+and shown as "not reported"; checksums are never invented, so `digest` and the files' `sha256` and `size` are null in
+packaged manifests of artifacts nobody has pulled yet.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.names import ArtifactId, check_part
+from oscar_zoo.artifact.specs import (
+    Count,
+    Digest,
+    Geometry,
+    Harness,
+    Hex40,
+    Hex64,
+    Rope,
+    Score,
+    ServingRecipe,
+    Spec,
+    Text,
+)
+from oscar_zoo.errors import InvalidName, MalformedFile
+
+SCHEMA = "oscar-zoo.manifest/1"
+FILE_NAME = "oscar.json"
+STATISTICS_NAME = "statistics.safetensors"
+
+FileRole = Literal["k_rotation", "v_rotation", "statistics", "moments", "latent_rotation", "gguf"]
+Sha256OfFile = Hex64
+
+
+class CompatibleModel(Spec):
+    """Another checkpoint the artifact may be served with, and on what evidence."""
+
+    id: Text
+    revision: Hex40 | None = None
+    evidence: Literal["measured", "claimed"]
+    score_ref: Text | None = None
+
+
+class WeightsInfo(Spec):
+    """How the base model's weights are stored."""
+
+    dtype: Text
+    quantization: Text | None = None
+
+
+class ModelBlock(Geometry):
+    """The base model: identity, geometry, and what decides folding."""
+
+    id: Text
+    revision: Hex40 | None
+    config_sha256: Hex64 | None
+    kv_share: dict[str, int] | None = None
+    rope: Rope | None
+    qk_norm: bool | None
+    output_gate: bool | None
+    weights: WeightsInfo | None
+    compatible_with: tuple[CompatibleModel, ...]
+
+    @property
+    def geometry(self) -> Geometry:
+        """Only the shape."""
+        return Geometry(**{name: getattr(self, name) for name in Geometry.model_fields})
+
+
+class SideTransform(Spec):
+    """Transform of one side as the files declare it."""
+
+    name: Text
+    orthogonal: bool
+    centered: bool = False
+
+
+class Transform(Spec):
+    """Transforms of both sides."""
+
+    k: SideTransform
+    v: SideTransform
+
+
+class Estimator(Spec):
+    """The matrix a fit targets, by versioned id such as `qqt/1`; mandatory because paper and code differ."""
+
+    id: Text
+    revision: Text | None = None
+    source_commit: Text | None = None
+    params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+
+
+class Estimators(Spec):
+    """Estimators of both sides."""
+
+    k: Estimator
+    v: Estimator
+
+
+class Composition(Spec):
+    """How the eigenvectors became a rotation."""
+
+    id: Text
+    hadamard: Text | None = None
+    permutation: Text | None = None
+    signs: Text | None = None
+
+
+class LengthStats(Spec):
+    """Sequence lengths in tokens."""
+
+    min: Count
+    median: Count
+    max: Count
+
+
+class Disjoint(Spec):
+    """An evaluation set proven disjoint from the calibration data, and how."""
+
+    dataset: Text
+    method: Text
+
+
+class Calibration(Spec):
+    """The tokens a fit saw. `prompts_sha256` is over the compact JSON list of token-id lists, in order."""
+
+    dataset: Text | None
+    revision: Text | None
+    split: Text | None
+    license: Text | None
+    prompts_sha256: Hex64 | None
+    sequences: Count | None
+    tokens_requested: Count | None
+    tokens_used: Count | None
+    length: LengthStats | None
+    content: Literal["prefill", "generated", "mixed"] | None
+    chat_template: bool | None
+    seed: int | None
+    disjoint_from: tuple[Disjoint, ...] | None
+    overlaps_with: tuple[Text, ...]
+
+
+class Coverage(Spec):
+    """Layers and heads really observed."""
+
+    layers: Count
+    q_heads: Count
+    kv_heads: Count
+    tokens_min: Count
+    tokens_max: Count
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+
+
+class Numerics(Spec):
+    """Reproducibility class of the fit."""
+
+    forward_dtype: Text
+    accumulate: Text
+    engine: Harness
+    device: Text
+
+
+class MomentsFile(Spec):
+    """Where the refit source is."""
+
+    sha256: Hex64
+    size: Count
+    location: Text
+
+
+class Fit(Spec):
+    """How the matrices came to be. Everything but `method` may be unknown for imported artifacts."""
+
+    method: Text
+    fit_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None
+    estimator: Estimators | None
+    composition: Composition | None
+    calibration: Calibration | None
+    coverage: Coverage | None
+    numerics: Numerics | None
+    moments: MomentsFile | None = None
+    selection: dict[str, Any] | None = None
+
+
+class FileEntry(Spec):
+    """One payload file. `sha256` and `size` are null only in packaged manifests of artifacts never pulled."""
+
+    path: Text
+    role: FileRole
+    size: Annotated[int, Field(ge=1, lt=1 << 40)] | None
+    sha256: Sha256OfFile | None
+    format: Text | None
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        for part in self.path.split("/"):
+            try:
+                check_part(part, "file name")
+            except InvalidName as error:
+                raise ValueError(error.message) from None
+        if self.path.casefold() == FILE_NAME:
+            raise ValueError(f"{FILE_NAME} is never part of its own file list")
+        if (self.size is None) != (self.sha256 is None):
+            raise ValueError("size and sha256 are known together or not at all")
+        return self
+
+
+class StatisticsBlock(Spec):
+    """The statistics fingerprint (ARTIFACT rule `oscar-zoo.stats/1`)."""
+
+    file: Text
+    version: Literal["oscar-zoo.stats/1"]
+    matrices: tuple[Literal["qq", "kk", "sst", "oo", "vv", "wo"], ...]
+    n_tokens: Count
+
+
+class License(Spec):
+    """SPDX identifiers, or null where the source does not say."""
+
+    artifact: Text | None
+    model: Text | None
+    calibration_data: Text | None
+    note: Text | None = None
+
+
+class Provenance(Spec):
+    """Where the bytes came from."""
+
+    kind: Literal["imported", "computed", "converted"]
+    hub: Text | None = None
+    repo: Text | None = None
+    revision: Text | None = None
+    path: Text | None = None
+    parents: tuple[Digest, ...] = ()
+
+
+class Status(Spec):
+    """`yanked` is skipped by name and served by exact digest with a warning."""
+
+    state: Literal["active", "deprecated", "yanked"] = "active"
+    reason: Text | None = None
+    replaced_by: Text | None = None
+    date: Text | None = None
+
+
+class HubLocation(Spec):
+    """A place in a hub; `revision` is a commit once somebody pinned it."""
+
+    repo: Text
+    revision: Text | None = None
+
+
+class Registry(Spec):
+    """The mutable block."""
+
+    status: Status = Status()
+    scores: tuple[Score, ...] = ()
+    aliases: tuple[Text, ...] = ()
+    hubs: dict[Literal["hf", "ms"], HubLocation] = Field(default_factory=dict)
+
+
+class Manifest(Spec):
+    """One artifact. See the module docstring for the two parts."""
+
+    schema_: Literal["oscar-zoo.manifest/1"] = Field(alias="schema")
+    id: Text
+    created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    digest: Digest | None
+    tool: Harness
+    kind: Literal["rotation_pair", "mla_latent", "gguf"]
+    format_version: Literal[1, 2, 3] | None
+    grouping: Literal["layer", "kv_head"]
+    transform: Transform
+    model: ModelBlock
+    fit: Fit
+    recipe: ServingRecipe
+    files: tuple[FileEntry, ...]
+    statistics: StatisticsBlock | None = None
+    quality: dict[str, Any] | None = None
+    license: License
+    provenance: Provenance
+    registry: Registry | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            ArtifactId.parse(self.id)
+        except InvalidName as error:
+            raise ValueError(error.message) from None
+        paths = [f.path.casefold() for f in self.files]
+        if len(set(paths)) != len(paths) or not paths:
+            raise ValueError("file paths must be unique and at least one")
+        known = self.file_digests
+        if (self.digest is None) != (known is None):
+            raise ValueError("digest is known exactly when every file's sha256 is")
+        if known is not None and artifact_digest(known) != self.digest:
+            raise ValueError(f"digest is not that of the file list ({artifact_digest(known)})")
+        if self.kind == "rotation_pair" and sorted(f.role for f in self.files if f.role.endswith("_rotation")) != [
+            "k_rotation",
+            "v_rotation",
+        ]:
+            raise ValueError("a rotation pair has exactly one k_rotation and one v_rotation")
+        return self
+
+    @property
+    def artifact_id(self) -> ArtifactId:
+        """`id`, parsed."""
+        return ArtifactId.parse(self.id)
+
+    @property
+    def file_digests(self) -> tuple[FileDigest, ...] | None:
+        """The file list for the digest, or `None` when any checksum is unknown."""
+        if any(f.sha256 is None or f.size is None for f in self.files):
+            return None
+        return tuple(FileDigest(f.path, str(f.sha256), int(f.size or 0)) for f in self.files)
+
+    def file(self, role: FileRole) -> FileEntry | None:
+        """The file with this role, or `None`."""
+        return next((f for f in self.files if f.role == role), None)
+
+    def immutable(self) -> Manifest:
+        """This manifest without its `registry` block: the content of `oscar.json`."""
+        return self.model_copy(update={"registry": None})
+
+    def to_bytes(self) -> bytes:
+        """The file form: sorted keys, one space of indent, final newline; nothing that was not set is written."""
+        return strict_json.pretty_bytes(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; the registry block only when there is one."""
+        value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        for optional in ("registry", "statistics", "quality"):
+            if value[optional] is None:
+                del value[optional]
+        return value
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str = FILE_NAME, registry: bool = False) -> Manifest:
+        """Parse an untrusted manifest.
+
+        Args:
+            data: the whole file.
+            what: its name for messages.
+            registry: whether a `registry` block is allowed (packaged manifests) or refused (`oscar.json`).
+
+        Raises:
+            MalformedFile: `json.*`, `manifest.version` or `manifest.schema`.
+        """
+        value = strict_json.loads(data, what=what)
+        if type(value) is not dict:
+            raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
+        if value.get("schema") != SCHEMA:
+            raise MalformedFile(
+                "manifest.version", f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}."
+            )
+        try:
+            manifest = cls.model_validate_json(json.dumps(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "top level"
+            raise MalformedFile("manifest.schema", f"{what}: {where}: {first['msg']}.") from None
+        if manifest.registry is not None and not registry:
+            raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")
+        return manifest
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the manifest, as shipped in `manifests/manifest.schema.json`."""
+    return Manifest.model_json_schema(by_alias=True)

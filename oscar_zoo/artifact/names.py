@@ -1,0 +1,120 @@
+"""Names as frozen types: artifact ids `<Model>/<tag>`, references `NAME[:TAG|@sha256:PREFIX]`, calibration tags.
+
+Names are ASCII, compared without case, and safe as path parts: no `..`, no trailing dot, no device names.
+`str(parse(text))` gives `text` back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from oscar_zoo.errors import InvalidName
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TAG = re.compile(r"seq([1-9][0-9]*)_prompt([1-9][0-9]*)_group([1-9][0-9]*)(?:-([a-z0-9]+(?:-[a-z0-9]+)*))?")
+_DIGEST_PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_DEVICES = {"con", "prn", "aux", "nul"} | {f"{d}{i}" for d in ("com", "lpt") for i in range(1, 10)}
+
+
+def check_part(text: str, what: str = "name") -> str:
+    """Return `text` when it may be one part of a name or path, else raise `InvalidName`."""
+    bad = (
+        _PART.fullmatch(text) is None or ".." in text or text.endswith(".") or text.split(".")[0].casefold() in _DEVICES
+    )
+    if bad:
+        raise InvalidName(
+            f"{text[:120]!r} is not a valid {what}.",
+            hint="use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 100 characters",
+        )
+    return text
+
+
+def check_digest(text: str) -> str:
+    """Return `text` when it is `sha256:` and 64 lower-case hex digits, else raise `InvalidName`."""
+    if _DIGEST.fullmatch(text) is None:
+        raise InvalidName(f"{text[:120]!r} is not a digest.", hint="a digest is sha256: and 64 hex digits")
+    return text
+
+
+@dataclass(frozen=True, order=True)
+class ArtifactId:
+    """`<Model>/<tag>`: the folder of one artifact (one K/V pair) in every hub."""
+
+    model: str
+    tag: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `<Model>/<tag>`; raises `InvalidName`."""
+        model, slash, tag = text.partition("/")
+        if not slash:
+            raise InvalidName(f"{text[:120]!r} is not an artifact id.", hint="an id is <Model>/<tag>")
+        return cls(check_part(model, "model name"), check_part(tag, "tag"))
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.tag}"
+
+    @property
+    def reference(self) -> str:
+        """The same thing as people type it: `<Model>:<tag>`."""
+        return f"{self.model}:{self.tag}"
+
+    @property
+    def key(self) -> str:
+        """Form for comparing: case-folded."""
+        return str(self).casefold()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`. NAME may carry an organisation: `Qwen/Qwen3-8B`."""
+
+    name: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a reference; raises `InvalidName`."""
+        name, at, digest = text.partition("@")
+        if at and _DIGEST_PREFIX.fullmatch(digest) is None:
+            raise InvalidName(
+                f"{digest[:120]!r} is not a digest.", hint="write NAME@sha256: and at least 12 hex digits"
+            )
+        name, colon, tag = name.partition(":")
+        parts = name.split("/")
+        if len(parts) > 2:
+            raise InvalidName(
+                f"{text[:120]!r} is not an artifact name.", hint="names look like Qwen3-8B or Qwen/Qwen3-8B"
+            )
+        for part in parts:
+            check_part(part, "model name")
+        return cls(name, check_part(tag, "tag") if colon else None, digest if at else None)
+
+    def __str__(self) -> str:
+        return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+
+
+@dataclass(frozen=True)
+class CalibrationTag:
+    """A tag that follows the grammar `seq<T>_prompt<N>_group<G>[-variant]`; it labels, it proves nothing."""
+
+    tokens: int
+    prompts: int
+    group_size: int
+    variant: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The parts of `text`, or `None` when it is an opaque tag (never an error)."""
+        match = _TAG.fullmatch(text)
+        if match is None:
+            return None
+        return cls(int(match[1]), int(match[2]), int(match[3]), match[4])
+
+    def __str__(self) -> str:
+        tail = f"-{self.variant}" if self.variant else ""
+        return f"seq{self.tokens}_prompt{self.prompts}_group{self.group_size}{tail}"

@@ -1,0 +1,85 @@
+"""What verification can say: a closed union of five outcomes, nothing else.
+
+`Verified.level` is the highest stage that really ran; text for people never says "verified" without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from oscar_zoo.artifact.digest import FileDigest
+from oscar_zoo.artifact.formats import RotationSet
+
+Level = Literal["structural", "numeric", "statistics", "probe"]
+Grade = Literal["fp64", "fp32"]
+State = Literal["ok", "warning", "failed", "not checked"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report: a stage of ARTIFACT verification, what it found, and why it did not run if it did not."""
+
+    name: str
+    state: State
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Every check that could run passed. The rotation sets hold exactly the bytes that were hashed."""
+
+    level: Level
+    grade: Grade
+    warnings: tuple[str, ...]
+    checks: tuple[Check, ...]
+    files: tuple[FileDigest, ...]
+    digest: str
+    k: RotationSet | None
+    v: RotationSet | None
+
+
+@dataclass(frozen=True)
+class DigestMismatch:
+    """Bytes differ from what a manifest, a lock or the caller promised (stage 1)."""
+
+    path: str
+    want: str
+    got: str
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A check failed: the artifact must not be used. `code` is stable."""
+
+    stage: str
+    code: str
+    message: str
+    path: str | None = None
+    layer: int | None = None
+    head: int | None = None
+    measured: float | None = None
+    limit: float | None = None
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A kind of file we recognise and do not load."""
+
+    kind: str
+    reason: str
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """The bytes could not be read at all."""
+
+    cause: str
+    path: str | None = None
+    checks: tuple[Check, ...] = ()
+
+
+Outcome = Verified | DigestMismatch | Rejected | Unsupported | Unreadable

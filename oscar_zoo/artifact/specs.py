@@ -1,0 +1,164 @@
+"""Blocks shared by model recipes and manifests: geometry, serving recipe, scores.
+
+All models are frozen and refuse unknown keys. "Not reported" is `None`, never a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Text = Annotated[str, Field(min_length=1, max_length=4000)]
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+
+QUANTIZERS = ("asym-minmax-u2/1", "lloydmax-uniform-u2/1")
+CLIP_ALGORITHMS = ("none", "absrank-floor/1", "absrank-bisect7/1")
+CAPABILITIES = ("per_head", "k_partner", "v_partner", "k_mean", "grouped")
+
+
+class Spec(BaseModel):
+    """Base of every block: frozen, closed, strict about types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Rope(Spec):
+    """Rotary embedding as active during the fit; YaRN and friends change post-RoPE statistics."""
+
+    type: Text
+    theta: float | None = None
+    scaling: Text | None = None
+    factor: float | None = None
+    rotary_dim: Count | None = None
+    max_position: Count | None = None
+
+
+class Geometry(Spec):
+    """Shape of a model's KV cache. `attention_layers` are the decoder layers that own a full-attention cache."""
+
+    num_layers: Count
+    num_q_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    v_head_dim: Count
+    attention_layers: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        layers = self.attention_layers
+        if not layers or list(layers) != sorted(set(layers)) or layers[-1] >= self.num_layers:
+            raise ValueError("attention_layers must be ascending, unique and below num_layers")
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError("num_q_heads must be a multiple of num_kv_heads")
+        return self
+
+    def difference(self, other: Geometry) -> str | None:
+        """The first field in which `other` differs, as text for people, or `None` when they are equal."""
+        for name in Geometry.model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                return f"{name} is {_short(mine)} here and {_short(theirs)} there"
+        return None
+
+
+class Clip(Spec):
+    """Clip ratios of the order-statistic clip (RUNTIME: `absrank-floor/1`); 0 means no clipping."""
+
+    k: Annotated[float, Field(ge=0, le=1)]
+    v: Annotated[float, Field(ge=0, le=1)]
+    algorithm: Literal["none", "absrank-floor/1", "absrank-bisect7/1"] = "absrank-floor/1"
+
+
+class Windows(Spec):
+    """Tokens kept in high precision: the first `sink` and the last `recent` of every sequence."""
+
+    sink: Annotated[int, Field(ge=0, le=1 << 20)] = 64
+    recent: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    flush: Annotated[int, Field(ge=1)] | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+
+
+class ServingRecipe(Spec):
+    """Exact serving settings of an artifact.
+
+    `group_size` is the number of consecutive channels that share a scale and an offset; `scale_dtype` the type these
+    two are stored in; `requires` the capabilities an engine must declare to load the artifact.
+    """
+
+    bits: Literal[2] = 2
+    group_size: Count
+    scale_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    quantizer: Literal["asym-minmax-u2/1", "lloydmax-uniform-u2/1"] = "asym-minmax-u2/1"
+    clip: Clip
+    windows: Windows = Windows()
+    v_absorption: Literal["required", "allowed", "forbidden"] = "allowed"
+    origin: Literal["shipped", "default", "measured"] = "default"
+    requires: tuple[Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"], ...] = ()
+
+    @property
+    def bits_per_element(self) -> float:
+        """Storage of one INT2 element including its share of scale and offset, as our runtime keeps them (16 bit each)."""
+        return self.bits + 32 / self.group_size
+
+
+class Harness(Spec):
+    """Name, version and commit of a tool that produced something."""
+
+    name: Text
+    version: Text | None = None
+    commit: Text | None = None
+
+
+class HistoryEntry(Spec):
+    """An earlier value of a score: values are appended here, never overwritten."""
+
+    value: float
+    source: Text
+    date: Text | None = None
+
+
+class Spread(Spec):
+    """A spread as its source states it; `kind` is null when the source does not say what it is."""
+
+    value: float
+    kind: Text | None = None
+
+
+class Score(Spec):
+    """One quality claim. Reporters other than `measured` may leave what they did not say as null."""
+
+    task: Text
+    metric: Text = "accuracy"
+    value: float | None
+    unit: Text = "percent"
+    kv_dtype: Literal["bf16", "int2"]
+    reporter: Literal["upstream", "third_party", "measured"]
+    who: Text | None = None
+    date: Text | None = None
+    source: Text | None = None
+    dataset_revision: Text | None = None
+    stderr: float | None = None
+    spread: Spread | None = None
+    n: Count | None = None
+    repeats: Count | None = None
+    seeds: tuple[int, ...] | None = None
+    harness: Harness | None = None
+    engine: Harness | None = None
+    recipe_changes: dict[str, str] = Field(default_factory=dict)
+    model_revision: Hex40 | None = None
+    sampling: dict[str, float] | None = None
+    generation_cap: Count | None = None
+    exhausted_rate: float | None = None
+    artifact_digest: Digest | None = None
+    baseline: Score | None = None
+    history: tuple[HistoryEntry, ...] = ()
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple) and len(value) > 6:
+        return f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
+    return str(list(value)) if isinstance(value, tuple) else str(value)

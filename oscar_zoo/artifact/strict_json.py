@@ -1,0 +1,120 @@
+"""One bounded JSON reader and one canonical writer.
+
+Python's own reader takes duplicate keys, NaN, 1e999, lone surrogates and endless nesting; this one takes none of them.
+Used for manifests, indexes, locks and hub listings: everything that may come from somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from oscar_zoo.errors import MalformedFile
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_INT = 1 << 53
+
+Json = Any
+"""None, bool, int, float, str, list or dict with str keys."""
+
+
+def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Json:
+    """Parse untrusted JSON.
+
+    Args:
+        data: the whole document, strict UTF-8 without a byte-order mark.
+        what: name of the document for messages.
+        max_bytes: larger documents are refused before parsing.
+
+    Raises:
+        MalformedFile: `json.size`, `json.encoding`, `json.syntax`, `json.duplicate_key`, `json.number`, `json.depth`.
+    """
+    if len(data) > max_bytes:
+        raise MalformedFile("json.size", f"{what} has {len(data)} bytes, at most {max_bytes} are read.")
+    try:
+        text = data.decode("utf-8", "strict")
+    except UnicodeDecodeError as error:
+        raise MalformedFile("json.encoding", f"{what} is not UTF-8 (byte {error.start}).") from None
+    if text.startswith("\ufeff"):
+        raise MalformedFile("json.encoding", f"{what} starts with a byte-order mark.")
+    _check_depth(text, what)
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=lambda pairs: _unique(pairs, what),
+            parse_constant=lambda name: _refuse_number(name, what),
+            parse_int=lambda digits: _integer(digits, what),
+            parse_float=lambda digits: _float(digits, what),
+        )
+    except json.JSONDecodeError as error:
+        raise MalformedFile(
+            "json.syntax", f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+        ) from None
+
+
+def canonical_bytes(value: Json) -> bytes:
+    """The one byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline. Refuses NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def pretty_bytes(value: Json) -> bytes:
+    """The form for files people read: sorted keys, one space of indent, UTF-8, final newline. Refuses NaN."""
+    return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _check_depth(text: str, what: str) -> None:
+    depth, in_string, escaped = 0, False, False
+    for char in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                in_string = False
+        elif char == '"':
+            in_string = True
+        elif char in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise MalformedFile("json.depth", f"{what} nests deeper than {MAX_DEPTH} levels.")
+        elif char in "]}":
+            depth -= 1
+
+
+def _unique(pairs: list[tuple[str, Json]], what: str) -> dict[str, Json]:
+    result: dict[str, Json] = {}
+    for key, value in pairs:
+        if key in result:
+            raise MalformedFile("json.duplicate_key", f"{what} has the key {key[:80]!r} twice in one object.")
+        for text in (key, value):
+            _check_text(text, what)
+        result[key] = value
+    return result
+
+
+def _check_text(value: Json, what: str) -> None:
+    if type(value) is list:
+        for item in value:
+            _check_text(item, what)
+    elif type(value) is str and any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in value):
+        raise MalformedFile("json.encoding", f"{what} has text with a lone surrogate or a NUL.")
+
+
+def _refuse_number(name: str, what: str) -> NoReturn:
+    raise MalformedFile("json.number", f"{what} has the number {name}.")
+
+
+def _integer(digits: str, what: str) -> int:
+    if len(digits) > 17 or abs(int(digits)) >= MAX_INT:
+        raise MalformedFile("json.number", f"{what} has an integer of 2^53 or more.")
+    return int(digits)
+
+
+def _float(digits: str, what: str) -> float:
+    value = float(digits)
+    if len(digits) > 64 or not math.isfinite(value):
+        raise MalformedFile("json.number", f"{what} has a number out of range.")
+    return value

@@ -1,0 +1,1 @@
+"""The `oscar-zoo` command."""

@@ -1,0 +1,1 @@
+"""Rotations from data: capture, moments, estimators, methods, fit. Needs torch."""

@@ -1,0 +1,1 @@
+"""Engines that run a model over calibration tokens and feed the moments."""

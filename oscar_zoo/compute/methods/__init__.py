@@ -1,0 +1,1 @@
+"""One fitting method per file."""

@@ -1,0 +1,1 @@
+"""Places artifacts are kept, behind one protocol."""

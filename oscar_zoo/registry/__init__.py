@@ -1,0 +1,1 @@
+"""Which artifact a name means and where it is: recipes, catalog, store, pull, publish."""

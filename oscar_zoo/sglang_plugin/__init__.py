@@ -1,0 +1,1 @@
+"""INT2 KV cache in stock SGLang, as a plugin. Importable without sglang."""

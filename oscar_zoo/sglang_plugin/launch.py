@@ -1,0 +1,1 @@
+"""Launch plans. Torch-free."""

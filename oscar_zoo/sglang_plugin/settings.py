@@ -1,0 +1,1 @@
+"""Plugin settings. Torch-free."""

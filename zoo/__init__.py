@@ -1,0 +1,1 @@
+"""Model recipes, one TOML file each; importable as `oscar_zoo.recipes`."""
