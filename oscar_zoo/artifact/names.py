@@ -70,7 +70,7 @@ class ArtifactId:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`. NAME may carry an organisation: `Qwen/Qwen3-8B`."""
+    """What a user types: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; NAME may carry an organisation: `Qwen/Qwen3-8B`."""
 
     name: str
     tag: str | None = None

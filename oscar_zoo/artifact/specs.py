@@ -101,7 +101,7 @@ class ServingRecipe(Spec):
 
     @property
     def bits_per_element(self) -> float:
-        """Storage of one INT2 element including its share of scale and offset, as our runtime keeps them (16 bit each)."""
+        """Bits of one INT2 element with its share of scale and offset, which our runtime keeps in 16 bit each."""
         return self.bits + 32 / self.group_size
 
 

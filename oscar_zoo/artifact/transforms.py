@@ -31,10 +31,10 @@ def hadamard(d: int) -> NDArray[np.float64]:
         UsageError: `d` is not a power of two.
     """
     _require_power_of_two(d)
-    h = np.ones((1, 1))
+    h: NDArray[np.float64] = np.ones((1, 1), dtype=np.float64)
     while h.shape[0] < d:
         h = np.block([[h, h], [h, -h]])
-    h = h / np.sqrt(d)
+    h = np.asarray(h / np.sqrt(d), dtype=np.float64)
     h.setflags(write=False)
     return h
 
