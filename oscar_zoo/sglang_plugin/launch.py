@@ -1,1 +1,194 @@
-"""Launch plans. Torch-free."""
+"""From a verified artifact to a command line: what `serve` will run, as data. Pure; needs neither torch nor sglang.
+
+The server is closed by default: loopback address, an argument list without a shell, `--flag=value` form so that no
+value can become a flag, extra flags against a deny-list, an environment from an allow-list, and an API key that travels
+in a private file and never in the argument list, which every local user may read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 30000
+
+DENIED_FLAGS = {
+    "--trust-remote-code": "it runs code from the model repository",
+    "--host": "use --expose with an API key",
+    "--port": "use oscar-zoo serve --port",
+    "--api-key": "arguments are visible to every local user; use --api-key-file",
+    "--admin-api-key": "arguments are visible to every local user",
+    "--model-path": "use oscar-zoo serve --model",
+    "--model": "use oscar-zoo serve --model",
+    "--kv-cache-dtype": "serve always runs the INT2 cache",
+    "--config": "a configuration file could set any of the refused flags",
+    "--enable-custom-logit-processor": "it unpickles code from requests",
+    "--custom-weight-loader": "it imports code by name",
+    "--custom-sigquit-handler": "it imports code by name",
+    "--forward-hooks": "it imports code by name",
+    "--oscar-rotation-path": "serve gives the server its own verified copy",
+    "--oscar-artifact": "serve gives the server its own verified copy",
+    "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
+    "--disaggregation-mode": "disaggregation with an INT2 cache is not supported",
+}
+"""Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
+
+KEPT_VARIABLES = frozenset(
+    "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC CXX "
+    "HF_HOME HF_HUB_CACHE HF_ENDPOINT HF_HUB_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME XDG_DATA_HOME "
+    "HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy SSL_CERT_FILE SSL_CERT_DIR".split()
+)
+KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "SGLANG_", "TORCHINDUCTOR_")
+DROPPED_VARIABLES = frozenset(["SGLANG_PLUGINS", "SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_MODEL_ARCH"])
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the caller decided.
+
+    Attributes:
+        model: local folder or Hugging Face id.
+        rotations: private folder with the files this library wrote.
+        rotations_sha256: artifact digest of these files; the plugin compares it with what it read.
+        recipe: serving recipe in force.
+        device: `cpu`, `cuda` or `None` to let the engine choose.
+        host, port: where to listen.
+        private: private folder for caches and the key file.
+        revision: commit of the model on its hub.
+        config_file: file with the API key in the engine's own configuration format, or `None`.
+        extra: engine flags of the user, already split.
+    """
+
+    model: str
+    rotations: Path
+    rotations_sha256: str
+    recipe: ServingRecipe
+    private: Path
+    device: str | None = None
+    host: str = LOOPBACK
+    port: int = DEFAULT_PORT
+    revision: str | None = None
+    config_file: Path | None = None
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A child process to be: argument list, whole environment, and where it will answer."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    url: str
+
+    @property
+    def command(self) -> str:
+        """The command for people, quoted for a shell."""
+        import shlex
+
+        return shlex.join(self.argv)
+
+
+def cpu_site_dir() -> Path:
+    """Folder of the import shims that only a machine without a GPU needs."""
+    return Path(__file__).resolve().parent / "cpu_site"
+
+
+def check_extra_flags(extra: Sequence[str]) -> None:
+    """Refuse engine flags that would open the server or replace what `serve` guarantees.
+
+    Abbreviations that the engine's argument parser would complete to a denied flag are refused too.
+
+    Raises:
+        UsageError: naming the flag and what to use in its place.
+    """
+    for token in extra:
+        if not token.startswith("-") or token.lstrip("-").split("=")[0].replace(".", "").isdigit():
+            continue
+        if any(ord(c) < 32 for c in token):
+            raise UsageError("an engine flag holds a control character.")
+        name = token.split("=", 1)[0].replace("_", "-")
+        for denied, reason in DENIED_FLAGS.items():
+            if name == denied or (len(name) > 2 and denied.startswith(name)):
+                raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
+
+
+def child_environment(parent: Mapping[str, str], *, device: str | None, private: Path) -> dict[str, str]:
+    """The server's whole environment.
+
+    Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the plugin filter, a
+    private folder for compiled kernels, and on a CPU the import shims and Triton's interpreter (SGLang's slot allocator uses
+    Triton for every attention backend it does not know).
+
+    Args:
+        parent: usually `os.environ`.
+        device: `cpu` adds what a machine without a GPU needs.
+        private: folder only this user may enter.
+    """
+    env = {
+        name: value
+        for name, value in parent.items()
+        if (name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)) and name not in DROPPED_VARIABLES
+    }
+    env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    env["SGLANG_PLUGINS"] = "oscar"
+    env["TRITON_CACHE_DIR"] = str(private / "triton")
+    env["PYTHONUNBUFFERED"] = "1"
+    if device == "cpu":
+        env["TRITON_INTERPRET"] = "1"
+        env["PYTHONPATH"] = str(cpu_site_dir())
+    return env
+
+
+def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
+    """The child process for `options`.
+
+    Raises:
+        UsageError: a denied extra flag.
+    """
+    check_extra_flags(options.extra)
+    recipe = options.recipe
+    flags = {
+        "--model-path": options.model,
+        "--host": options.host,
+        "--port": str(options.port),
+        "--kv-cache-dtype": "int2",
+        "--oscar-rotation-path": str(options.rotations),
+        "--oscar-rotation-sha256": options.rotations_sha256,
+        "--oscar-sink-size": str(recipe.windows.sink),
+        "--oscar-recent-size": str(recipe.windows.recent),
+        "--oscar-k-clip": repr(recipe.clip.k),
+        "--oscar-v-clip": repr(recipe.clip.v),
+        "--oscar-group-size": str(recipe.group_size),
+    }
+    if options.revision is not None:
+        flags["--revision"] = options.revision
+    argv = [sys.executable, "-m", "sglang.launch_server"]
+    if options.config_file is not None:
+        argv += ["--config", str(options.config_file)]  # SGLang does not know the `=` form of this one flag
+    argv += [f"{name}={value}" for name, value in flags.items()]
+    argv += _cpu_flags(options.extra) if options.device == "cpu" else []
+    argv += options.extra
+    address = f"[{options.host}]" if ":" in options.host else options.host
+    env = child_environment(environ, device=options.device, private=options.private)
+    return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}")
+
+
+def _cpu_flags(extra: Sequence[str]) -> list[str]:
+    """Defaults for a machine without a GPU, each left to the user when `extra` already has it."""
+    given = {token.split("=", 1)[0] for token in extra}
+    defaults = {
+        "--device": "cpu",
+        "--dtype": "float32",
+        "--mem-fraction-static": "0.5",
+        "--max-total-tokens": "16384",
+        "--max-running-requests": "16",
+        "--watchdog-timeout": "3600",
+    }
+    flags = [f"{name}={value}" for name, value in defaults.items() if name not in given]
+    return [*flags, "--disable-cuda-graph"] if "--disable-cuda-graph" not in given else flags

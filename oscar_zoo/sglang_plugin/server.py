@@ -1,0 +1,193 @@
+"""The server as a child process: start, wait until healthy, pass signals on, leave nothing behind.
+
+The child gets a session (process group) of its own, so that everything it spawned ends with it: SIGTERM first, SIGKILL
+after a grace period. If this process dies without a chance to clean up, the kernel ends the child (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from oscar_zoo.errors import PortInUse, ServerFailed
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
+
+PR_SET_PDEATHSIG = 1
+GRACE_SECONDS = 15.0
+POLL_SECONDS = 0.5
+TAIL_BYTES = 16_384
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Refuse early when something listens on `host:port`.
+
+    Raises:
+        PortInUse: with the next free port as hint.
+    """
+    if _can_bind(host, port):
+        return
+    free = next((p for p in range(port + 1, min(port + 100, 65536)) if _can_bind(host, p)), None)
+    hint = f"choose another: oscar-zoo serve ... --port {free}" if free else "choose another with --port"
+    raise PortInUse(f"port {port} on {host} is taken by another process.", hint=hint)
+
+
+def _can_bind(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+class Server:
+    """One running child. Use `running()`, which always ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self._process = process
+        self.url = url
+        self.log = log
+        self.stopping = False
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, or `None` while it runs."""
+        return self._process.poll()
+
+    def wait_until_healthy(self, timeout: float, tick: Callable[[float], None]) -> None:
+        """Wait for the health endpoint to answer.
+
+        Args:
+            timeout: seconds.
+            tick: called about twice a second with the seconds waited so far.
+
+        Raises:
+            ServerFailed: the child died (with the cause from its log), or time ran out.
+        """
+        started = time.monotonic()
+        while True:
+            waited = time.monotonic() - started
+            if self.returncode is not None:
+                if self.stopping:
+                    return
+                raise ServerFailed(
+                    f"the server ended while starting (status {self.returncode}): {self.cause()}",
+                    hint=f"log: {self.log}",
+                )
+            if self.healthy():
+                return
+            if waited > timeout:
+                raise ServerFailed(f"the server was not ready after {timeout:.0f} s.", hint=f"log: {self.log}")
+            tick(waited)
+            time.sleep(POLL_SECONDS)
+
+    def healthy(self) -> bool:
+        """Whether `GET /health` answers 200 now."""
+        address = urlsplit(self.url)
+        host = "127.0.0.1" if address.hostname in ("0.0.0.0", None) else address.hostname
+        connection = http.client.HTTPConnection(host or "127.0.0.1", address.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def cause(self) -> str:
+        """The last line of the log that names an error, else its last line."""
+        with self.log.open("rb") as stream:
+            stream.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            lines = [line.strip() for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception", "Mismatch", "error"))]
+        return (errors or lines or ["no output"])[-1][:400]
+
+    def wait(self) -> int:
+        """Block until the child ends; its exit status."""
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """End the child and everything it started; returns when the whole group is gone."""
+        self.stopping = True
+        _signal_group(self._process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            self._process.poll()
+            if not _group_alive(self._process.pid):
+                break
+            time.sleep(0.05)
+        _signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
+    """Start the child of `plan` with its output in `log`; it is gone when the block ends, whatever happens inside.
+
+    SIGTERM and SIGINT to this process are passed on as an orderly stop of the child while the block runs.
+
+    Raises:
+        ServerFailed: the program could not be started.
+    """
+    with log.open("wb") as stream:
+        server = Server(_start(plan, stream), plan.url, log)
+    previous = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, frame: object) -> None:
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    for name in previous:
+        signal.signal(name, on_signal)
+    try:
+        yield server
+    finally:
+        for name in previous:
+            signal.signal(name, signal.SIG_IGN)  # a second Ctrl-C must not leave the child behind
+        server.stop()
+        for name, handler in previous.items():
+            signal.signal(name, handler)
+
+
+def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            plan.argv,
+            env=dict(plan.env),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    except OSError as error:
+        raise ServerFailed(f"the server could not be started: {error.strerror}.") from error
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _group_alive(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
