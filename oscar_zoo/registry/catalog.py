@@ -1,0 +1,117 @@
+"""The catalog shipped with the package: model recipes and manifests, looked up by any name people use.
+
+Lookups ignore case. `None` means the catalog does not know the name; a name it knows always means one model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
+
+SCHEMA_NAME = "manifest.schema.json"
+
+
+class Catalog:
+    """Recipes and manifests by name.
+
+    Args:
+        recipes: model recipes; their names, hub ids and aliases must not collide.
+        manifests: manifests that may carry a `registry` block.
+
+    Raises:
+        ValueError: two recipes claim one name, or two manifests one id.
+    """
+
+    def __init__(self, recipes: Iterable[ModelRecipe], manifests: Iterable[Manifest] = ()) -> None:
+        self._recipes = tuple(sorted(recipes, key=lambda recipe: recipe.name.casefold()))
+        self._manifests = {manifest.artifact_id.key: manifest for manifest in manifests}
+        self._by_name: dict[str, ModelRecipe] = {}
+        for recipe in self._recipes:
+            for name in recipe.names:
+                other = self._by_name.setdefault(name.casefold(), recipe)
+                if other is not recipe:
+                    raise ValueError(f"{name} names both {other.name} and {recipe.name}")
+        bare: dict[str, set[str]] = {}
+        for recipe in self._recipes:
+            for name in recipe.names:
+                bare.setdefault(name.rsplit("/", 1)[-1].casefold(), set()).add(recipe.name)
+        # An organisation may be dropped only where that leaves one model.
+        for name, owners in bare.items():
+            if len(owners) == 1:
+                self._by_name.setdefault(name, self._by_name[next(iter(owners)).casefold()])
+
+    @classmethod
+    def packaged(cls) -> Catalog:
+        """The catalog of the installed package, read once per process."""
+        return _packaged()
+
+    def recipe(self, name: str) -> ModelRecipe | None:
+        """The recipe called `name` (name, hub id, alias; any case), or `None`."""
+        return self._by_name.get(name.casefold())
+
+    def recipes(self) -> tuple[ModelRecipe, ...]:
+        """All recipes, by name."""
+        return self._recipes
+
+    def manifest(self, artifact: ArtifactId) -> Manifest | None:
+        """The packaged manifest of `artifact`, or `None`."""
+        return self._manifests.get(artifact.key)
+
+    def manifests(self, model: str | None = None) -> tuple[Manifest, ...]:
+        """All packaged manifests, or those whose folder is `model` (any case), by id."""
+        chosen = (
+            manifest
+            for manifest in self._manifests.values()
+            if model is None or manifest.artifact_id.model.casefold() == model.casefold()
+        )
+        return tuple(sorted(chosen, key=lambda manifest: manifest.id))
+
+    def aliased(self, name: str) -> tuple[ArtifactId, ...]:
+        """Ids of the packaged manifests that list `name` (any case) as an alias."""
+        return tuple(
+            manifest.artifact_id
+            for manifest in self.manifests()
+            if manifest.registry and name.casefold() in {alias.casefold() for alias in manifest.registry.aliases}
+        )
+
+    def close_matches(self, name: str, more: Iterable[str] = (), *, limit: int = 3) -> tuple[str, ...]:
+        """Model names like `name`, best first; `more` adds names a hub knows."""
+        spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
+        spelled |= {other.casefold(): other for other in more}
+        wanted = name.rsplit("/", 1)[-1].casefold()
+        return tuple(spelled[key] for key in difflib.get_close_matches(wanted, spelled, n=limit, cutoff=0.5))
+
+
+def recipe_for(model: str) -> ModelRecipe | None:
+    """The packaged recipe of a model name or hub id, or `None`."""
+    return Catalog.packaged().recipe(model)
+
+
+@cache
+def _packaged() -> Catalog:
+    recipes = (
+        load_recipe(entry.read_text("utf-8"), what=entry.name)
+        for entry in resources.files("oscar_zoo.recipes").iterdir()
+        if entry.name.endswith(".toml")
+    )
+    manifests = (
+        Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
+        for entry in _json_files(resources.files("oscar_zoo.manifests"))
+        if entry.name != SCHEMA_NAME
+    )
+    return Catalog(recipes, manifests)
+
+
+def _json_files(folder: Traversable) -> Iterator[Traversable]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _json_files(entry)
+        elif entry.name.endswith(".json"):
+            yield entry

@@ -1,0 +1,117 @@
+"""A model recipe: what people know about one model, from one TOML file of `zoo/`.
+
+A recipe names the model on each hub, its KV-cache geometry and the serving and calibration settings to start from.
+Every fact has an entry in `sources`; a fact nobody could confirm says so there.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from oscar_zoo.artifact.names import check_part
+from oscar_zoo.artifact.specs import Count, Geometry, ServingRecipe, Spec, Text
+from oscar_zoo.errors import InvalidName, MalformedFile
+
+RepoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
+
+
+class CalibrationDefaults(Spec):
+    """How much text `compute` reads when nobody says otherwise."""
+
+    sequences: Count
+    sequence_length: Count
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def tokens(self) -> int:
+        """Calibration tokens in total."""
+        return self.sequences * self.sequence_length
+
+
+class ModelRecipe(Spec):
+    """One model of the zoo.
+
+    `name` is the folder of its artifacts in every hub: the model's name without organisation. `default_tag` is the
+    calibration tag a bare name means, when there is one. `tensor_parallel` is the number of GPUs to start from.
+    """
+
+    name: Text
+    hf_id: RepoId
+    modelscope_id: RepoId | None = None
+    aliases: tuple[Text, ...] = ()
+    default_tag: Text | None = None
+    tensor_parallel: Count = 1
+    geometry: Geometry
+    serving: ServingRecipe
+    calibration: CalibrationDefaults
+    sources: dict[str, Text]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelRecipe:
+        try:
+            for text in (self.name, *self.aliases, *([self.default_tag] if self.default_tag else [])):
+                check_part(text)
+        except InvalidName as error:
+            raise ValueError(error.message) from None
+        for dim in (self.geometry.head_dim, self.geometry.v_head_dim):
+            if dim % self.serving.group_size:
+                raise ValueError(f"group_size {self.serving.group_size} does not divide {dim}")
+        if self.geometry.num_q_heads % self.tensor_parallel:
+            raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name people may use for this model: name, hub ids, aliases."""
+        ids = (self.hf_id, *([self.modelscope_id] if self.modelscope_id else []))
+        return (self.name, *ids, *self.aliases)
+
+
+def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
+    """Parse one TOML recipe.
+
+    `attention_layers` may be `"all"`, `{ every = n, from = first }` or a list; `v_head_dim` defaults to `head_dim`.
+
+    Args:
+        text: the whole file.
+        what: its name for messages.
+
+    Raises:
+        MalformedFile: `recipe.syntax` or `recipe.schema`.
+    """
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise MalformedFile("recipe.syntax", f"{what} is not TOML: {error}.") from None
+    geometry = value.get("geometry")
+    if isinstance(geometry, dict):
+        value["geometry"] = _expand(geometry, what)
+    try:
+        # Through JSON, because strict validation of Python values would refuse a list where a tuple is meant.
+        return ModelRecipe.model_validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "top level"
+        raise MalformedFile("recipe.schema", f"{what}: {where}: {first['msg']}.") from None
+
+
+def _expand(geometry: Mapping[str, Any], what: str) -> dict[str, Any]:
+    full = dict(geometry)
+    if "head_dim" in full:
+        full.setdefault("v_head_dim", full["head_dim"])
+    layers, count = full.get("attention_layers"), full.get("num_layers")
+    if type(count) is not int:
+        return full
+    if layers == "all":
+        full["attention_layers"] = list(range(count))
+    elif isinstance(layers, dict):
+        every, first = layers.get("every"), layers.get("from", 0)
+        if set(layers) - {"every", "from"} or type(every) is not int or type(first) is not int or every < 1:
+            raise MalformedFile("recipe.schema", f"{what}: attention_layers wants {{ every = n, from = first }}.")
+        full["attention_layers"] = list(range(first, count, every))
+    return full
