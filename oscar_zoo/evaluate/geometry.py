@@ -1,0 +1,146 @@
+"""From a model's configuration to the manifest's model block, without weights.
+
+Only layers that own a full-attention cache count; what a configuration does not say stays `None`. Models whose cache
+is not one K row and one V row per token and head are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.specs import Rope
+from oscar_zoo.errors import InvalidModel, UnsupportedModel
+
+FULL_ATTENTION = "full_attention"
+QK_NORM = {
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo2", "gemma3_text"), True),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi3", "gpt_oss"), False),
+}
+"""Model type -> whether queries and keys are normalised per head before RoPE, where no configuration key says it."""
+
+
+def model_block(config: Any, *, model_id: str, revision: str | None, config_sha256: str) -> ModelBlock:
+    """Describe a model from its configuration.
+
+    Args:
+        config: a `transformers` configuration (of the whole model; a text part is looked up).
+        model_id: goes to `id`.
+        revision: commit of a hub checkpoint; anything but 40 hex digits is recorded as unknown.
+        config_sha256: hex digest of the bytes of `config.json`.
+
+    Raises:
+        UnsupportedModel: encoder-decoder, MLA, shared caches, or no full-attention layer.
+        InvalidModel: the configuration has no attention geometry, or one that contradicts itself.
+    """
+    text = config.get_text_config(decoder=True)
+    _refuse_other_caches(config, text, model_id)
+    heads = _required(text, "num_attention_heads", model_id)
+    head_dim = getattr(text, "head_dim", None) or _required(text, "hidden_size", model_id) // heads
+    try:
+        return ModelBlock(
+            num_layers=_required(text, "num_hidden_layers", model_id),
+            num_q_heads=heads,
+            num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=head_dim,
+            v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
+            attention_layers=_attention_layers(text, model_id),
+            id=model_id,
+            revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,
+            config_sha256=config_sha256,
+            rope=_rope(text, head_dim),
+            qk_norm=_qk_norm(text),
+            output_gate=_output_gate(text),
+            weights=_weights(config, text),
+            compatible_with=(),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidModel(
+            f"the configuration of {model_id} contradicts itself: {'.'.join(map(str, first['loc']))} {first['msg']}.",
+            hint="check its config.json",
+        ) from None
+
+
+def _required(text: Any, name: str, model_id: str) -> int:
+    value = getattr(text, name, None)
+    if not isinstance(value, int) or value <= 0:
+        raise InvalidModel(
+            f"the configuration of {model_id} ({text.model_type}) has no {name}.",
+            hint="only decoder-only models with attention are supported",
+        )
+    return value
+
+
+def _refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
+    reason = None
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "is an encoder-decoder model"
+    elif getattr(text, "kv_lora_rank", None):
+        reason = "uses multi-head latent attention (MLA), whose cache is one latent row"
+    elif getattr(text, "num_kv_shared_layers", 0):
+        reason = "shares one KV cache between layers"
+    if reason:
+        raise UnsupportedModel(
+            f"{model_id} ({text.model_type}) {reason}; the INT2 cache needs K and V rows per layer and head.",
+            hint="choose a model with ordinary or grouped-query attention",
+        )
+
+
+def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
+    kinds = getattr(text, "layer_types", None)
+    interval = getattr(text, "full_attention_interval", None)
+    count = _required(text, "num_hidden_layers", model_id)
+    if kinds is not None:
+        layers = tuple(i for i, kind in enumerate(kinds) if kind == FULL_ATTENTION)
+    elif interval:
+        layers = tuple(range(interval - 1, count, interval))
+    else:
+        layers = () if getattr(text, "sliding_window", None) else tuple(range(count))
+    if not layers:
+        raise UnsupportedModel(
+            f"{model_id} ({text.model_type}) has no full-attention layer: every layer is sliding-window or linear.",
+            hint="its cache does not grow with the context, so INT2 has nothing to save",
+        )
+    return layers
+
+
+def _rope(text: Any, head_dim: int) -> Rope | None:
+    given = getattr(text, "rope_parameters", None) or {}
+    given = given.get(FULL_ATTENTION, given)
+    if not given:
+        return None
+    kind = str(given.get("rope_type", "default"))
+    theta, factor = given.get("rope_theta"), given.get("factor")
+    return Rope(
+        type=kind,
+        theta=None if theta is None else float(theta),
+        scaling=None if kind == "default" else kind,
+        factor=None if factor is None else float(factor),
+        rotary_dim=round(head_dim * float(given.get("partial_rotary_factor") or 1.0)),
+        max_position=getattr(text, "max_position_embeddings", None),
+    )
+
+
+def _qk_norm(text: Any) -> bool | None:
+    said = getattr(text, "use_qk_norm", None)
+    return bool(said) if said is not None else QK_NORM.get(text.model_type)
+
+
+def _output_gate(text: Any) -> bool | None:
+    said = getattr(text, "attn_output_gate", None)
+    if said is not None:
+        return bool(said)
+    return text.model_type == "qwen3_next" if text.model_type in QK_NORM else None
+
+
+def _weights(config: Any, text: Any) -> WeightsInfo | None:
+    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    if dtype is None:
+        return None
+    quantization = getattr(config, "quantization_config", None) or {}
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return WeightsInfo(dtype=str(dtype).removeprefix("torch."), quantization=method)

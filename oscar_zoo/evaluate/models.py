@@ -1,0 +1,229 @@
+"""A model and its tokenizer at a pinned revision, and the one place that taps its attention.
+
+The only module of this package that knows `transformers`. Weights come from safetensors only, and code that ships
+with a checkpoint is never run. `attention_scope` replaces what every full-attention layer computes and touches
+nothing else, so whatever is simulated inside it needs no copy of any architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound, UnsupportedModel
+from oscar_zoo.evaluate.geometry import model_block
+
+try:
+    import torch
+    from safetensors import SafetensorError
+    from torch import Tensor
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import cached_file
+    from transformers.utils import logging as transformers_logging
+except ImportError as error:
+    raise MissingDependency.for_extra(error.name or "transformers", "compute") from error
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], scaling) -> output [B, n_q, T, dv]`"""
+
+SCOPE = "oscar_zoo_scope"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+BLOCKED = {"s_aux": "attention sinks", "softcap": "logit soft-capping", "position_bias": "a position bias"}
+"""Arguments of an attention call that change the softmax, and what they are; `attention_scope` refuses them."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model in memory.
+
+    Attributes:
+        model: the `transformers` model, in evaluation mode.
+        tokenizer: its tokenizer.
+        block: what a manifest says about it.
+        dtype: of its weights as loaded, such as `bfloat16`.
+    """
+
+    model: Any
+    tokenizer: Any
+    block: ModelBlock
+    dtype: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the input embedding lives."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+
+def inspect_model(path_or_id: str, *, revision: str | None = None, model_id: str | None = None) -> ModelBlock:
+    """Describe a model from its `config.json` alone.
+
+    Args:
+        path_or_id: a local folder or a Hugging Face id.
+        revision: branch, tag or commit of a Hugging Face id.
+        model_id: recorded as `id`; by default the Hugging Face id, or the name of the folder.
+
+    Raises:
+        PathNotFound: there is no such folder.
+        InvalidModel: the folder or repository has no readable configuration.
+        UnsupportedModel: see `geometry.model_block`.
+    """
+    return _read_config(path_or_id, revision, model_id)
+
+
+def load_model(
+    path_or_id: str,
+    *,
+    revision: str | None = None,
+    dtype: Dtype = "auto",
+    device: str = "cpu",
+    model_id: str | None = None,
+) -> LoadedModel:
+    """Load weights and tokenizer; arguments as for `inspect_model`.
+
+    Args:
+        dtype: of the weights in memory; `auto` keeps the type they are stored in.
+        device: a torch device that holds the whole model.
+
+    Raises:
+        PathNotFound, UnsupportedModel: as `inspect_model`.
+        InvalidModel: configuration, weights or tokenizer are missing, damaged, or not in safetensors.
+    """
+    block = _read_config(path_or_id, revision, model_id)
+    folder = _local_folder(path_or_id)
+    source: dict[str, Any] = {"trust_remote_code": False, "revision": block.revision or revision or "main"}
+    if folder is not None:
+        _require_files(folder)
+        source = {"trust_remote_code": False, "local_files_only": True}
+    where = str(folder or path_or_id)
+    model = _load_weights(where, source, dtype)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **source)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unusable(path_or_id, "its tokenizer", error) from None
+    return LoadedModel(model.to(device).eval(), tokenizer, block, str(model.dtype).removeprefix("torch."))
+
+
+@contextmanager
+def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
+    """Send every full-attention call of `model` to `fn` while the scope is open.
+
+    Queries and keys arrive after qk-norm and RoPE, keys and values before head repetition, and no mask arrives: `fn`
+    decides which keys each query reads. Layers of other kinds compute as always. Batches must not be padded.
+
+    Args:
+        model: left as it was found.
+        fn: see `AttentionFn`.
+
+    Raises:
+        UnsupportedModel: a full-attention layer did not call `fn`, or has a softmax this package does not simulate.
+    """
+    wanted, seen = set(model.block.attention_layers), set[int]()
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def routed(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **rest: Any
+    ) -> tuple[Tensor, None]:
+        layer_id = getattr(module, "layer_idx", None)
+        if layer_id not in wanted:
+            result: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, **rest)
+            return result
+        for name, what in BLOCKED.items():
+            if rest.get(name) is not None:
+                raise UnsupportedModel(f"layer {layer_id} of {model.block.id} uses {what}, which is not simulated.")
+        seen.add(layer_id)
+        scaling = rest.get("scaling")
+        output = fn(layer_id, query, key, value, query.shape[-1] ** -0.5 if scaling is None else float(scaling))
+        return output.transpose(1, 2).contiguous(), None
+
+    before = model.model.config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS[SCOPE] = routed
+    ALL_MASK_ATTENTION_FUNCTIONS[SCOPE] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    try:
+        model.model.set_attn_implementation(SCOPE)
+        yield
+    finally:
+        model.model.set_attn_implementation(before)
+        del ALL_ATTENTION_FUNCTIONS[SCOPE], ALL_MASK_ATTENTION_FUNCTIONS[SCOPE]
+    if missing := sorted(wanted - seen):
+        raise UnsupportedModel(
+            f"attention of layers {missing} of {model.block.id} was never reached.",
+            hint="its attention code does not use transformers' attention interface",
+        )
+
+
+def _local_folder(path_or_id: str) -> Path | None:
+    """The folder that is meant, or `None` for a Hugging Face id: `org/name`, and no such folder here."""
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise InvalidModel(f"{path_or_id} is a file, not a model folder.", hint="name the folder that holds it")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path_or_id):
+        return None
+    raise PathNotFound.for_path(path_or_id, "model folder")
+
+
+def _read_config(path_or_id: str, revision: str | None, model_id: str | None) -> ModelBlock:
+    folder = _local_folder(path_or_id)
+    source = {"local_files_only": True} if folder else {"revision": revision or "main"}
+    if folder and not (folder / "config.json").is_file():
+        raise InvalidModel(f"{path_or_id} has no config.json.", hint="name the folder of a Hugging Face checkpoint")
+    where = str(folder or path_or_id)
+    try:
+        config_file = Path(cached_file(where, "config.json", **source))
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unusable(path_or_id, "its config.json", error) from None
+    return model_block(
+        config,
+        model_id=model_id or (folder.name if folder else path_or_id),
+        revision=None if folder else getattr(config, "_commit_hash", None),
+        config_sha256=hashlib.sha256(config_file.read_bytes()).hexdigest(),
+    )
+
+
+def _require_files(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        seen = f" (only {others[0]}, which is not read)" if others else ""
+        raise InvalidModel(f"{folder} has no *.safetensors weights{seen}.", hint="convert or download them")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InvalidModel(f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}")
+
+
+def _load_weights(where: str, source: dict[str, Any], dtype: Dtype) -> Any:
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, use_safetensors=True, attn_implementation="sdpa", output_loading_info=True, **source
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise _unusable(where, "its weights", error) from None
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    if missing := sorted(report["missing_keys"]):
+        raise InvalidModel(
+            f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}.",
+            hint="the checkpoint is incomplete; download it again",
+        )
+    return model
+
+
+def _unusable(where: str, what: str, error: Exception) -> InvalidModel:
+    cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return InvalidModel(
+        f"cannot load {where}: {what}: {cause[:300]}",
+        hint="check the name and revision; a local folder needs config.json, *.safetensors and a tokenizer",
+    )
