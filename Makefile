@@ -1,2 +1,59 @@
-lint:
-	ruff check . && ruff format --check . && mypy && lint-imports
+# One virtual environment for everything; nothing outside this folder is touched.
+#   make demo   compute, verify, publish, pull, measure and serve a rotation for the example model
+#   make test   the whole test suite
+#   make lint   formatting, types, import contracts
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
+SGLANG ?= sglang==0.5.21
+# SGLang and what only it needs; --no-deps keeps its CUDA packages out.
+SGLANG_SET := $(SGLANG) torchvision==0.28.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.11
+
+.PHONY: demo test lint format install constraints package clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
+	@echo "Installing into $(VENV) (about 2 GB, two minutes with a CPU build of torch)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q "$(TORCH)"
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
+	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,dev]'
+	$(PIP) install -q --no-deps $(SGLANG_SET)
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Refresh the tested set from the environment as it is now.
+constraints: $(STAMP)
+	@{ head -1 requirements/constraints.txt; $(PIP) list --format=freeze | grep -viE '^(oscar|pip|setuptools|wheel|torch|triton|sglang|torchvision|xgrammar|apache-tvm-ffi)[-_a-z]*=='; } > requirements/constraints.new
+	mv requirements/constraints.new requirements/constraints.txt
+
+# Build the wheel and run the command line from it, away from this checkout and without torch.
+package: $(STAMP)
+	rm -rf build dist
+	$(BIN)/python -m build -q
+	tests/packaging/check_wheel.sh "$$(ls dist/*.whl)" "$(PYTHON)"
+
+clean:
+	rm -rf $(VENV) .demo build dist *.egg-info

@@ -122,8 +122,8 @@ def child_environment(parent: Mapping[str, str], *, device: str | None, private:
     """The server's whole environment.
 
     Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the plugin filter, a
-    private folder for compiled kernels, and on a CPU the import shims and Triton's interpreter (SGLang's slot allocator uses
-    Triton for every attention backend it does not know).
+    private folder for compiled kernels, and on a CPU the import shims and Triton's interpreter (SGLang's slot
+    allocator uses Triton for every attention backend it does not know).
 
     Args:
         parent: usually `os.environ`.

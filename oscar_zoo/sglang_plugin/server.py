@@ -170,7 +170,7 @@ def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (no threads of ours)
         )
     except OSError as error:
         raise ServerFailed(f"the server could not be started: {error.strerror}.") from error

@@ -1,0 +1,142 @@
+"""The command group: loads a command's module only when it is called, maps exceptions to exit codes, prints errors.
+
+This is the only place that prints an error or decides an exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from oscar_zoo import __version__, errors
+
+EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
+    (errors.UsageError, 2),
+    (errors.NotFoundError, 3),
+    (errors.IntegrityError, 4),
+    (errors.NetworkError, 5),
+    (errors.AccessError, 6),
+    (errors.ConflictError, 7),
+    (errors.OscarZooError, 1),
+)
+INTERRUPTED = 130
+
+COMMANDS = {
+    "list": "Show the artifacts that can be had, and what is installed.",
+    "info": "Everything known about one model or artifact.",
+    "pull": "Fetch an artifact by name, verify it and keep it in the local store.",
+    "verify": "Check rotation files, artifact folders or whole trees of them.",
+    "publish": "Put an artifact folder on a hub, as a version that never changes.",
+    "compute": "Fit a rotation for a model from calibration text.",
+    "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
+    "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when first used, so that `--help` needs no heavy library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"oscar_zoo.cli.commands.{cmd_name}_command")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "oscar-zoo --help lists the commands"
+            raise errors.UsageError(f"there is no command {args[0]!r}.", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6 access, "
+    "7 conflict, 130 interrupted. Errors show a traceback with OSCAR_ZOO_DEBUG=1.",
+)
+@click.version_option(__version__, prog_name="oscar-zoo", message="%(prog)s %(version)s")
+def cli() -> None:
+    """2-bit KV caches that people can use: find, verify, compute, publish and serve OSCAR rotations.
+
+    \b
+    Examples:
+      oscar-zoo pull Qwen3-8B          fetch and verify the rotation of a model
+      oscar-zoo serve Qwen3-8B         serve it with an INT2 KV cache
+    """
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for `error`; see the table in the group's help."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return INTERRUPTED
+    if isinstance(error, click.UsageError):
+        return 2
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Prints errors as one line, or as one JSON object with `--json`."""
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    try:
+        result = cli.main(list(arguments), prog_name="oscar-zoo", standalone_mode=False)
+    except (errors.OscarZooError, click.ClickException, KeyboardInterrupt, click.Abort, OSError) as error:
+        if os.environ.get("OSCAR_ZOO_DEBUG") == "1":
+            raise
+        _report(_as_ours(error), as_json)
+        return exit_code(_as_ours(error))
+    return result if isinstance(result, int) else 0
+
+
+def _as_ours(error: BaseException) -> BaseException:
+    """Give operating-system errors that no use case translated a cause and a next step."""
+    import errno
+
+    if isinstance(error, BrokenPipeError) or not isinstance(error, OSError) or isinstance(error, errors.OscarZooError):
+        return error
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return errors.StorageError(f"no space left on the disk{where}.", hint="free some space and run it again")
+    return errors.StorageError(f"{error.strerror or error}{where}.", hint="check the path and its permissions")
+
+
+def _report(error: BaseException, as_json: bool) -> None:
+    from oscar_zoo.cli import render
+
+    code, message, hint = "error", str(error), None
+    if isinstance(error, errors.OscarZooError):
+        code, message, hint = error.code, error.message, error.hint
+    elif isinstance(error, click.ClickException):
+        code, message = "usage", error.format_message()
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context is not None else None
+    elif isinstance(error, KeyboardInterrupt | click.Abort):
+        code, message = "interrupted", "interrupted; nothing was left half-written"
+    elif isinstance(error, BrokenPipeError):
+        sys.stderr.close()
+        return
+    render.print_error(code, message, hint, as_json=as_json)
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))

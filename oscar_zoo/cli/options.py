@@ -1,0 +1,37 @@
+"""Options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(function: F) -> F:
+    """`--json`: exactly one JSON object on stdout, on errors too."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+
+
+def quiet_option(function: F) -> F:
+    """`-q`: no progress, no notes."""
+    return click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")(function)
+
+
+def hub_option(function: F) -> F:
+    """`--hub`: where to read or publish."""
+    return click.option(
+        "--hub",
+        envvar="OSCAR_ZOO_HUB",
+        metavar="HUB",
+        help="Hub to use: file:PATH is a zoo in a folder. Default: the zoo in your data directory.",
+    )(function)
+
+
+def device_option(function: F) -> F:
+    """`--device`: where torch runs."""
+    return click.option(
+        "--device", metavar="cpu|cuda[:N]", help="Where to run. Default: cuda if there is one, else cpu."
+    )(function)

@@ -1,0 +1,107 @@
+"""What people and programs see. Data goes to stdout, everything else to stderr; the same facts either way.
+
+Text that came from a file, a manifest or a hub passes `clean` before it reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+NOT_REPORTED = "not reported"
+MARKS = {
+    "ok": "[green]ok[/]",
+    "warning": "[yellow]warning[/]",
+    "failed": "[red]FAILED[/]",
+    "not checked": "not checked",
+}
+
+ProgressCallback = Callable[[int, int, str], None]
+"""Called with (done, total, what is being done)."""
+
+
+def out() -> Console:
+    """Console of stdout, for data. Never wraps when it is not a terminal."""
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    if not sys.stdout.isatty():
+        console = Console(width=200, soft_wrap=True, highlight=False)
+    return console
+
+
+def err() -> Console:
+    """Console of stderr, for everything that is not data."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def clean(text: object) -> str:
+    """`text` without control and bidirectional characters, with rich markup escaped."""
+    kept = "".join(c for c in str(text) if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
+    return escape(kept)
+
+
+def emit_json(value: dict[str, Any]) -> None:
+    """Print exactly one JSON object on stdout."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> None:
+    """One line: cause and next step. With `--json` one object on stdout."""
+    if as_json:
+        emit_json({"error": {"code": code, "message": message, "hint": hint}})
+        return
+    line = f"[bold red]error:[/] {clean(message)}"
+    if hint:
+        line += f" {clean(hint[0].upper() + hint[1:])}"
+    err().print(line)
+
+
+def note(text: str, *, quiet: bool = False) -> None:
+    """A line for people on stderr."""
+    if not quiet:
+        err().print(clean(text))
+
+
+def table(*columns: str, right: tuple[int, ...] = ()) -> Table:
+    """A plain table; `right` are the indexes of numeric columns."""
+    result = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for index, name in enumerate(columns):
+        result.add_column(name, justify="right" if index in right else "left", no_wrap=True)
+    return result
+
+
+def megabytes(size: int) -> str:
+    """`size` bytes for people."""
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+@contextlib.contextmanager
+def progress(title: str, *, enabled: bool) -> Iterator[ProgressCallback]:
+    """A bar with time left on stderr, only on a terminal; the callback takes (done, total, text)."""
+    if not enabled or not sys.stderr.isatty():
+        yield lambda done, total, text: None
+        return
+    columns = (
+        TextColumn("  {task.description:<24}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err(), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def update(done: int, total: int, text: str) -> None:
+            if text not in tasks:
+                tasks[text] = bars.add_task(text or title, total=total)
+            bars.update(tasks[text], completed=done, total=total)
+
+        yield update
