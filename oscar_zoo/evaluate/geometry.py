@@ -16,11 +16,13 @@ from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 
 FULL_ATTENTION = "full_attention"
-QK_NORM = {
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo2", "gemma3_text"), True),
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi3", "gpt_oss"), False),
-}
-"""Model type -> whether queries and keys are normalised per head before RoPE, where no configuration key says it."""
+QK_NORM = frozenset(
+    ("gemma3_text", "minimax_m2", "olmo2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+)
+OUTPUT_GATE = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
+NEITHER = frozenset(("gpt_oss", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"))
+"""Model types that normalise queries and keys, that gate the attention output, and that do neither, where no
+configuration key says it. For other types it is not known."""
 
 
 def model_block(config: Any, *, model_id: str, revision: str | None, config_sha256: str) -> ModelBlock:
@@ -52,8 +54,8 @@ def model_block(config: Any, *, model_id: str, revision: str | None, config_sha2
             revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,
             config_sha256=config_sha256,
             rope=_rope(text, head_dim),
-            qk_norm=_qk_norm(text),
-            output_gate=_output_gate(text),
+            qk_norm=_said_or_known(getattr(text, "use_qk_norm", None), text.model_type, QK_NORM),
+            output_gate=_said_or_known(getattr(text, "attn_output_gate", None), text.model_type, OUTPUT_GATE),
             weights=_weights(config, text),
             compatible_with=(),
         )
@@ -125,16 +127,10 @@ def _rope(text: Any, head_dim: int) -> Rope | None:
     )
 
 
-def _qk_norm(text: Any) -> bool | None:
-    said = getattr(text, "use_qk_norm", None)
-    return bool(said) if said is not None else QK_NORM.get(text.model_type)
-
-
-def _output_gate(text: Any) -> bool | None:
-    said = getattr(text, "attn_output_gate", None)
+def _said_or_known(said: bool | None, model_type: str, types: frozenset[str]) -> bool | None:
     if said is not None:
         return bool(said)
-    return text.model_type == "qwen3_next" if text.model_type in QK_NORM else None
+    return model_type in types if model_type in QK_NORM | OUTPUT_GATE | NEITHER else None
 
 
 def _weights(config: Any, text: Any) -> WeightsInfo | None:
