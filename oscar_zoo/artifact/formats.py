@@ -24,7 +24,7 @@ Role = Literal["k", "v"]
 Grouping = Literal["layer", "kv_head"]
 CalibrationValue = str | int | float | bool | None
 
-HESSIANS = MappingProxyType({"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v"})
+HESSIANS = MappingProxyType({"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"})
 """Objective prefix -> the role it belongs to."""
 
 COMPOSITIONS = ("plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr")
@@ -62,6 +62,7 @@ class RotationSet:
         centered: every layer has a `mean`.
         layers: ascending by `layer_id`.
         calibration: the optional block of the file, scalars only.
+        role: the side a format 3 file names in its transform block; `None` for formats 1 and 2.
     """
 
     format_version: int
@@ -72,6 +73,7 @@ class RotationSet:
     centered: bool
     layers: tuple[LayerTransform, ...]
     calibration: Mapping[str, CalibrationValue] = field(default_factory=dict)
+    role: Role | None = None
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
@@ -90,7 +92,9 @@ class RotationSet:
 
     @property
     def declared_role(self) -> Role | None:
-        """The side that the objective's name claims (`qqt_*` is K, `sst_*` is V), or `None` when it claims none."""
+        """The side the file claims (`qqt_*` is K, `sst_*` is V, format 3 says it), or `None` when it claims none."""
+        if self.role is not None:
+            return self.role
         head = self.objective.split("_", 1)[0]
         if head in HESSIANS:
             return "k" if HESSIANS[head] == "k" else "v"

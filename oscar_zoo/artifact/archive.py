@@ -1,0 +1,246 @@
+"""The ZIP archive that `torch.save` writes: a strict reader and a canonical emitter of its records.
+
+Every byte of the file is accounted for: records lie without gaps in the order of the central directory, each is
+stored (never compressed), its local header, data descriptor and directory entry agree, and its CRC-32 is right. The
+only padding is the `FB` extra field that aligns data to 64 bytes. So two programs can never read different content
+from one accepted file. Names come from an allow-list under one root and are never used as paths.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from oscar_zoo.errors import MalformedFile
+
+MAX_RECORDS = 8192
+ALIGNMENT = 64
+PICKLE = "data.pkl"
+DATA = "data/"
+
+MARKERS: Mapping[str, re.Pattern[bytes]] = {
+    "version": re.compile(rb"3\n"),
+    "byteorder": re.compile(rb"little"),
+    ".format_version": re.compile(rb"1"),
+    ".storage_alignment": re.compile(rb"64"),
+    ".data/serialization_id": re.compile(rb"[0-9]{40}"),
+}
+"""Small records that say how the archive was written, and the only content each may have."""
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_DESCRIPTOR = struct.Struct("<4s3I")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+
+_UTF8, _STREAMED = 0x0800, 0x0008
+_FLAGS = (0, _UTF8, _STREAMED, _UTF8 | _STREAMED)
+_NAME = re.compile(rb"[\x20-\x7e]{1,512}")
+_DATA_NAME = re.compile(r"data/(0|[1-9][0-9]{0,6})")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One row of the central directory, and its name as bytes."""
+
+    name: bytes
+    flags: int
+    crc: int
+    size: int
+    offset: int
+
+
+def _bad(reason: str, message: str) -> NoReturn:
+    raise MalformedFile(f"zip.{reason}", message)
+
+
+def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
+    """The records of an untrusted archive by name, without the root folder: views into `data`, nothing is copied.
+
+    Args:
+        data: the whole file.
+        what: its name for messages.
+
+    Raises:
+        MalformedFile: reasons `zip.*`.
+    """
+    entries, directory = _directory(data, what)
+    view = memoryview(data)
+    records: dict[bytes, memoryview] = {}
+    folded: set[bytes] = set()
+    position = 0
+    for entry in entries:
+        if entry.name.lower() in folded:
+            _bad("duplicate", f"{what}: the record {_show(entry.name)} exists twice.")
+        folded.add(entry.name.lower())
+        if entry.offset != position:
+            _bad("gap", f"{what}: {_show(entry.name)} starts at byte {entry.offset}, expected {position}.")
+        start = _local_header(data, entry, directory, what)
+        records[entry.name] = view[start : start + entry.size]
+        if zlib.crc32(records[entry.name]) != entry.crc:
+            _bad("crc", f"{what}: the record {_show(entry.name)} is damaged (CRC-32 differs).")
+        position = start + entry.size
+        if entry.flags & _STREAMED:
+            position = _descriptor(data, entry, position, directory, what)
+    if position != directory:
+        _bad("gap", f"{what}: {directory - position} bytes before the central directory belong to no record.")
+    return _named(records, what)
+
+
+def write_archive(root: str, records: Iterable[tuple[str, bytes]]) -> bytes:
+    """The one archive of `records` in this order under `root`: stored, aligned, without time stamps.
+
+    `torch.load` and `read_archive` both read it; the same records give the same bytes everywhere.
+    """
+    body, directory, count = bytearray(), bytearray(), 0
+    for name, content in records:
+        path = f"{root}/{name}".encode("ascii")
+        fields = (zlib.crc32(content), len(content), len(content), len(path))
+        unpadded = len(body) + _LOCAL.size + len(path) + 4
+        padding = -unpadded % ALIGNMENT
+        directory += _ENTRY.pack(b"PK\1\2", *(0,) * 6, *fields, *(0,) * 5, len(body))
+        directory += path
+        body += _LOCAL.pack(b"PK\3\4", *(0,) * 5, *fields, padding + 4)
+        body += path + b"FB" + struct.pack("<H", padding) + b"Z" * padding
+        body += content
+        count += 1
+    end = _END.pack(b"PK\5\6", 0, 0, count, count, len(directory), len(body), 0)
+    return bytes(body + directory + end)
+
+
+def _directory(data: bytes, what: str) -> tuple[list[_Entry], int]:
+    """All directory entries and the offset at which the directory starts."""
+    last = len(data) - _END.size
+    if not data.startswith(b"PK\3\4"):
+        _bad("prefix", f"{what} does not start with an archive record.")
+    if last < 0 or data[last : last + 4] != b"PK\5\6":
+        if data.rfind(b"PK\5\6", max(0, last - 65535)) >= 0:
+            _bad("suffix", f"{what} has bytes after the end of its archive.")
+        raise MalformedFile(
+            "file.truncated", f"{what} is cut off: no archive end in {len(data)} bytes.", hint="fetch it again"
+        )
+    _, disk, start_disk, here, count, size, offset, comment = _END.unpack_from(data, last)
+    if comment:
+        _bad("comment", f"{what} has an archive comment.")
+    if disk or start_disk or here != count:
+        _bad("disk", f"{what} is an archive of several parts.")
+    if not 1 <= count <= MAX_RECORDS:
+        _bad("records", f"{what} has {count} records, 1 to {MAX_RECORDS} are read.")
+    end = _end64(data, last, (count, size, offset), what)
+    if offset + size != end:
+        _bad("end", f"{what}: the central directory ends at {offset + size}, expected {end}.")
+    return _entries(data, (offset, end, count), what), offset
+
+
+def _end64(data: bytes, last: int, classic: tuple[int, int, int], what: str) -> int:
+    """Offset of the first byte after the central directory; the zip64 records, if any, must repeat the classic ones."""
+    locator = last - _LOCATOR.size
+    if locator < 0 or data[locator : locator + 4] != b"PK\6\7":
+        return last
+    record = locator - _END64.size
+    wanted = (b"PK\6\6", _END64.size - 12, 0x031E, 45, 0, 0, classic[0], *classic)
+    if (
+        record < 0
+        or _LOCATOR.unpack_from(data, locator) != (b"PK\6\7", 0, record, 1)
+        or _END64.unpack_from(data, record) != wanted
+    ):
+        _bad("zip64", f"{what}: the zip64 end record does not agree with the classic one.")
+    return record
+
+
+def _entries(data: bytes, where: tuple[int, int, int], what: str) -> list[_Entry]:
+    position, end, count = where
+    entries: list[_Entry] = []
+    while position < end:
+        if position + _ENTRY.size > end or data[position : position + 4] != b"PK\1\2" or len(entries) == count:
+            _bad("directory", f"{what}: the central directory is broken at byte {position}.")
+        fields = _ENTRY.unpack_from(data, position)
+        name_size, offset = fields[10], fields[16]
+        name = data[position + _ENTRY.size : position + _ENTRY.size + name_size]
+        _check_entry(fields, name, what)
+        entries.append(_Entry(name, fields[3], fields[7], fields[8], offset))
+        position += _ENTRY.size + name_size
+    if position != end or len(entries) != count:
+        _bad("directory", f"{what}: the central directory lists {len(entries)} records and promises {count}.")
+    return entries
+
+
+def _check_entry(fields: tuple[int, ...], name: bytes, what: str) -> None:
+    _, made_by, needed, flags, method, time, date, _, stored, size, _, extra, comment, disk, internal, external, _ = (
+        fields
+    )
+    if _NAME.fullmatch(name) is None:
+        _bad("name", f"{what}: a record name is empty, too long or not printable ASCII.")
+    if flags not in _FLAGS:
+        _bad("flags", f"{what}: {_show(name)} has the flags 0x{flags:04x} (encrypted, patched or unknown).")
+    if method or stored != size:
+        _bad("method", f"{what}: {_show(name)} is compressed (method {method}); only stored records are read.")
+    if internal or external:
+        _bad("attributes", f"{what}: {_show(name)} has file attributes.")
+    if disk:
+        _bad("disk", f"{what} is an archive of several parts.")
+    if extra or comment or time or date or needed or made_by not in (0, 0x031E):
+        _bad("field", f"{what}: {_show(name)} has a time, comment, version or extra field that no writer sets.")
+
+
+def _local_header(data: bytes, entry: _Entry, directory: int, what: str) -> int:
+    """Check one local header against its directory entry; offset of the first byte of data."""
+    head = entry.offset
+    if head + _LOCAL.size > directory:
+        _bad("header", f"{what}: {_show(entry.name)} has no local header.")
+    magic, *fields, name_size, extra_size = _LOCAL.unpack_from(data, head)
+    sizes = [0, 0, 0] if entry.flags & _STREAMED else [entry.crc, entry.size, entry.size]
+    start: int = head + _LOCAL.size + name_size
+    if (
+        magic != b"PK\3\4"
+        or fields != [0, entry.flags, 0, 0, 0, *sizes]
+        or data[start - name_size : start] != entry.name
+    ):
+        _bad("header", f"{what}: the local header of {_show(entry.name)} does not agree with the central directory.")
+    if start + extra_size + entry.size > directory:
+        _bad("size", f"{what}: {_show(entry.name)} is larger than the file.")
+    extra = data[start : start + extra_size]
+    pad = extra_size - 4
+    if extra and (not 0 <= pad < 2 * ALIGNMENT or extra != b"FB" + struct.pack("<H", pad) + b"Z" * pad):
+        _bad("padding", f"{what}: {_show(entry.name)} has an extra field that is no alignment padding.")
+    return start + int(extra_size)
+
+
+def _descriptor(data: bytes, entry: _Entry, position: int, directory: int, what: str) -> int:
+    """Check the data descriptor at `position`; offset of the first byte after it."""
+    after = position + _DESCRIPTOR.size
+    wanted = (b"PK\7\x08", entry.crc, entry.size, entry.size)
+    if after > directory or _DESCRIPTOR.unpack_from(data, position) != wanted:
+        _bad("descriptor", f"{what}: the data descriptor of {_show(entry.name)} does not agree with the directory.")
+    return after
+
+
+def _named(records: Mapping[bytes, memoryview], what: str) -> dict[str, memoryview]:
+    """Drop the one root folder; check every name against the allow-list and every marker against its content."""
+    result: dict[str, memoryview] = {}
+    root = next(iter(records)).split(b"/", 1)[0]
+    if root in (b"", b".", b"..") or b"\\" in root:
+        _bad("name", f"{what}: the root folder {_show(root)} is not a name.")
+    for full, content in records.items():
+        head, slash, tail = full.partition(b"/")
+        name = tail.decode("ascii")
+        if head != root or not slash:
+            _bad("name", f"{what}: {_show(full)} is not inside the one root folder {_show(root)}.")
+        if name != PICKLE and name not in MARKERS and _DATA_NAME.fullmatch(name) is None:
+            _bad("name", f"{what}: a record named {_show(full)} does not belong into a rotation file.")
+        if name in MARKERS and MARKERS[name].fullmatch(content[:64]) is None:
+            _bad("marker", f"{what}: the record {name} has unknown content.")
+        result[name] = content
+    for name in (PICKLE, "version"):
+        if name not in result:
+            _bad("missing", f"{what}: the record {name} is missing.")
+    return result
+
+
+def _show(name: bytes) -> str:
+    return repr(name[:80].decode("ascii", "replace"))

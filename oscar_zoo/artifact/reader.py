@@ -1,0 +1,97 @@
+"""The only door for rotation files: untrusted bytes -> `RotationSet`, by our own strict parser.
+
+A file is opened without following links, read once and completely into one bytes object, and that same object is
+hashed and parsed. Nothing here imports or calls anything a file asks for; see `archive`, `pickle_reader` and
+`rotation_schema` for the three rooms behind this door.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from oscar_zoo.artifact import archive, pickle_reader, rotation_schema
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError, UnsupportedFormat
+
+MAX_FILE_BYTES = 64 << 20
+_LEGACY = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a regular file, read once.
+
+    Args:
+        path: the file; its last part must not be a symbolic link.
+        max_bytes: larger files are refused before reading.
+
+    Raises:
+        PathNotFound: nothing is there.
+        MalformedFile: `file.kind` (link, folder, pipe, device), `file.size`, `file.changed`.
+        StorageError: the system refuses to read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise PathNotFound.for_path(path, "file") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
+        raise StorageError(f"cannot read {path}: {error.strerror}.") from None
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise MalformedFile("file.kind", f"{path} is not a regular file.")
+        if status.st_size > max_bytes:
+            raise MalformedFile("file.size", f"{path} has {status.st_size} bytes, at most {max_bytes} are read.")
+        try:
+            data = stream.read(max_bytes + 1)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}.") from None
+    if len(data) != status.st_size:
+        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
+    return data
+
+
+def read_rotation(data: bytes, *, what: str) -> RotationSet:
+    """Parse a rotation file of format_version 1, 2 or 3.
+
+    Args:
+        data: the whole file, untrusted.
+        what: its name for messages.
+
+    Returns:
+        The content. Arrays are read-only float32 views into `data` (copies where it is not aligned).
+
+    Raises:
+        UnsupportedFormat: a recognised kind that is not loaded: `identity`, `mla_latent`, `pq_codebooks`, `moments`,
+            `gguf`.
+        MalformedFile: `file.*`, `zip.*`, `pickle.*`, `tensor.*`, `schema.*`, `layers.*`.
+    """
+    _name_kind(data, what)
+    records = archive.read_archive(data, what=what)
+    top = pickle_reader.load(bytes(records[archive.PICKLE]), what=what)
+    return rotation_schema.build(top, records, what=what)
+
+
+def _name_kind(data: bytes, what: str) -> None:
+    """Raise for things people take for a rotation file, by name."""
+    head = data[:256].lstrip().lower()
+    if not data:
+        raise MalformedFile("file.empty", f"{what} is empty.", hint="fetch it again")
+    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise MalformedFile("file.html", f"{what} is a web page.", hint="fetch it from the hub, not from its web view")
+    if head.startswith(b"version https://git-lfs"):
+        raise MalformedFile("file.lfs", f"{what} is a Git LFS pointer.", hint="run `git lfs pull` in its repository")
+    if data.startswith(_LEGACY):
+        raise MalformedFile(
+            "file.legacy_pickle",
+            f"{what} is a bare pickle, not an archive.",
+            hint="only files of torch >= 1.6 are read",
+        )
+    if data.startswith(b"GGUF"):
+        raise UnsupportedFormat("gguf", f"{what} is a GGUF file, not a rotation file.")
+    if not data.startswith(b"PK"):
+        raise MalformedFile("file.unknown", f"{what} is not a rotation file (it starts with {data[:4]!r}).")
