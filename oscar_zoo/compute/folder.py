@@ -1,0 +1,86 @@
+"""Writing an artifact folder in one step: everything beside the target first, then one rename.
+
+The target is either as it was, or complete. Only folders that hold an artifact and nothing else are ever replaced, so
+a wrong path cannot cost other files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.errors import MalformedFile, OutputExists, StorageError, UsageError
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Find out before the long work whether the result may be written to `target`; writes nothing.
+
+    Raises:
+        OutputExists: an artifact stands there and `force` is not given, or something else does.
+        UsageError: the target or a folder above it is a file.
+        StorageError: the folder cannot be written.
+    """
+    with durable.storage_errors(f"cannot write {target}"):
+        if target.is_dir():
+            _check_replaceable(target, force=force)
+        elif target.exists():
+            raise UsageError(f"{target} is a file, not a folder.", hint="choose another output folder")
+        parent = next(folder for folder in target.absolute().parents if folder.exists())
+        if not parent.is_dir():
+            raise UsageError(f"{parent} is a file, not a folder.", hint="choose another output folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise StorageError(f"{parent} cannot be written.", hint="choose another output folder")
+
+
+def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> None:
+    """Make `target` hold exactly `files`.
+
+    Args:
+        target: absent, empty, or with `force` a folder that holds an artifact and nothing else.
+        files: plain file name -> content.
+
+    Raises:
+        OutputExists, UsageError, StorageError: see `check_target`; the target is then as before.
+    """
+    check_target(target, force=force)
+    target = target.resolve()
+    with durable.storage_errors(f"cannot write {target}"):
+        durable.make_folders(target.parent)
+        durable.sweep(target.parent)
+        with durable.staged_folder(target.parent) as staged:
+            durable.write_files(staged, files)
+            if not durable.move_into_place(staged, target) and not (force and _replace(staged, target)):
+                raise OutputExists(f"{target} appeared meanwhile.", hint="choose another output folder")
+
+
+def _check_replaceable(target: Path, *, force: bool) -> None:
+    names = {entry.name for entry in target.iterdir()}
+    if not names:
+        return
+    if FILE_NAME not in names:
+        raise OutputExists(f"{target} holds other files.", hint="choose another output folder")
+    if not force:
+        raise OutputExists(f"{target} already holds an artifact.", hint="replace it with --force, or choose a folder")
+    try:
+        manifest = Manifest.from_bytes((target / FILE_NAME).read_bytes())
+    except MalformedFile as error:
+        raise OutputExists(f"{target}: {error.message}", hint="remove the folder, or choose another") from None
+    if others := sorted(names - {FILE_NAME, *(file.path for file in manifest.files)}):
+        raise OutputExists(f"{target} also holds {others[0]}, which is no part of its artifact.", hint="move it away")
+
+
+def _replace(staged: Path, target: Path) -> bool:
+    """Put `staged` in place of the artifact `target`, which comes back if that fails."""
+    old = durable.temp_path(target.parent)
+    target.rename(old)
+    try:
+        moved = durable.move_into_place(staged, target)
+    except BaseException:
+        old.rename(target)
+        raise
+    if moved:
+        durable.remove_tree(old)
+    return moved
