@@ -165,9 +165,13 @@ class DigestMismatchError(IntegrityError):
 
 
 class VerificationFailed(IntegrityError):
-    """An artifact was checked and must not be used."""
+    """An artifact was checked and must not be used; `outcome` is what `artifact.verify` found."""
 
     code = "integrity.verification"
+
+    def __init__(self, message: str, *, hint: str | None = None, outcome: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.outcome = outcome
 
 
 # --- conflict ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""The record of a store entry: which artifact it is, its files with their digests, and where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
+from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.errors import MalformedFile
+
+SCHEMA = "oscar-zoo.record/1"
+FILE_NAME = "record.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the store knows about an entry without reading its payload.
+
+    Attributes:
+        id: artifact id.
+        digest: `sha256:<hex>` over `files`.
+        files: payload files, sorted.
+        manifest_sha256: sha256 of `oscar.json`, or `None` when the hub had none.
+        source: the hub it came from.
+        fetched: RFC 3339 UTC.
+        path: folder of the entry.
+    """
+
+    id: ArtifactId
+    digest: str
+    files: tuple[FileDigest, ...]
+    manifest_sha256: str | None
+    source: str
+    fetched: str
+    path: Path
+
+    def to_bytes(self) -> bytes:
+        """The content of `record.json`; the folder is not part of it."""
+        return strict_json.pretty_bytes(
+            {
+                "schema": SCHEMA,
+                "id": str(self.id),
+                "digest": self.digest,
+                "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
+                "manifest_sha256": self.manifest_sha256,
+                "source": self.source,
+                "fetched": self.fetched,
+            }
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The record in `folder`, or `None` when there is none that this version wrote for this place."""
+        try:
+            value = strict_json.loads(read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES), what=FILE_NAME)
+            files = tuple(
+                FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
+                for row in value["files"]
+            )
+            manifest = value["manifest_sha256"]
+            record = cls(
+                id=ArtifactId.parse(value["id"]),
+                digest=artifact_digest(files),
+                files=files,
+                manifest_sha256=None if manifest is None else _checked_hex(manifest),
+                source=str(value["source"]),
+                fetched=str(value["fetched"]),
+                path=folder,
+            )
+        except (MalformedFile, LookupError, TypeError, ValueError):
+            return None
+        expected = (SCHEMA, record.digest, "sha256:" + folder.parent.name)
+        return record if expected == (value["schema"], value["digest"], record.digest) else None
+
+
+def _checked_hex(text: str) -> str:
+    return check_digest(f"sha256:{text}").removeprefix("sha256:")

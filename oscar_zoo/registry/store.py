@@ -1,0 +1,226 @@
+"""The content-addressed store of this machine: verified artifacts, named by the digest of their bytes.
+
+```
+<cache>/blobs/sha256/<hex>                    one payload file, mode 0444
+<cache>/artifacts/<digest>/<id hash>/         the files, oscar.json if there is one, record.json, .complete
+```
+
+An entry is absent or complete: it is staged, forced to disk, marked `.complete` and renamed. Every use hashes every
+file again, so bit rot and tampering show. Two ids may share one digest (a Hadamard pair fits two models); the last
+part of the path keeps them apart. Files in an entry are hard links to blobs where the file system has them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from oscar_zoo import paths
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
+from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    InvalidName,
+    MalformedFile,
+    PathNotFound,
+    StorageError,
+)
+from oscar_zoo.registry import record as records
+from oscar_zoo.registry.record import Record
+
+COMPLETE = ".complete"
+
+
+@dataclass(frozen=True)
+class StoredArtifact:
+    """An entry whose bytes were hashed just now: `files` holds exactly those bytes, `oscar.json` included."""
+
+    record: Record
+    files: Mapping[str, bytes]
+    manifest: Manifest | None
+
+    @property
+    def payload(self) -> dict[str, bytes]:
+        """The payload files only."""
+        return {name: data for name, data in self.files.items() if name != FILE_NAME}
+
+
+class Store:
+    """The store in the folder `root` (default: the cache folder of this user).
+
+    Raises:
+        StorageError: by every method, when the disk refuses; nothing is half-written then.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = (root or paths.cache_dir()).absolute()
+        self._blobs = self.root / "blobs" / "sha256"
+        self._artifacts = self.root / "artifacts"
+
+    def put(self, artifact: ArtifactId, files: Mapping[str, bytes], *, source: str) -> StoredArtifact:
+        """Store verified `files` under `artifact`; an intact entry with the same bytes stays, any other is replaced.
+
+        Args:
+            artifact: the id.
+            files: file name -> bytes, `oscar.json` included when there is one.
+            source: where the bytes came from, for people.
+        """
+        digests = _digests(files)
+        digest = artifact_digest(digests)
+        target = self._entry(digest, artifact)
+        fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        manifest = sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None
+        record = Record(artifact, digest, digests, manifest, source, fetched, target)
+        present = self._intact(digest, artifact)
+        if present is not None and present.record.manifest_sha256 == manifest:
+            return present
+        with durable.storage_errors(f"cannot store {artifact} in {self.root}"):
+            self._prepare()
+            durable.make_folders(target.parent, mode=0o700)
+            with durable.staged_folder(self._artifacts, mode=0o700) as staged:
+                for entry in digests:
+                    self._link(entry, files[entry.path], staged / entry.path)
+                if manifest is not None:
+                    durable.write_new(staged / FILE_NAME, files[FILE_NAME], mode=0o444)
+                durable.write_new(staged / records.FILE_NAME, record.to_bytes(), mode=0o444)
+                durable.write_new(staged / COMPLETE, b"", mode=0o444)
+                while not durable.move_into_place(staged, target):
+                    self._retire(target)
+        return self.open(digest, artifact)
+
+    def open(self, digest: str, artifact: ArtifactId | None = None) -> StoredArtifact:
+        """An entry, every file hashed again.
+
+        Args:
+            digest: full artifact digest.
+            artifact: which id, where several share the digest; default the first by name.
+
+        Raises:
+            ArtifactNotFound: no complete entry.
+            DigestMismatchError: a file is not what was stored.
+        """
+        record = next(
+            (r for r in self.installed() if r.digest == digest and (artifact is None or r.id.key == artifact.key)), None
+        )
+        if record is None:
+            raise ArtifactNotFound(f"{artifact or digest} is not in the store.", hint="oscar-zoo pull it first")
+        return self._read(record)
+
+    def find(self, artifact: ArtifactId) -> Record | None:
+        """The record of `artifact` (the latest, if several digests are stored), not yet hashed."""
+        found = [record for record in self.installed() if record.id.key == artifact.key]
+        return max(found, key=lambda record: record.fetched, default=None)
+
+    def installed(self) -> tuple[Record, ...]:
+        """Records of all complete entries, by id. Entries without a readable record count as absent."""
+        with durable.storage_errors(f"cannot read {self.root}"):
+            self._check_owner()
+            found = (Record.read(folder) for folder in self._entries())
+            return tuple(sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest)))
+
+    def remove(self, record: Record) -> None:
+        """Remove an entry and those of its blobs that no other entry links; used for entries that went bad."""
+        with durable.storage_errors(f"cannot remove {record.path}"):
+            self._retire(record.path)
+            for entry in record.files:
+                blob = self._blobs / entry.sha256
+                if blob.exists() and blob.stat().st_nlink == 1:
+                    blob.unlink(missing_ok=True)
+
+    def _read(self, record: Record) -> StoredArtifact:
+        expected = {entry.path: entry.sha256 for entry in record.files}
+        if record.manifest_sha256 is not None:
+            expected[FILE_NAME] = record.manifest_sha256
+        files = {}
+        for name, want in expected.items():
+            path = record.path / name
+            try:
+                files[name] = read_file(path)
+            except (PathNotFound, MalformedFile) as error:
+                raise DigestMismatchError.for_content(f"{path} in the store", want=want, got="no file") from error
+            got = sha256_hex(files[name])
+            if got != want:
+                raise DigestMismatchError.for_content(f"{path} in the store", want=want, got=got)
+        manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
+        return StoredArtifact(record, files, manifest)
+
+    def _intact(self, digest: str, artifact: ArtifactId) -> StoredArtifact | None:
+        try:
+            return self.open(digest, artifact)
+        except (ArtifactNotFound, DigestMismatchError, MalformedFile):
+            return None
+
+    def _entry(self, digest: str, artifact: ArtifactId) -> Path:
+        hexadecimal = check_digest(digest).removeprefix("sha256:")
+        return self._artifacts / hexadecimal / sha256_hex(artifact.key.encode())[:12]
+
+    def _entries(self) -> Iterator[Path]:
+        if not self._artifacts.is_dir():
+            return
+        for digest in sorted(self._artifacts.iterdir()):
+            if not digest.name.startswith(".") and digest.is_dir():
+                yield from (entry for entry in sorted(digest.iterdir()) if (entry / COMPLETE).exists())
+
+    def _prepare(self) -> None:
+        for folder in (self.root, self._blobs, self._artifacts):
+            durable.make_folders(folder, mode=0o700)
+            durable.sweep(folder)
+        self._check_owner()
+
+    def _check_owner(self) -> None:
+        if not self.root.exists():
+            return
+        info = self.root.stat()
+        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022:
+            raise StorageError(
+                f"the store {self.root} can be written by others (mode {stat.S_IMODE(info.st_mode):04o}).",
+                hint=f"chmod 700 {self.root}, or point OSCAR_ZOO_CACHE to a private folder",
+            )
+
+    def _link(self, entry: FileDigest, data: bytes, place: Path) -> None:
+        blob = self._blobs / entry.sha256
+        if not _is_intact(blob, entry):
+            fresh = durable.temp_path(self._blobs)
+            try:
+                durable.write_new(fresh, data, mode=0o444)
+                os.replace(fresh, blob)  # noqa: PTH105
+            finally:
+                fresh.unlink(missing_ok=True)
+            durable.sync_folder(self._blobs)
+        try:
+            os.link(blob, place)
+        except OSError:
+            # No hard links here, or another process removed the blob just now: the entry keeps its own copy.
+            durable.write_new(place, data, mode=0o444)
+
+    def _retire(self, entry: Path) -> None:
+        """Take an entry out of sight in one step, then delete it."""
+        away = durable.temp_path(self._artifacts)
+        try:
+            os.rename(entry, away)  # noqa: PTH104
+        except FileNotFoundError:
+            return
+        durable.sync_folder(entry.parent)
+        durable.remove_tree(away)
+
+
+def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
+    for name in files:
+        if check_part(name, "file name").casefold() == records.FILE_NAME:
+            raise InvalidName(f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file")
+    return tuple(sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME))
+
+
+def _is_intact(blob: Path, entry: FileDigest) -> bool:
+    try:
+        return sha256_hex(read_file(blob, max_bytes=entry.size)) == entry.sha256
+    except (MalformedFile, PathNotFound):
+        return False
