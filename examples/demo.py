@@ -51,9 +51,7 @@ def main() -> int:
     print_table(report)
     print(f"\nThe running server was asked for a code it read {answer['tokens']} tokens earlier:")
     print(f"  expected {PASSKEY!r}, answered {answer['text']!r}")
-    print(
-        f"\nAll steps done in {time.monotonic() - started:.0f} s. The rotation is in .demo/rotation, the zoo in .demo/zoo."
-    )
+    print(f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: .demo/rotation, zoo: .demo/zoo.")
     return 0
 
 

@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"oscar_zoo.cli.commands.{cmd_name}_command")
+        module = importlib.import_module(f"oscar_zoo.cli.commands.{cmd_name}")
         command = module.command
         assert isinstance(command, click.Command)
         return command

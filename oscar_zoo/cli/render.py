@@ -105,3 +105,13 @@ def progress(title: str, *, enabled: bool) -> Iterator[ProgressCallback]:
             bars.update(tasks[text], completed=done, total=total)
 
         yield update
+
+
+@contextlib.contextmanager
+def waiting(text: str, *, enabled: bool) -> Iterator[Callable[[float], None]]:
+    """A line with the seconds waited, on stderr and only on a terminal; the callback takes the seconds so far."""
+    if not enabled or not sys.stderr.isatty():
+        yield lambda seconds: None
+        return
+    with err().status(text) as status:
+        yield lambda seconds: status.update(f"{text}  {seconds:.0f} s")

@@ -1,0 +1,97 @@
+"""`NAME|DIR` -> a verified artifact, for the commands that use one: from a folder, the local store, or a hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.cli import render
+from oscar_zoo.cli.targets import existing_path, geometry_from_path, looks_like_path
+from oscar_zoo.errors import UsageError
+from oscar_zoo.registry.catalog import recipe_for
+from oscar_zoo.registry.pull import refuse
+from oscar_zoo.registry.store import StoredArtifact
+
+
+@dataclass(frozen=True)
+class OpenArtifact:
+    """A verified artifact ready to use.
+
+    Attributes:
+        label: how to call it: reference or folder.
+        verified: the outcome, with both rotation sets.
+        manifest: its `oscar.json`, or `None`.
+        recipe: serving recipe of the manifest, or of the model's entry in the zoo, or `None`.
+        base_model: hub id of its base model, or `None`.
+    """
+
+    label: str
+    verified: Verified
+    manifest: Manifest | None
+    recipe: ServingRecipe | None
+    base_model: str | None
+
+
+def open_artifact(text: str, *, hub: str | None, quiet: bool) -> OpenArtifact:
+    """Open `text`; a name that is not in the store is pulled from `hub` first.
+
+    Raises:
+        PathNotFound, ArtifactNotFound, AmbiguousName: it means nothing, or too much.
+        VerificationFailed, DigestMismatchError: it must not be used.
+    """
+    if looks_like_path(text):
+        return _from_folder(existing_path(text))
+    return _from_registry(text, hub, quiet)
+
+
+def _from_folder(path: Path) -> OpenArtifact:
+    from oscar_zoo.artifact.reader import read_file
+    from oscar_zoo.artifact.verify import find_artifacts, verify_path
+
+    if path.is_file():
+        raise UsageError(f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both")
+    if not list(path.glob("*.pt")) and len(found := find_artifacts(path)) > 1:
+        raise UsageError(f"{path} holds {len(found)} artifacts.", hint=f"name one, for example {found[0]}")
+    verified = verify_path(path, geometry=geometry_from_path(path))
+    if not isinstance(verified, Verified):
+        refuse(str(path), verified)
+    manifest = None
+    if (path / FILE_NAME).exists():
+        manifest = Manifest.from_bytes(read_file(path / FILE_NAME))
+    names = () if manifest else tuple(part.name for part in (path, *path.absolute().parents[:3]))
+    return _open(manifest.artifact_id.reference if manifest else str(path), verified, manifest, names)
+
+
+def _from_registry(text: str, hub: str | None, quiet: bool) -> OpenArtifact:
+    from oscar_zoo.hubs.address import open_hub
+    from oscar_zoo.registry.installed import find_installed
+    from oscar_zoo.registry.pull import pull, verify_stored
+    from oscar_zoo.registry.store import Store
+
+    reference, store = Reference.parse(text), Store()
+    record = find_installed(reference, store) if hub is None else None
+    if record is None:
+        with render.progress("pulling", enabled=not quiet) as advance:
+            pulled = pull(reference, open_hub(hub), store, progress=lambda name, n, total: advance(n, total, name))
+        return _open_stored(pulled.artifact, pulled.verified)
+    stored = store.open(record.digest, record.id)
+    outcome = verify_stored(stored)
+    if not isinstance(outcome, Verified):
+        refuse(text, outcome)
+    return _open_stored(stored, outcome)
+
+
+def _open_stored(stored: StoredArtifact, verified: Verified) -> OpenArtifact:
+    names = (stored.record.id.model,)
+    return _open(stored.record.id.reference, verified, stored.manifest, names)
+
+
+def _open(label: str, verified: Verified, manifest: Manifest | None, names: tuple[str, ...]) -> OpenArtifact:
+    if manifest is not None:
+        return OpenArtifact(label, verified, manifest, manifest.recipe, manifest.model.id)
+    recipe = next((r for r in map(recipe_for, names) if r is not None), None)
+    return OpenArtifact(label, verified, None, recipe.serving if recipe else None, recipe.hf_id if recipe else None)

@@ -1,0 +1,59 @@
+"""`oscar-zoo compute`: fit a rotation for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from oscar_zoo.cli import options, render
+
+
+@click.command("compute")
+@click.argument("model")
+@click.option("--calib-data", default="manuals", show_default=True, metavar="FILE|NAME", help="Text or .jsonl file.")
+@click.option("--calib-tokens", type=click.IntRange(1), metavar="N", help="Tokens to read. [default: the recipe's]")
+@click.option("--seq-len", type=click.IntRange(2), metavar="N", help="Tokens per sequence. [default: up to 4096]")
+@click.option("--method", type=click.Choice(["oscar", "hadamard"]), default="oscar", show_default=True)
+@click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
+@click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")
+@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@click.option(
+    "--clip", metavar="K,V", help="Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]"
+)
+@click.option("--group-size", type=click.IntRange(4), metavar="N", help="Channels per scale. [default: the recipe's]")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
+@options.device_option
+@click.option("--force", is_flag=True, help="Replace an artifact that is already in the output folder.")
+@options.quiet_option
+@options.json_option
+def command(
+    model: str, calib_data: str, clip: str | None, group_size: int | None, quiet: bool, as_json: bool, **choices: object
+) -> None:
+    """Fit a rotation for MODEL: a local folder, a name of the zoo, or an id such as Qwen/Qwen3-8B.
+
+    Runs the model over calibration text and keeps only sums (nothing of the size of the cache touches the disk), fits
+    the rotations, and writes a verified artifact: two rotation files, their statistics fingerprint and oscar.json.
+
+    \b
+    Examples:
+      oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
+      oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation
+    """
+    from oscar_zoo.cli.loading import compute_options, require_compute
+    from oscar_zoo.registry.summary import artifact_summary
+
+    require_compute()
+    from oscar_zoo.compute.job import compute_artifact
+
+    wanted = compute_options(model, calib_data, clip, group_size, choices)
+    with render.progress("calibrating", enabled=not (quiet or as_json)) as advance:
+        result = compute_artifact(wanted, progress=advance)
+    if as_json:
+        facts = {"schema": "oscar-zoo.compute/1", "path": str(result.path)}
+        render.emit_json(facts | artifact_summary(result.manifest))
+        return
+    calibration = result.manifest.fit.calibration
+    used = calibration.tokens_used if calibration else None
+    render.out().print(f"Saved {render.clean(result.path)}  ({result.manifest.id}, {used:,} tokens)")
+    render.note(f"Next: oscar-zoo eval {result.path} --model {model}", quiet=quiet)

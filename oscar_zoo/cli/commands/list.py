@@ -1,0 +1,70 @@
+"""`oscar-zoo list`: what can be had and what is here. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from oscar_zoo.cli import options, render
+
+
+@click.command("list")
+@click.option("--installed", is_flag=True, help="Only artifacts in the local store.")
+@click.option("--for", "model", metavar="MODEL", help="Only artifacts whose rotations have this model's name.")
+@options.hub_option
+@options.json_option
+def command(installed: bool, model: str | None, hub: str | None, as_json: bool) -> None:
+    """Show the artifacts that can be had, and what is installed.
+
+    \b
+    Examples:
+      oscar-zoo list
+      oscar-zoo list --for Qwen/Qwen3-8B
+      oscar-zoo list --hub file:/srv/zoo --json
+    """
+    from oscar_zoo.hubs.address import open_hub
+    from oscar_zoo.registry.catalog import Catalog
+    from oscar_zoo.registry.store import Store
+    from oscar_zoo.registry.summary import list_artifacts
+
+    catalog = Catalog.packaged()
+    rows = list_artifacts(catalog, Store().installed(), open_hub(hub))
+    if model is not None:
+        recipe = catalog.recipe(model)
+        name = (recipe.name if recipe else model.rsplit("/", 1)[-1]).casefold()
+        rows = [row for row in rows if row["model"].casefold() == name]
+    if installed:
+        rows = [row for row in rows if row["status"] == "installed"]
+    named = {row["model"].casefold() for row in rows}
+    recipes = [r.name for r in catalog.recipes() if r.name.casefold() not in named] if not (model or installed) else []
+    if as_json:
+        render.emit_json({"schema": "oscar-zoo.list/1", "artifacts": rows, "recipes_without_artifact": recipes})
+        return
+    _print(rows, recipes)
+
+
+def _print(rows: list[dict[str, Any]], recipes: list[str]) -> None:
+    console = render.out()
+    if rows:
+        table = render.table("MODEL", "TAG", "FMT", "BITS", "GPQA BF16 → INT2", "STATUS", right=(2, 3))
+        for row in rows:
+            bits = f"{row['bits_per_element']:.2f}" if row["bits_per_element"] else "-"
+            state = row["status"] if row["state"] == "active" else f"{row['status']}, {row['state']}"
+            cells = (row["model"], row["tag"], row["format_version"] or "-", bits, _gpqa(row["scores"]), state)
+            table.add_row(*(render.clean(cell) for cell in cells))
+        console.print(table)
+    else:
+        render.note("No artifacts.")
+    if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
+        console.print("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
+    if recipes:
+        console.print(f"Recipes without a published rotation (oscar-zoo compute): {', '.join(recipes)}")
+
+
+def _gpqa(scores: list[dict[str, Any]]) -> str:
+    score = next((s for s in scores if s["task"].casefold().startswith("gpqa")), None)
+    if score is None or score["value"] is None:
+        return render.NOT_REPORTED
+    before = f"{score['baseline']:.2f}" if score["baseline"] is not None else "?"
+    return f"{before} → {score['value']:.2f}" + (" ᵘ" if score["reporter"] == "upstream" else "")

@@ -1,0 +1,39 @@
+"""`oscar-zoo serve`: a model with an INT2 KV cache, in stock SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from oscar_zoo.cli import options
+from oscar_zoo.cli.serving import ServeRequest, serve
+
+
+@click.command("serve", context_settings={"ignore_unknown_options": False})
+@click.argument("artifact", metavar="NAME|DIR")
+@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
+@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@click.option("--port", type=click.IntRange(1, 65535), default=30000, show_default=True, envvar="OSCAR_ZOO_PORT")
+@click.option("--expose", metavar="ADDRESS", help="Listen on this address instead of loopback; needs --api-key-file.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File holding the API key.")
+@click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
+@click.option("--timeout", type=click.FloatRange(1), default=1800, show_default=True, help="Seconds to wait for ready.")
+@options.hub_option
+@options.device_option
+@options.quiet_option
+@options.json_option
+def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> int:
+    """Serve a model with an INT2 KV cache over the OpenAI-compatible API.
+
+    The artifact (a NAME of the zoo or a folder) is verified, rewritten from the verified arrays into a private folder,
+    and handed to stock SGLang. Everything after -- goes to SGLang, except flags that would open the server.
+
+    \b
+    Examples:
+      oscar-zoo serve Qwen3-8B
+      oscar-zoo serve ./my-rotation --model ./my-model --port 30001
+      oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
+    """
+    return serve(ServeRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]

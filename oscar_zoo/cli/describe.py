@@ -1,0 +1,125 @@
+"""The facts behind `info`, and how people see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.cli import render
+from oscar_zoo.errors import ArtifactNotFound
+from oscar_zoo.hubs.address import open_hub
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.store import Store
+
+
+def describe(name: str, hub: str | None) -> dict[str, Any]:
+    """The recipe of a model and the manifests of its artifacts, or of the one that a tag names.
+
+    Raises:
+        ArtifactNotFound: nothing known has this name.
+    """
+    reference, catalog = Reference.parse(name), Catalog.packaged()
+    recipe = catalog.recipe(reference.name)
+    model = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
+    manifests = {m.artifact_id.key: m for m in catalog.manifests(model)}
+    manifests |= _local_manifests(model, hub)
+    if reference.tag is not None:
+        manifests = {k: m for k, m in manifests.items() if m.artifact_id.tag.casefold() == reference.tag.casefold()}
+    if reference.digest is not None:
+        manifests = {k: m for k, m in manifests.items() if (m.digest or "").startswith(reference.digest)}
+    narrowed = reference.tag is not None or reference.digest is not None
+    if not manifests and (recipe is None or narrowed):
+        known = {a.model for a in open_hub(hub).artifacts()}
+        raise ArtifactNotFound.for_name(name, () if narrowed and recipe else catalog.close_matches(name, known))
+    return {
+        "name": model,
+        "recipe": recipe.model_dump(mode="json") if recipe else None,
+        "artifacts": [manifests[key].to_json() for key in sorted(manifests)],
+    }
+
+
+def _local_manifests(model: str, hub: str | None) -> dict[str, Manifest]:
+    """Manifests of `model` on the hub and in the store, by id key; the packaged `registry` block is not repeated."""
+    found = {}
+    source, store = open_hub(hub), Store()
+    for artifact in source.artifacts():
+        if artifact.model.casefold() == model.casefold() and any(f.path == FILE_NAME for f in source.files(artifact)):
+            found[artifact.key] = Manifest.from_bytes(source.fetch(artifact, FILE_NAME, limit=1 << 20))
+    for record in store.installed():
+        if record.id.model.casefold() == model.casefold() and record.manifest_sha256 is not None:
+            stored = store.open(record.digest, record.id)
+            if stored.manifest is not None:
+                found[record.id.key] = stored.manifest
+    return found
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """The text form of `describe`."""
+    console = render.out()
+    recipe = facts["recipe"]
+    console.print(f"[bold]{render.clean(facts['name'])}[/]")
+    if recipe:
+        serving = recipe["serving"]
+        _line("model", recipe["hf_id"] + (f", also {', '.join(recipe['aliases'])}" if recipe["aliases"] else ""))
+        _line("geometry", geometry_line(recipe["geometry"]))
+        _line("serving", serving_line(serving))
+        _line("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
+        for topic, source in recipe["sources"].items():
+            _line("source", f"{topic}: {source}")
+    if not facts["artifacts"]:
+        console.print("No published rotation is known; make one: oscar-zoo compute --help")
+    for manifest in facts["artifacts"]:
+        _print_manifest(manifest)
+
+
+def _print_manifest(manifest: dict[str, Any]) -> None:
+    render.out().print(f"\n[bold]{render.clean(manifest['id'].replace('/', ':', 1))}[/]")
+    fit = manifest["fit"]
+    _line("method", f"{fit['method']}, format_version {manifest['format_version']}")
+    _line("digest", manifest["digest"] or f"{render.NOT_REPORTED}: it is pinned at the first pull")
+    for entry in manifest["files"]:
+        size = render.megabytes(entry["size"]) if entry["size"] else "size not reported"
+        _line("file", f"{entry['path']}  {size}  sha256 {entry['sha256'] or render.NOT_REPORTED}")
+    _line("serving", serving_line(manifest["recipe"]))
+    calibration = fit["calibration"]
+    if calibration:
+        used = calibration["tokens_used"] or calibration["tokens_requested"]
+        _line("calibration", f"{calibration['dataset'] or render.NOT_REPORTED}, {used or render.NOT_REPORTED} tokens")
+        if calibration["overlaps_with"]:
+            _line("warning", f"calibrated on evaluation data: {', '.join(calibration['overlaps_with'])}")
+    for score in manifest.get("registry", {}).get("scores", []):
+        _line("score", score_line(score))
+
+
+def geometry_line(geometry: dict[str, Any]) -> str:
+    """Shape of a model's cache in one line."""
+    layers = geometry["attention_layers"]
+    some = "" if len(layers) == geometry["num_layers"] else f", full attention in {len(layers)} of them"
+    return (
+        f"{geometry['num_layers']} layers{some}; {geometry['num_q_heads']} query and "
+        f"{geometry['num_kv_heads']} KV heads of {geometry['head_dim']}"
+    )
+
+
+def serving_line(recipe: dict[str, Any]) -> str:
+    """A serving recipe in one line."""
+    clip, windows = recipe["clip"], recipe["windows"]
+    return (
+        f"INT2, group {recipe['group_size']}, K clip {clip['k']}, V clip {clip['v']}, "
+        f"first {windows['sink']} and last {windows['recent']} tokens in {windows['dtype']}"
+    )
+
+
+def score_line(score: dict[str, Any]) -> str:
+    """A score with its baseline, who reports it, what is unknown, and its earlier values."""
+    value = render.NOT_REPORTED if score["value"] is None else f"{score['value']:.2f}"
+    base = score["baseline"]["value"] if score["baseline"] else None
+    before = render.NOT_REPORTED if base is None else f"{base:.2f}"
+    runs = f"{score['repeats']} runs" if score["repeats"] else "runs not reported"
+    history = "".join(f", earlier {entry['value']:.2f} ({entry['source']})" for entry in score["history"])
+    return f"{score['task']}: BF16 {before}, INT2 {value}; reported by {score['reporter']}, {runs}{history}"
+
+
+def _line(label: str, text: str) -> None:
+    render.out().print(f"  {label:<12} {render.clean(text)}")

@@ -1,0 +1,203 @@
+"""The `serve` use case on a terminal: verify, stage, start, wait, report, stop."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.cli import render
+from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
+from oscar_zoo.cli.loading import pick_device, require_serve, with_overrides
+from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
+from oscar_zoo.errors import GeometryMismatch, PathNotFound, ServerFailed, UsageError
+from oscar_zoo.sglang_plugin import launch, server, staging
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """The command line of `serve`, parsed; see its help for the meaning of each."""
+
+    artifact: str
+    extra: tuple[str, ...]
+    model: str | None
+    revision: str | None
+    port: int
+    expose: str | None
+    api_key_file: Path | None
+    clip: str | None
+    timeout: float
+    hub: str | None
+    device: str | None
+    quiet: bool
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    artifact: OpenArtifact
+    choice: ModelChoice
+    recipe: ServingRecipe
+    plan: launch.LaunchPlan
+    staged: Path
+    staged_digest: str
+
+
+def serve(request: ServeRequest) -> int:
+    """Run `serve` until the server ends or is told to stop; the exit code."""
+    launch.check_extra_flags(request.extra)
+    _check_exposure(request)
+    require_serve()
+    server.check_port_free(request.expose or launch.LOOPBACK, request.port)
+    with ExitStack() as stack:
+        private = stack.enter_context(staging.private_folder())
+        return _run(request, _prepare(request, private))
+
+
+def _check_exposure(request: ServeRequest) -> None:
+    if request.expose is not None and request.api_key_file is None:
+        raise UsageError(
+            f"listening on {request.expose} needs an API key.", hint="put one into a file and add --api-key-file FILE"
+        )
+    if request.api_key_file is not None and not request.api_key_file.is_file():
+        raise PathNotFound.for_path(request.api_key_file, "key file")
+
+
+def _prepare(request: ServeRequest, private: Path) -> _Prepared:
+    artifact = open_artifact(request.artifact, hub=request.hub, quiet=request.quiet or request.as_json)
+    choice = _choose_model(request, artifact)
+    recipe = _fit_to_model(request, artifact, choice)
+    staged = private / "rotations"
+    digest = staging.stage_rotations(artifact.verified, staged)
+    key_file = None
+    if request.api_key_file is not None:
+        key = request.api_key_file.read_text("utf-8").strip()
+        if not key or any(ord(c) < 32 for c in key):
+            raise UsageError(f"{request.api_key_file} does not hold one line with a key.")
+        key_file = staging.write_key_file(private, key)
+    wanted = launch.ServeOptions(
+        model=choice.source,
+        revision=request.revision,
+        rotations=staged,
+        rotations_sha256=digest,
+        recipe=recipe,
+        private=private,
+        device=pick_device(request.device).split(":")[0],
+        host=request.expose or launch.LOOPBACK,
+        port=request.port,
+        config_file=key_file,
+        extra=request.extra,
+    )
+    return _Prepared(artifact, choice, recipe, launch.plan(wanted, os.environ), staged, digest)
+
+
+def _choose_model(request: ServeRequest, artifact: OpenArtifact) -> ModelChoice:
+    if request.model is not None:
+        return choose_model(request.model)
+    if artifact.base_model is None:
+        raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
+    return choose_model(artifact.base_model)
+
+
+def _fit_to_model(request: ServeRequest, artifact: OpenArtifact, choice: ModelChoice) -> ServingRecipe:
+    """The recipe in force, once artifact and model are known to have one shape."""
+    if Path(choice.source).is_dir():
+        from oscar_zoo.evaluate.models import check_model_folder, inspect_model
+
+        check_model_folder(Path(choice.source))
+        geometry = inspect_model(choice.source, model_id=choice.model_id).geometry
+    else:
+        geometry = choice.recipe.geometry if choice.recipe else None
+    check_shapes(artifact.verified, geometry, choice.name)
+    if artifact.recipe is not None:
+        recipe = artifact.recipe
+    elif geometry is not None:
+        recipe = serving_recipe(choice, geometry)
+    else:
+        raise UsageError(
+            "neither the artifact nor the zoo has a serving recipe.", hint="serve an artifact with an oscar.json"
+        )
+    return with_overrides(recipe, clip=request.clip)
+
+
+def check_shapes(verified: Verified, geometry: Any, model_name: str) -> None:
+    """Refuse rotations of another shape than the model.
+
+    Raises:
+        GeometryMismatch: naming both shapes.
+    """
+    if geometry is None or verified.k is None or verified.v is None:
+        return
+    hint = f"artifacts that fit: oscar-zoo list --for {model_name}"
+    for rotations, dim, side in ((verified.k, geometry.head_dim, "K"), (verified.v, geometry.v_head_dim, "V")):
+        if rotations.head_dim != dim:
+            raise GeometryMismatch(
+                f"this {side} rotation is for head_dim {rotations.head_dim}; {model_name} has {dim}.", hint=hint
+            )
+        if rotations.layer_ids != geometry.attention_layers:
+            raise GeometryMismatch(
+                f"this {side} rotation has {len(rotations.layers)} layers (last {rotations.layer_ids[-1]}); "
+                f"{model_name} has {len(geometry.attention_layers)} (last {geometry.attention_layers[-1]}).",
+                hint=hint,
+            )
+        if rotations.num_kv_heads not in (None, geometry.num_kv_heads):
+            raise GeometryMismatch(
+                f"this {side} rotation is for {rotations.num_kv_heads} KV heads; "
+                f"{model_name} has {geometry.num_kv_heads}.",
+                hint=hint,
+            )
+
+
+def _run(request: ServeRequest, prepared: _Prepared) -> int:
+    silent = request.quiet or request.as_json
+    log = _log_file(request.port)
+    started = time.monotonic()
+    render.note(f"Starting SGLang for {prepared.choice.source} (log: {log})", quiet=silent)
+    ready = False
+    try:
+        with server.running(prepared.plan, log) as child:
+            with render.waiting("waiting for the server", enabled=not silent) as tick:
+                child.wait_until_healthy(request.timeout, tick)
+            staging.check_unchanged(prepared.staged, prepared.staged_digest)
+            ready = True
+            _report(request, prepared, log, time.monotonic() - started)
+            status = child.wait()
+            raise ServerFailed(f"the server ended (status {status}): {child.cause()}", hint=f"log: {log}")
+    except KeyboardInterrupt:
+        if not ready:
+            raise
+        render.note("Stopped.", quiet=silent)
+        return 130
+    except SystemExit as stop:
+        render.note("Stopped by SIGTERM.", quiet=silent)
+        return 0 if ready else int(stop.code or 1)
+
+
+def _log_file(port: int) -> Path:
+    folder = paths.state_dir() / "logs"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"serve-{port}.log"
+
+
+def _report(request: ServeRequest, prepared: _Prepared, log: Path, seconds: float) -> None:
+    recipe, artifact, url = prepared.recipe, prepared.artifact, prepared.plan.url
+    if request.as_json:
+        facts: dict[str, Any] = {"schema": "oscar-zoo.serve/1", "url": f"{url}/v1", "artifact": artifact.label}
+        facts |= {"digest": artifact.verified.digest, "model": prepared.choice.source, "log": str(log)}
+        facts |= {"recipe": recipe.model_dump(mode="json"), "seconds": round(seconds, 1), "pid": os.getpid()}
+        render.emit_json(facts)
+        return
+    console = render.out()
+    console.print(f"{render.clean(artifact.label)}  {artifact.verified.digest}")
+    console.print(f"verified to level {artifact.verified.level}; serving {render.clean(prepared.choice.source)}")
+    console.print(
+        f"INT2 cache: {recipe.bits_per_element:.2f} bits per element, K clip {recipe.clip.k}, V clip {recipe.clip.v}, "
+        f"first {recipe.windows.sink} and last {recipe.windows.recent} tokens in {recipe.windows.dtype}"
+    )
+    console.print(f"Ready    {url}/v1   ({seconds:.0f} s)      stop with Ctrl-C")

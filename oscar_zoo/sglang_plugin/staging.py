@@ -1,0 +1,80 @@
+"""The private copy a server loads: written by us from verified arrays, never the downloaded file.
+
+Files are mode 0400 in a 0700 folder. The digest over them goes to the plugin, which compares it with what it read, and
+is checked once more when the server is ready, so that what was verified is what is served. Needs neither torch nor
+sglang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
+from oscar_zoo.artifact.durable import write_new
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.errors import DigestMismatchError, VerificationFailed
+
+FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new 0700 folder in the temporary directory; gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="oscar-zoo-serve-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def stage_rotations(verified: Verified, folder: Path) -> str:
+    """Write the canonical K and V files of `verified` into the new folder `folder`.
+
+    Returns:
+        Digest over the two files, `sha256:<hex>`.
+
+    Raises:
+        VerificationFailed: `verified` holds only one side.
+    """
+    if verified.k is None or verified.v is None:
+        raise VerificationFailed(
+            "an artifact to serve needs a K and a V rotation.", hint="give a folder with a K/V pair"
+        )
+    folder.mkdir(mode=0o700)
+    for role, rotations in (("k", verified.k), ("v", verified.v)):
+        write_new(folder / FILES[role], rotation_bytes(rotations), mode=0o400)
+    return folder_digest(folder)
+
+
+def write_key_file(folder: Path, api_key: str) -> Path:
+    """Write the engine's configuration file with the API key, mode 0600; its path."""
+    path = folder / "engine.yaml"
+    quoted = api_key.replace("\\", "\\\\").replace('"', '\\"')
+    write_new(path, f'api-key: "{quoted}"\n'.encode(), mode=0o600)
+    return path
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest over the staged files as they are on disk now."""
+    return artifact_digest(_entries(folder))
+
+
+def check_unchanged(folder: Path, digest: str) -> None:
+    """Compare the staged files with `digest`.
+
+    Raises:
+        DigestMismatchError: somebody changed them.
+    """
+    now = folder_digest(folder)
+    if now != digest:
+        raise DigestMismatchError.for_content("the served copy of the rotations", want=digest, got=now)
+
+
+def _entries(folder: Path) -> list[FileDigest]:
+    return [file_digest(name, read_file(folder / name)) for name in FILES.values()]
