@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.manifest import Manifest, json_schema
+from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.registry.catalog import SCHEMA_NAME, Catalog, recipe_for
+
+GPQA = {
+    "Qwen3-4B-Thinking-2507/seq20000_prompt83_group128": (67.27, 67.17, [64.95]),
+    "Qwen3-4B-Thinking-2507/seq20000_prompt85_group128": (67.27, None, []),
+    "Qwen3-8B/seq20000_prompt83_group128": (56.67, 55.56, [55.05]),
+    "Qwen3-32B/seq16000_prompt69_group128": (58.49, 60.40, []),
+    "GLM-4.7-FP8/seq10000_prompt43_group128": (73.23, 73.57, []),
+}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return Catalog.packaged()
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B", "QWEN/QWEN3-8b"])
+def test_a_model_is_found_by_name_and_hub_id_in_any_case(catalog: Catalog, name: str) -> None:
+    recipe = catalog.recipe(name)
+    assert recipe is not None
+    assert recipe.name == "Qwen3-8B"
+    assert recipe_for(name) == recipe
+
+
+def test_a_model_is_found_by_alias(catalog: Catalog) -> None:
+    recipe = catalog.recipe("qwen3-4b-thinking")
+    assert recipe is not None
+    assert recipe.name == "Qwen3-4B-Thinking-2507"
+
+
+@pytest.mark.parametrize("name", ["other/Qwen3-8B", "Qwen3-7B", ""])
+def test_an_unknown_name_is_none(catalog: Catalog, name: str) -> None:
+    assert catalog.recipe(name) is None
+
+
+def test_close_matches_name_real_models(catalog: Catalog) -> None:
+    assert catalog.close_matches("qwen3-7b")[0] == "Qwen3-8B"
+    assert catalog.close_matches("mymodl", ["MyModel"]) == ("MyModel",)
+    assert catalog.close_matches("zzzzzz") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Qwen3-4B-Thinking-2507", (36, 32, 8, 128, 36)),
+        ("Qwen3-8B", (36, 32, 8, 128, 36)),
+        ("Qwen3-32B", (64, 64, 8, 128, 64)),
+        ("Qwen3-30B-A3B", (48, 32, 4, 128, 48)),
+        ("GLM-4.7-FP8", (92, 96, 8, 128, 92)),
+        ("MiniMax-M2.7", (62, 48, 8, 128, 62)),
+        ("Qwen3.5-4B", (32, 16, 4, 256, 8)),
+        ("Qwen3.5-35B-A3B", (40, 16, 2, 256, 10)),
+        ("tiny-qwen3-hard", (4, 4, 2, 64, 4)),
+    ],
+)
+def test_geometry(catalog: Catalog, name: str, shape: tuple[int, ...]) -> None:
+    recipe = catalog.recipe(name)
+    assert recipe is not None
+    g = recipe.geometry
+    assert (g.num_layers, g.num_q_heads, g.num_kv_heads, g.head_dim, len(g.attention_layers)) == shape
+
+
+def test_hybrid_models_list_their_full_attention_layers(catalog: Catalog) -> None:
+    recipe = catalog.recipe("Qwen3.5-4B")
+    assert recipe is not None
+    assert recipe.geometry.attention_layers == (3, 7, 11, 15, 19, 23, 27, 31)
+
+
+def test_names_must_not_collide(catalog: Catalog) -> None:
+    first, second = catalog.recipes()[:2]
+    with pytest.raises(ValueError, match="names both"):
+        Catalog([first, second.model_copy(update={"aliases": (first.name.upper(),)})])
+
+
+def test_an_organisation_may_be_dropped_only_where_one_model_is_left(catalog: Catalog) -> None:
+    recipe = catalog.recipe("Qwen3-8B")
+    assert recipe is not None
+    other = recipe.model_copy(update={"name": "fork", "hf_id": "fork/Base", "aliases": ()})
+    another = recipe.model_copy(update={"name": "spoon", "hf_id": "spoon/Base", "aliases": ()})
+    assert Catalog([other]).recipe("base") == other
+    assert Catalog([other, another]).recipe("base") is None
+    assert Catalog([other, another]).recipe("Spoon/base") == another
+
+
+def test_the_packaged_manifests_are_the_published_rows(catalog: Catalog) -> None:
+    assert {m.id for m in catalog.manifests()} == set(GPQA)
+    for manifest in catalog.manifests():
+        assert manifest.registry is not None
+        (score,) = manifest.registry.scores
+        baseline = score.baseline
+        assert baseline is not None
+        history = [entry.value for entry in score.history]
+        assert (baseline.value, score.value, history) == GPQA[manifest.id]
+        assert (score.reporter, score.task, score.kv_dtype, baseline.kv_dtype) == (
+            "upstream",
+            "gpqa_diamond",
+            "int2",
+            "bf16",
+        )
+        assert score.repeats is None
+        assert score.stderr is None
+
+
+def test_the_packaged_manifests_invent_nothing(catalog: Catalog) -> None:
+    for manifest in catalog.manifests():
+        recipe, tag = catalog.recipe(manifest.model.id), CalibrationTag.parse(manifest.artifact_id.tag)
+        assert recipe is not None
+        assert tag is not None
+        calibration = manifest.fit.calibration
+        assert calibration is not None
+        assert manifest.digest is None
+        assert manifest.provenance.kind == "imported"
+        assert manifest.model.geometry == recipe.geometry
+        assert (calibration.tokens_requested, calibration.sequences) == (tag.tokens, tag.prompts)
+        assert calibration.overlaps_with == ("gpqa_diamond",)
+        assert calibration.disjoint_from is None
+        assert manifest.recipe.clip.v == (0.96 if recipe.name == "Qwen3-32B" else 0.92)
+
+
+def test_default_tags_are_published_and_scored(catalog: Catalog) -> None:
+    for recipe in catalog.recipes():
+        if recipe.default_tag is not None:
+            manifest = catalog.manifest(ArtifactId(recipe.name, recipe.default_tag))
+            assert manifest is not None
+            assert manifest.registry is not None
+            assert manifest.registry.scores[0].value is not None
+
+
+def test_manifest_files_are_in_their_canonical_form(catalog: Catalog) -> None:
+    root = resources.files("oscar_zoo.manifests")
+    for manifest in catalog.manifests():
+        model, tag = manifest.id.split("/")
+        data = (root / model / f"{tag}.json").read_bytes()
+        assert data == manifest.to_bytes()
+        assert Manifest.from_bytes(data, registry=True) == manifest
+
+
+def test_the_schema_file_is_current() -> None:
+    data = (resources.files("oscar_zoo.manifests") / SCHEMA_NAME).read_bytes()
+    assert json.loads(data) == json_schema()
+    assert data == strict_json.pretty_bytes(json_schema())
