@@ -1,0 +1,170 @@
+"""The attention backend: from SGLang's batch to a `Step`, and from there to an executor.
+
+It refuses to exist when a hook did not run or the pool is not ours, so a server that was asked for INT2 runs exactly
+that or does not start. Per-request state is reset here, in front of the forward pass, never by the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.sglang_plugin import accounting, compat, hooks, refusals, worker
+from oscar_zoo.sglang_plugin.pool import Int2TokenPool
+from oscar_zoo.sglang_plugin.side_store import SideStore
+from oscar_zoo.sglang_plugin.step import Executor, Request, Step
+from oscar_zoo.sglang_plugin.transforms import TransformTable
+
+logger = logging.getLogger(__name__)
+
+_Stock: Any = compat.attention_backend_class()
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What `init_forward_metadata` keeps for the layers of one forward pass."""
+
+    requests: tuple[Request, ...]
+    decode: bool
+
+
+class OscarAttentionBackend(_Stock):  # type: ignore[misc]
+    """Attention over an `Int2TokenPool`.
+
+    Args:
+        runner: SGLang's model runner.
+
+    Raises:
+        ServerFailed: a hook did not run, or the pool is not ours.
+        OscarZooError: server, model or artifact are refused.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        pool, rows = runner.token_to_kv_pool, runner.req_to_token_pool
+        missing = sorted(hooks.BEFORE_BACKEND - hooks.FIRED)
+        if missing or not isinstance(pool, Int2TokenPool):
+            raise ServerFailed(
+                f"the INT2 KV cache is not in place: pool {type(pool).__name__}, hooks that did not run: {missing}.",
+                hint="is another plugin replacing the same functions? SGLANG_PLUGINS=oscar loads ours alone",
+            )
+        refusals.check_server(compat.resolved(runner.server_args), os.environ, eager_only=worker.EXECUTOR.eager_only)
+        refusals.check_layers(compat.attention_layers(runner.model))
+        chosen, artifact = worker.served()
+        table = TransformTable.build(
+            artifact.k,
+            artifact.v,
+            range(pool.start_layer, pool.start_layer + pool.layer_num),
+            kv_heads=compat.local_kv_heads(runner.model_config),
+            device=pool.device,
+        )
+        self.pool = pool
+        self.req_to_token = rows.req_to_token
+        self.window_on_hit = chosen.window_on_hit.value
+        self.mutant = chosen.knobs.mutant
+        self.executor: Executor = worker.EXECUTOR(pool.slots, pool.side, table, self.mutant)
+        self.transform_bytes = table.nbytes
+        self.batch: _Batch | None = None
+        rows.oscar_hand_out = self.side.hand_out
+        plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode)
+        logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+        logger.info("INT2 KV cache: %s", accounting.describe(plan, pool.slots.shape, pool.side.shape, tokens=pool.size))
+
+    @property
+    def side(self) -> SideStore:
+        """Rings and sinks of the pool."""
+        side: SideStore = self.pool.side
+        return side
+
+    def support_triton(self) -> bool:
+        """SGLang may use its own Triton helpers beside this backend."""
+        return False
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Reset rows with a new owner, then work out where every request reads its cached tokens."""
+        rows = forward_batch.req_pool_indices.tolist()
+        lengths = forward_batch.seq_lens.tolist()
+        if "alloc" not in hooks.FIRED:
+            raise ServerFailed("the hook that watches request rows did not run; request rows cannot be trusted.")
+        decode = not forward_batch.forward_mode.is_extend()
+        if decode:
+            self._check_decode(rows)
+            prefixes = [n - 1 for n in lengths]
+        else:
+            prefixes = list(forward_batch.extend_prefix_lens_cpu)
+            self._begin(rows, prefixes)
+        cached = self.side.coverage(rows, lengths if decode else prefixes)
+        self.batch = _Batch(
+            tuple(
+                Request(row, prefix, n - prefix, cover, self.req_to_token[row, : cover.length].long())
+                for row, prefix, n, cover in zip(rows, prefixes, lengths, cached, strict=True)
+            ),
+            decode,
+        )
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ) -> Tensor:
+        """Attention of a prefill or mixed batch; `q`, `k`, `v` are those of the local heads, after RoPE."""
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ) -> Tensor:
+        """Attention of a decode batch."""
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+
+    def report(self) -> dict[str, Any]:
+        """What was read and allocated, for tests and for the log."""
+        return {
+            "reads": dict(getattr(self.executor, "reads", {})),
+            "slot_store": self.pool.slots.nbytes,
+            "side_store": self.side.nbytes,
+            "transforms": self.transform_bytes,
+            "kv_size": sum(self.pool.get_kv_size_bytes()),
+            "tokens": self.pool.size,
+            "rows": self.side.shape.num_rows,
+        }
+
+    def _begin(self, rows: list[int], prefixes: list[int]) -> None:
+        starts = dict(zip(rows, prefixes, strict=True))
+        for row in self.side.take_fresh(rows):
+            if starts[row] and self.window_on_hit == "recompute" and "tail" not in hooks.FIRED:
+                raise ServerFailed("a prefix-cache hit without the hook that makes its tail be prefilled again.")
+            if self.mutant != "keep_stale_rows":
+                self.side.begin(row, starts[row])
+
+    def _check_decode(self, rows: list[int]) -> None:
+        unseen = [row for row in rows if row in self.side.fresh]
+        if unseen:
+            raise ServerFailed(f"request rows {unseen} reached decode without a prefill.")
+
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save: bool, extra: dict[str, Any]
+    ) -> Tensor:
+        unknown = sorted(name for name, value in extra.items() if value is not None)
+        if k is None or v is None or not save or unknown:
+            raise NotImplementedError(
+                f"oscar-zoo INT2 KV cache: attention without its own keys and values, or with {unknown}"
+            )
+        if self.batch is None:
+            raise ServerFailed("a forward pass without metadata.")
+        total = sum(request.new for request in self.batch.requests)
+        slots = compat.write_location(forward_batch.out_cache_loc)[:total].long()
+        step = Step(self.batch.requests, slots, self.batch.decode)
+        out = q.new_zeros(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        run = self.executor.decode if step.decode else self.executor.extend
+        out[:total] = run(
+            layer.layer_id - self.pool.start_layer,
+            q[:total].view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            k[:total].view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+            v[:total].view(-1, layer.tp_v_head_num, layer.v_head_dim),
+            step,
+            scaling=layer.scaling,
+        )
+        return out.flatten(1)

@@ -1,0 +1,185 @@
+"""The plugin's only import of sglang, and every difference between the versions it supports.
+
+Nothing is imported before a function runs, so the rest of the plugin can be imported without sglang. Names of things
+that moved between 0.5.17 and 0.5.23 appear here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from oscar_zoo.errors import MissingDependency, UsageError
+
+FIRST, BEYOND = (0, 5, 17), (0, 5, 24)
+"""Supported versions: `FIRST <= version < BEYOND`."""
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place in SGLang that a hook of ours attaches to."""
+
+    path: str
+    kind: str
+
+
+def sglang_version() -> str:
+    """Version of the installed sglang.
+
+    Raises:
+        MissingDependency: it is not installed.
+        UsageError: it is not a version this plugin was tested with.
+    """
+    try:
+        text = version("sglang")
+    except PackageNotFoundError:
+        raise MissingDependency.for_extra("sglang", "serve") from None
+    number = tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in text.split("+")[0].split(".")[:3])
+    if not FIRST <= number < BEYOND:
+        first, beyond = (".".join(map(str, v)) for v in (FIRST, BEYOND))
+        raise UsageError(
+            f"sglang {text} is outside the supported range >={first},<{beyond}.",
+            hint=f"pip install 'sglang>={first},<{beyond}'",
+        )
+    return text
+
+
+def targets() -> dict[str, tuple[Target, ...]]:
+    """Where each hook attaches in the installed version, by the name of the hook. Subclasses that override a method
+    are listed with their base, because a patch of the base does not reach them."""
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.server_args import ServerArgs
+
+    configurator = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+    # From 0.5.21 arguments resolve in resolve_once, and an assignment afterwards raises.
+    resolve = "resolve_once" if hasattr(ServerArgs, "resolve_once") else "__post_init__"
+    alloc = "alloc_rows" if hasattr(ReqToTokenPool, "alloc_rows") else "alloc"
+    tails = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
+    return {
+        "add_cli_args": (Target("sglang.srt.server_args.ServerArgs.add_cli_args", "AFTER"),),
+        "set_defaults": (Target(f"sglang.srt.server_args.ServerArgs.{resolve}", "BEFORE"),),
+        "check_server_args": (Target("sglang.srt.server_args.ServerArgs.check_server_args", "AFTER"),),
+        "kv_dtype": (Target("sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype", "AROUND"),),
+        "slot_bytes": (
+            Target("sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size", "AROUND"),
+        ),
+        "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
+        "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
+        "pool": (Target(configurator + "_build_mha_kv_pool", "AROUND"),),
+        "tail": tuple(Target(f"sglang.srt.mem_cache.{t}.swa_reprefill_tail_tokens", "AFTER") for t in tails),
+        "alloc": (Target(f"sglang.srt.mem_cache.memory_pool.ReqToTokenPool.{alloc}", "AROUND"),),
+    }
+
+
+def install(hooks: Mapping[str, Hook], backend: str, make_backend: Hook, scheduler_methods: Mapping[str, Hook]) -> None:
+    """Register everything with SGLang.
+
+    Args:
+        hooks: one function per name of `targets`.
+        backend: name of the attention backend.
+        make_backend: runner -> backend.
+        scheduler_methods: what `collective_rpc` may call.
+    """
+    from sglang.srt import server_args
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    server_args.add_attention_backend_choices([backend])
+    register_attention_backend(backend)(make_backend)
+    for name, places in targets().items():
+        for place in places:
+            HookRegistry.register(place.path, hooks[name], HookType[place.kind])
+    for name, method in scheduler_methods.items():
+        setattr(Scheduler, name, method)
+
+
+def add_dtype_choice(parser: argparse.ArgumentParser, dtype: str) -> None:
+    """Let `--kv-cache-dtype` accept `dtype`."""
+    for action in parser._actions:
+        if action.dest == "kv_cache_dtype" and action.choices is not None and dtype not in action.choices:
+            action.choices = [*action.choices, dtype]
+
+
+def resolved(server_args: Any) -> Any:
+    """The configuration SGLang decided on: the raw record up to 0.5.17, later a view of declarations over it."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolved_view
+    except ImportError:
+        return server_args
+    return resolved_view(server_args)
+
+
+def may_set_defaults(server_args: Any) -> bool:
+    """Whether assignments are still accepted; `resolve_once` runs again in every child, on a finished record."""
+    return not getattr(server_args, "_resolution_finished", False)
+
+
+def newly_allocated(original: Hook, pool: Any, request: Any) -> tuple[Any, list[int]]:
+    """Call SGLang's row allocator: its result, and the rows that got a new owner.
+
+    From 0.5.21 `alloc_rows` hands out exactly these. Before, `alloc` also returns rows that requests keep, and only
+    the generation counter tells; it is compared over this one call, because `clear` sets it to zero.
+    """
+    if hasattr(pool, "alloc_rows"):
+        rows = original(pool, request)
+        return rows, list(rows or ())
+    before = pool.req_generation.clone()
+    rows = original(pool, request)
+    return rows, (pool.req_generation != before).nonzero().flatten().tolist() if rows is not None else []
+
+
+def max_requests_per_worker(configurator: Any) -> int:
+    """`max_running_requests // dp`: request rows of one worker without the padding row."""
+    from sglang.srt.runtime_context import get_schedule
+
+    dp = configurator.attn_dp_size if hasattr(configurator, "attn_dp_size") else configurator.ps.attn_dp_size
+    return int(get_schedule().max_running_requests) // int(dp)
+
+
+def local_kv_heads(model_config: Any) -> range:
+    """Global ids of the KV heads of this worker; with fewer heads than workers, heads are replicated."""
+    from sglang.srt.runtime_context import get_parallel
+
+    size, rank = get_parallel().attn_tp_size, get_parallel().attn_tp_rank
+    total, own = model_config.get_total_num_kv_heads(), model_config.get_num_kv_heads(size)
+    start = rank * total // size
+    return range(start, start + own)
+
+
+def attention_layers(model: Any) -> Iterator[Any]:
+    """Every attention layer of a loaded model."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    return (module for module in model.modules() if isinstance(module, RadixAttention))
+
+
+def token_pool_class() -> Any:
+    """The stock pool of keys and values."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    return MHATokenToKVPool
+
+
+def write_location(loc_info: Any) -> Any:
+    """Slot ids of a write, whichever of SGLang's types carries them."""
+    from sglang.srt.mem_cache.memory_pool import unwrap_write_loc
+
+    return unwrap_write_loc(loc_info)[0]
+
+
+def attention_backend_class() -> Any:
+    """The base class of attention backends."""
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+    return AttentionBackend
+
+
+def scheduler_runner(scheduler: Any) -> Any:
+    """The model runner of a scheduler process."""
+    return scheduler.tp_worker.model_runner

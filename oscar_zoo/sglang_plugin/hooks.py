@@ -1,0 +1,219 @@
+"""Every change to SGLang, one function per hook.
+
+SGLang swallows an exception raised while a hook is installed, so each hook notes in `FIRED` that it ran and the
+attention backend refuses to start when one is missing. Every hook returns at once unless the KV dtype is int2: merely
+having the package installed must not change a server that does not use it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin import accounting, compat, fork_environment, refusals, settings, worker
+from oscar_zoo.sglang_plugin.transforms import transform_bytes
+
+logger = logging.getLogger(__name__)
+
+FIRED: set[str] = set()
+"""Hooks that ran in this process, with int2."""
+BEFORE_BACKEND = frozenset({"kv_dtype", "slot_bytes", "budget", "rows", "pool"})
+"""Hooks that must have run when the attention backend is built."""
+FACTS: dict[str, Any] = {}
+"""Numbers for the report: what the hooks told SGLang."""
+
+
+def install() -> None:
+    """Register every hook with SGLang.
+
+    Raises:
+        UsageError: this sglang is not a supported version.
+    """
+    compat.sglang_version()
+    hooks: dict[str, compat.Hook] = {
+        "add_cli_args": add_cli_args,
+        "set_defaults": set_defaults,
+        "check_server_args": check_server_args,
+        "kv_dtype": kv_dtype,
+        "slot_bytes": slot_bytes,
+        "budget": budget,
+        "rows": rows,
+        "pool": pool,
+        "tail": tail,
+        "alloc": alloc,
+    }
+    compat.install(hooks, settings.BACKEND, make_backend, {"oscar_report": oscar_report})
+
+
+def make_backend(runner: Any) -> Any:
+    """Build the attention backend of a model runner."""
+    from oscar_zoo.sglang_plugin.backend import OscarAttentionBackend
+
+    return OscarAttentionBackend(runner)
+
+
+# --- server arguments ----------------------------------------------------------------------------------------------
+
+
+def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
+    """Hook 2: the dtype and the `--oscar-*` flags."""
+    compat.add_dtype_choice(parser, settings.DTYPE)
+    group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
+    for option in settings.OPTIONS.values():
+        group.add_argument(
+            option.flag, action=settings.EnvironmentAction, const=option, default=argparse.SUPPRESS, help=option.help
+        )
+
+
+def set_defaults(args: Any, *_: Any, **__: Any) -> None:
+    """Hook 3: our backend, and a number of requests whose rings fit. SGLang would take 2048 or more requests."""
+    if args.kv_cache_dtype != settings.DTYPE or not compat.may_set_defaults(args):
+        return
+    if args.attention_backend is None:
+        args.attention_backend = settings.BACKEND
+    if args.max_running_requests is None:
+        args.max_running_requests = settings.MAX_RUNNING_REQUESTS
+
+
+def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
+    """Hook 4: refusals, and an early look at settings and artifact, before any worker starts.
+
+    Raises:
+        OscarZooError: the server asks for something an INT2 cache cannot do.
+    """
+    if args.kv_cache_dtype != settings.DTYPE:
+        flags = settings.flags_given(os.environ)
+        if flags:
+            raise UsageError(f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out")
+        idle = fork_environment.present(os.environ)
+        if idle:
+            logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
+        return
+    refusals.check_server(compat.resolved(args), os.environ, eager_only=worker.EXECUTOR.eager_only)
+    chosen, artifact = worker.served()
+    for warning in chosen.warnings:
+        logger.warning("INT2 KV cache: %s", warning)
+    logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+
+
+# --- memory pool ---------------------------------------------------------------------------------------------------
+
+
+def kv_dtype(original: Any, **kwargs: Any) -> Any:
+    """Hook 5: the storage type. uint8 also keeps SGLang away from its fused rotary embedding and cache write."""
+    if kwargs["server_args_kv_cache_dtype"] != settings.DTYPE:
+        return original(**kwargs)
+    FIRED.add("kv_dtype")
+    return settings.DTYPE, torch.uint8
+
+
+def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
+    """Hook 6: bytes of one token slot over all layers of this worker.
+
+    Raises:
+        OscarZooError: the artifact was made for another model, or the model is one we do not serve.
+    """
+    if configurator.kv_cache_dtype_str != settings.DTYPE:
+        return original(self, configurator, num_layers)
+    FIRED.add("slot_bytes")
+    chosen, _ = worker.served()
+    worker.check_model(configurator.model_config)
+    FACTS["slot_bytes"] = worker.slot_shape(configurator, num_slots=0).token_bytes(chosen.knobs.mode)
+    return FACTS["slot_bytes"]
+
+
+def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
+    """Hook 7: rings, sinks and transforms come out of the budget before SGLang divides it by the slot size.
+
+    Raises:
+        UsageError: nothing is left for token slots.
+    """
+    if self.kv_cache_dtype_str != settings.DTYPE:
+        return None
+    FIRED.add("budget")
+    chosen, artifact = worker.served()
+    slots = worker.slot_shape(self, num_slots=0)
+    side = worker.side_shape(self, num_rows=compat.max_requests_per_worker(self) + 1)
+    transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
+    plan = accounting.plan(slots, side, transforms, chosen.knobs.mode)
+    left = plan.budget(int(result))
+    FACTS.update(profiled=int(result), subtracted=plan.fixed, plan=asdict(plan))
+    return left
+
+
+def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook 8, first half: how many request rows there are, which the token pool is not told."""
+    if self.kv_cache_dtype_str == settings.DTYPE:
+        FIRED.add("rows")
+        FACTS["rows"] = int(kwargs["req_to_token_pool"].req_to_token.shape[0])
+    return original(self, *args, **kwargs)
+
+
+def pool(original: Any, self: Any, **kwargs: Any) -> Any:
+    """Hook 8, second half: our pool class, which owns codes, scales, rings and sinks.
+
+    Raises:
+        RuntimeError: the number of request rows is not known.
+    """
+    if self.kv_cache_dtype_str != settings.DTYPE:
+        return original(self, **kwargs)
+    if "rows" not in FIRED:
+        raise RuntimeError("the hook that counts request rows did not run")
+    FIRED.add("pool")
+    from oscar_zoo.sglang_plugin.pool import Int2TokenPool
+
+    chosen, _ = worker.served()
+    make = functools.partial(
+        Int2TokenPool,
+        side_shape=worker.side_shape(self, num_rows=FACTS["rows"]),
+        slot_shape=worker.slot_shape(self, num_slots=0),
+        mode=chosen.knobs.mode,
+    )
+    return original(self, **{**kwargs, "mha_pool_class": make})
+
+
+# --- prefix cache and request rows ---------------------------------------------------------------------------------
+
+
+def tail(result: int, *_: Any, **__: Any) -> int | None:
+    """Hook 9: a prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills the ring."""
+    if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
+        return None
+    FIRED.add("tail")
+    return max(int(result), worker.served()[0].recent.value)
+
+
+def alloc(original: Any, self: Any, request: Any) -> Any:
+    """Hook 10: rows with a new owner. Only a set on the host is touched here; see `side_store`."""
+    hand_out = getattr(self, "oscar_hand_out", None)  # put there by our attention backend
+    if hand_out is None:
+        return original(self, request)
+    FIRED.add("alloc")
+    result, new_rows = compat.newly_allocated(original, self, request)
+    hand_out(new_rows)
+    return result
+
+
+# --- observation ---------------------------------------------------------------------------------------------------
+
+
+def oscar_report(scheduler: Any, path: str) -> None:
+    """Hook 13, called through `Engine.collective_rpc`: write what this worker did to `<path>.<process id>.json`.
+
+    Raises:
+        RuntimeError: this server has no INT2 cache.
+    """
+    backend = compat.scheduler_runner(scheduler).attn_backend
+    if "pool" not in FIRED:
+        raise RuntimeError("this server has no INT2 KV cache")
+    report = {"fired": sorted(FIRED), "facts": FACTS, **backend.report()}
+    Path(f"{path}.{os.getpid()}.json").write_text(json.dumps(report))

@@ -1,0 +1,201 @@
+"""From the settings to the two rotation sets of one artifact, their digest and their recipe. Needs no torch.
+
+Files are read once, by the library's own strict reader, and the bytes that were hashed are the bytes that were parsed.
+A folder must hold exactly one K and one V file of one fit: with several candidates nobody can know which was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
+from oscar_zoo.artifact.formats import Role, RotationSet
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.reader import read_file, read_rotation
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.errors import DigestMismatchError, GeometryMismatch, PathNotFound, UsageError
+from oscar_zoo.sglang_plugin.settings import RecipeValues, Source
+
+
+@dataclass(frozen=True)
+class ServedArtifact:
+    """What a server applies.
+
+    Attributes:
+        k, v: both sides.
+        digest: artifact digest, `sha256:<hex>`.
+        manifest: the `oscar.json` beside the files, or `None`.
+        folder: where they were, for messages.
+    """
+
+    k: RotationSet
+    v: RotationSet
+    digest: str
+    manifest: Manifest | None
+    folder: str
+
+    @property
+    def recipe(self) -> RecipeValues:
+        """Settings the recipe of the artifact gives; all `None` without a manifest."""
+        return RecipeValues() if self.manifest is None else recipe_values(self.manifest.recipe)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a server does otherwise than the recipe says, without a change of meaning."""
+        if self.manifest is not None and self.manifest.recipe.scale_dtype != "float16":
+            return (f"the recipe has scales in {self.manifest.recipe.scale_dtype}: 16 bit (float16) are used.",)
+        return ()
+
+    def check_geometry(self, *, num_layers: int, num_kv_heads: int, head_dim: int, v_head_dim: int) -> None:
+        """Refuse a model this artifact was not made for; every layer of the model must be covered.
+
+        Raises:
+            GeometryMismatch: names what the artifact has and what the model has.
+        """
+        seen = {
+            "layers": (len(self.k.layers), num_layers),
+            "KV heads": (self.k.num_kv_heads or num_kv_heads, num_kv_heads),
+            "KV heads of V": (self.v.num_kv_heads or num_kv_heads, num_kv_heads),
+            "head_dim": (self.k.head_dim, head_dim),
+            "v_head_dim": (self.v.head_dim, v_head_dim),
+        }
+        if self.manifest is not None:
+            seen["KV heads of the manifest"] = (self.manifest.model.num_kv_heads, num_kv_heads)
+        for what, (made_for, has) in seen.items():
+            if made_for != has:
+                raise GeometryMismatch(
+                    f"the artifact in {self.folder} was made for {made_for} {what}, this model has {has}.",
+                    hint="use the artifact of this model: oscar-zoo list",
+                )
+        if self.k.layer_ids != tuple(range(num_layers)):
+            raise GeometryMismatch(f"the artifact in {self.folder} does not cover layers 0 .. {num_layers - 1}.")
+
+
+def load(source: Source, expected_digest: str | None = None) -> ServedArtifact:
+    """Read the artifact that `source` names.
+
+    Args:
+        source: folder, name in the local store, or two files.
+        expected_digest: artifact digest it must have, with or without `sha256:`.
+
+    Raises:
+        UsageError: several candidates, or files of different fits.
+        PathNotFound: a side is missing.
+        MalformedFile, UnsupportedFormat: the reader's verdict.
+        DigestMismatchError: other bytes than the manifest or the caller expects.
+    """
+    if source.files is not None:
+        loaded = _from_files(Path(source.files[0]), Path(source.files[1]))
+    elif source.folder is not None:
+        loaded = _from_folder(Path(source.folder))
+    else:
+        loaded = _from_folder(_store_folder(source.artifact or ""))
+    want = None if expected_digest is None else "sha256:" + expected_digest.removeprefix("sha256:")
+    if want is not None and loaded.digest != want:
+        raise DigestMismatchError.for_content(
+            f"the artifact in {loaded.folder}",
+            want=want.removeprefix("sha256:"),
+            got=loaded.digest.removeprefix("sha256:"),
+        )
+    return loaded
+
+
+def recipe_values(recipe: ServingRecipe) -> RecipeValues:
+    """The values of a recipe this runtime can follow.
+
+    Raises:
+        UsageError: another quantizer or clip algorithm than ours; nothing is approximated.
+    """
+    clip = recipe.clip
+    if recipe.quantizer != QUANTIZER or clip.algorithm not in ("none", CLIP_ALGORITHM):
+        raise UsageError(
+            f"the recipe asks for quantizer {recipe.quantizer} with clip {clip.algorithm}.",
+            hint=f"this server has {QUANTIZER} with {CLIP_ALGORITHM}",
+        )
+    unclipped = clip.algorithm == "none"
+    return RecipeValues(
+        sink=recipe.windows.sink,
+        recent=recipe.windows.recent,
+        k_clip=0.0 if unclipped else clip.k,
+        v_clip=0.0 if unclipped else clip.v,
+        group_size=recipe.group_size,
+    )
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    rotations: RotationSet
+    entry: FileDigest
+
+
+def _read(path: Path) -> _File:
+    data = read_file(path)
+    return _File(path, read_rotation(data, what=path.name), file_digest(path.name, data))
+
+
+def _from_files(k_path: Path, v_path: Path) -> ServedArtifact:
+    return _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
+
+
+def _from_folder(folder: Path) -> ServedArtifact:
+    if not folder.is_dir():
+        raise PathNotFound.for_path(folder, "folder of rotations")
+    manifest_path = folder / FILE_NAME
+    if manifest_path.exists():
+        manifest = Manifest.from_bytes(read_file(manifest_path), what=str(manifest_path))
+        paths = {role: manifest.file(f"{role}_rotation") for role in ("k", "v")}  # type: ignore[arg-type]
+        files = [_read(folder / entry.path) for entry in paths.values() if entry is not None]
+        if len(files) != 2:
+            raise UsageError(f"{folder} holds a {manifest.kind}, which has no rotation pair.")
+        return _pair(files[0], files[1], manifest, str(folder))
+    files = [_read(path) for path in sorted(folder.glob("*.pt"))]
+    return _pair(_only(files, "k", folder), _only(files, "v", folder), None, str(folder))
+
+
+def _role(file: _File) -> Role | None:
+    """The side a file is for: what its objective says, else how its name begins."""
+    if file.rotations.declared_role is not None:
+        return file.rotations.declared_role
+    start = file.path.name[:2].lower()
+    return "k" if start == "k_" else "v" if start == "v_" else None
+
+
+def _only(files: Sequence[_File], role: Role, folder: Path) -> _File:
+    mine = [file for file in files if _role(file) == role]
+    if not mine:
+        raise PathNotFound.for_path(folder / "*.pt", f"{role.upper()} rotation file")
+    if len(mine) > 1:
+        names = ", ".join(file.path.name for file in mine)
+        raise UsageError(
+            f"{folder} holds several {role.upper()} files: {names}.", hint="a folder holds one K and one V"
+        )
+    return mine[0]
+
+
+def _pair(k: _File, v: _File, manifest: Manifest | None, folder: str) -> ServedArtifact:
+    for file, role in ((k, "k"), (v, "v")):
+        if file.rotations.declared_role not in (None, role):
+            raise UsageError(f"{file.path} is not a {role.upper()} file: {file.rotations.objective}.")
+    if k.rotations.layer_ids != v.rotations.layer_ids:
+        raise UsageError(f"{k.path.name} and {v.path.name} in {folder} are not of one fit: their layers differ.")
+    digest = artifact_digest((k.entry, v.entry))
+    if manifest is not None:
+        _check_against(manifest, (k, v))
+        digest = manifest.digest or digest
+    return ServedArtifact(k.rotations, v.rotations, digest, manifest, folder)
+
+
+def _check_against(manifest: Manifest, files: Sequence[_File]) -> None:
+    listed = {entry.path: entry.sha256 for entry in manifest.files}
+    for file in files:
+        want = listed[file.path.name]
+        if want is not None and want != file.entry.sha256:
+            raise DigestMismatchError.for_content(str(file.path), want=want, got=file.entry.sha256)
+
+
+def _store_folder(name: str) -> Path:
+    raise UsageError(f"--oscar-artifact {name}: this build has no local store.", hint="--oscar-rotation-path DIR")

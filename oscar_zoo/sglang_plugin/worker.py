@@ -1,0 +1,81 @@
+"""What one worker process serves: settings and artifact read once, and the shapes that follow from them and the model.
+
+Budget and allocation both ask here, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import replace
+from typing import Any
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin import compat, loading, refusals, settings
+from oscar_zoo.sglang_plugin.side_store import SideShape
+from oscar_zoo.sglang_plugin.slot_store import SlotShape
+from oscar_zoo.sglang_plugin.torch_executor import TorchExecutor
+
+EXECUTOR = TorchExecutor
+"""The executor in force."""
+
+
+@functools.cache
+def served() -> tuple[settings.PluginSettings, loading.ServedArtifact]:
+    """Settings and artifact of this process, read once.
+
+    Raises:
+        OscarZooError: anything wrong with either.
+    """
+    given = settings.read_settings(os.environ)
+    artifact = loading.load(given.source.value, given.expected_digest)
+    final = settings.read_settings(os.environ, artifact.recipe)
+    return replace(final, warnings=final.warnings + artifact.warnings), artifact
+
+
+def check_model(model_config: Any) -> None:
+    """Refuse a model by its configuration or because the artifact is not for it.
+
+    Raises:
+        UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
+    """
+    refusals.check_model(model_config)
+    served()[1].check_geometry(
+        num_layers=model_config.num_hidden_layers,
+        num_kv_heads=model_config.get_total_num_kv_heads(),
+        head_dim=model_config.head_dim,
+        v_head_dim=model_config.v_head_dim,
+    )
+
+
+def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
+    """Shape of the slots of this worker.
+
+    Raises:
+        UsageError: head size and group size do not fit.
+    """
+    chosen, model = served()[0], configurator.model_config
+    specs = []
+    for dim, clip in ((model.head_dim, chosen.k_clip.value), (model.v_head_dim, chosen.v_clip.value)):
+        try:
+            specs.append(QuantSpec(dim, chosen.group_size.value or dim, clip))
+        except ValueError as error:
+            raise UsageError(f"INT2 rows of this model: {error}.", hint="--oscar-group-size") from None
+    layers = configurator.layer_info.num_effective_layers
+    return SlotShape(layers, num_slots, len(compat.local_kv_heads(model)), specs[0], specs[1])
+
+
+def side_shape(configurator: Any, *, num_rows: int) -> SideShape:
+    """Shape of the rings and sinks of this worker."""
+    chosen, model = served()[0], configurator.model_config
+    return SideShape(
+        num_layers=configurator.layer_info.num_effective_layers,
+        num_rows=num_rows,
+        num_kv_heads=len(compat.local_kv_heads(model)),
+        k_head_dim=model.head_dim,
+        v_head_dim=model.v_head_dim,
+        sink=chosen.sink.value,
+        recent=chosen.recent.value,
+        dtype=configurator.model_dtype,
+    )
