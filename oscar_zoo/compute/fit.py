@@ -14,7 +14,7 @@ from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.transforms import is_power_of_two
 from oscar_zoo.compute.methods import hadamard, oscar
-from oscar_zoo.compute.methods.base import Matrix, Method
+from oscar_zoo.compute.methods.base import Matrix, Method, StatisticName
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
@@ -37,7 +37,7 @@ class FitResult:
     method: Method
     k: RotationSet
     v: RotationSet
-    targets: Mapping[str, Matrix]
+    targets: Mapping[StatisticName, Matrix]
     coverage: Coverage | None
 
 

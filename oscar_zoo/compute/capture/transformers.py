@@ -48,7 +48,6 @@ class TransformersCapture:
             )
         return moments
 
-    @torch.inference_mode()
     def _run(self, sequences: Sequence[Sequence[int]], sink: Sink, phase: str, progress: Progress) -> None:
         def tapped(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
             sink(layer_id, query[0], key[0], value[0])
@@ -58,7 +57,7 @@ class TransformersCapture:
 
         done, total = 0, sum(len(sequence) for sequence in sequences)
         progress(done, total, phase)
-        with attention_scope(self._loaded, tapped):
+        with torch.inference_mode(), attention_scope(self._loaded, tapped):
             for sequence in sequences:
                 ids = torch.tensor([list(sequence)], device=self._loaded.device)
                 # the decoder without its head: logits over the vocabulary are not needed

@@ -17,6 +17,8 @@ from oscar_zoo.artifact.manifest import Composition, Estimators
 from oscar_zoo.compute.moments import Moments
 
 Matrix = NDArray[np.float64]
+StatisticName = Literal["qq", "kk", "sst", "oo", "vv", "wo"]
+"""Names of matrices in the statistics fingerprint."""
 Need = Literal["nothing", "rows", "weighted"]
 """No calibration at all; the first pass of the capture; both passes."""
 
@@ -33,7 +35,7 @@ class FittedPair:
 
     k: RotationSet
     v: RotationSet
-    targets: Mapping[str, Matrix]
+    targets: Mapping[StatisticName, Matrix]
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import Composition
-from oscar_zoo.artifact.transforms import hadamard
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.methods.base import FittedPair, Method
 from oscar_zoo.compute.moments import Moments
+from oscar_zoo.evaluate.cache import hadamard_set
 
 
 def fit(moments: Moments) -> FittedPair:
     """R = H for keys and values of all layers, eigenvalues all 1; only the geometry of `moments` is read."""
-    shape = moments.geometry
-    return FittedPair(
-        _side(shape.attention_layers, shape.head_dim), _side(shape.attention_layers, shape.v_head_dim), {}
-    )
+    return FittedPair(_side(moments.geometry, "k"), _side(moments.geometry, "v"), {})
 
 
-def _side(layer_ids: tuple[int, ...], head_dim: int) -> RotationSet:
-    matrix, ones = hadamard(head_dim).astype(np.float32), np.ones(head_dim, dtype=np.float32)
-    return RotationSet(
-        format_version=1,
-        objective="hadamard",
-        grouping="layer",
-        transform="hadamard",
-        orthogonal=True,
-        centered=False,
-        # one array for all layers, as files of this kind have one record
-        layers=tuple(LayerTransform(layer, matrix, matrix, eigenvalues=ones) for layer in layer_ids),
-    )
+def _side(geometry: Geometry, role: Role) -> RotationSet:
+    plain = hadamard_set(geometry, role)
+    ones = np.ones(plain.head_dim, dtype=np.float32)
+    return replace(plain, layers=tuple(replace(layer, eigenvalues=ones) for layer in plain.layers))
 
 
 METHOD = Method(

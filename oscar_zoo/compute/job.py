@@ -1,0 +1,256 @@
+"""The use case: a model and a calibration file become a verified artifact folder.
+
+Load, read the data, capture, fit, assemble in memory, verify those very bytes, then write the folder in one step. An
+interrupt, a crash or a full disk at any point leaves the target as it was. The same options give the same digest on
+the same machine and versions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, Numerics
+from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, check_part
+from oscar_zoo.artifact.outcome import Outcome, Verified
+from oscar_zoo.artifact.specs import Harness, ServingRecipe
+from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.compute.assemble import Facts, assemble
+from oscar_zoo.compute.capture.base import Progress, no_progress
+from oscar_zoo.compute.capture.transformers import TransformersCapture
+from oscar_zoo.compute.data import CalibrationData, check_budget, load_calibration
+from oscar_zoo.compute.fit import check_model, find_method, fit
+from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.compute.methods.base import Method
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.errors import ComputeFailed, PathNotFound, UsageError
+from oscar_zoo.evaluate.models import Dtype, LoadedModel, load_model
+
+LONGEST_DEFAULT = 4096
+"""Tokens of a calibration sequence when neither the caller nor the model says less."""
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """What to compute.
+
+    Attributes:
+        model: local folder or Hugging Face id.
+        model_id: name of the base model in the manifest; `None` for what `model` says.
+        model_name: first part of the artifact id, without organisation.
+        calib_data: text or JSONL file.
+        calib_tokens: token budget.
+        recipe: serving settings for the manifest; `requires` is completed from the fit.
+        revision: of a Hugging Face id.
+        seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context, whichever is less.
+        method: a key of `fit.METHODS`.
+        output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
+        device, dtype: where and in which type the forward passes run.
+        force: replace an artifact that stands in the folder.
+        seed: of the document order; `None` keeps the order of the file.
+        created: RFC 3339 UTC time for the manifest; `None` for now.
+    """
+
+    model: str
+    model_name: str
+    calib_data: Path
+    calib_tokens: int
+    recipe: ServingRecipe
+    model_id: str | None = None
+    revision: str | None = None
+    seq_len: int | None = None
+    method: str = "oscar"
+    output_dir: Path | None = None
+    device: str = "cpu"
+    dtype: Dtype = "auto"
+    force: bool = False
+    seed: int | None = None
+    created: str | None = None
+
+
+@dataclass(frozen=True)
+class ComputeResult:
+    """A finished artifact.
+
+    Attributes:
+        path: its folder.
+        artifact_id: `<Model>/<tag>`.
+        manifest: content of its `oscar.json`.
+        verified: outcome of the full verification.
+        notes: what the user should know, in sentences.
+        seconds: duration by phase: `load`, `data`, `capture`, `fit`, `write`.
+    """
+
+    path: Path
+    artifact_id: ArtifactId
+    manifest: Manifest
+    verified: Verified
+    notes: tuple[str, ...]
+    seconds: Mapping[str, float]
+
+
+@dataclass
+class _Clock:
+    """Seconds by phase, and news of each phase's start."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+    _phase: str = ""
+    _start: float = 0.0
+
+    def phase(self, name: str) -> None:
+        now = time.monotonic()
+        if self._phase:
+            self.seconds[self._phase] = now - self._start
+        self._phase, self._start = name, now
+        self.progress(0, 0, name)
+
+
+def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progress) -> ComputeResult:
+    """Calibrate a model and write the artifact.
+
+    Args:
+        progress: `(tokens done, tokens in all, phase)`; phases without tokens report `(0, 0, phase)` at their start.
+
+    Raises:
+        UsageError: options that make no sense together, or data that is no text.
+        PathNotFound, InvalidModel, UnsupportedModel: from reading model and data.
+        OutputExists: the folder is taken; see `folder.check_target`.
+        ComputeFailed: the capture was incomplete, the device ran out of memory, or the result failed verification.
+        StorageError: the disk refused.
+    """
+    method = _check_options(options)
+    clock = _Clock(progress)
+    clock.phase("load")
+    loaded = load_model(
+        options.model,
+        revision=options.revision,
+        dtype=options.dtype,
+        device=options.device,
+        model_id=options.model_id,
+    )
+    seq_len = _check_model(options, loaded.block)
+    clock.phase("data")
+    data = load_calibration(
+        options.calib_data, loaded.tokenizer, tokens=options.calib_tokens, seq_len=seq_len, seed=options.seed
+    )
+    artifact_id = _artifact_id(options, method, data)
+    target = options.output_dir or Path(artifact_id.model) / artifact_id.tag
+    check_target(target, force=options.force)
+    clock.phase("capture")
+    moments = _capture(loaded, method, data, progress)
+    clock.phase("fit")
+    files = assemble(fit(moments, method), _facts(options, method, loaded, data, artifact_id))
+    verified = _require_verified(verify_files(files, strict=True))
+    clock.phase("write")
+    write_folder(target, files, force=options.force)
+    clock.phase("done")
+    manifest = Manifest.from_bytes(files[FILE_NAME])
+    return ComputeResult(target, artifact_id, manifest, verified, _notes(data, method), clock.seconds)
+
+
+def _check_options(options: ComputeOptions) -> Method:
+    """All that can be wrong before the model is read."""
+    method = find_method(options.method)
+    check_budget(options.calib_tokens, 1 if options.seq_len is None else options.seq_len)
+    check_part(options.model_name, "model name")
+    if not options.calib_data.is_file():
+        raise PathNotFound.for_path(options.calib_data, "calibration file")
+    if options.output_dir is not None:
+        check_target(options.output_dir, force=options.force)
+    _check_device(options.device)
+    return method
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"{name!r} is not a device.", hint="devices are called cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU")
+
+
+def _check_model(options: ComputeOptions, block: ModelBlock) -> int:
+    """Sequence length to use, once head width, quantization groups and context are known to fit."""
+    check_model(block)
+    group = options.recipe.group_size
+    if block.head_dim % group or block.v_head_dim % group:
+        raise UsageError(
+            f"group size {group} does not divide head_dim {block.head_dim} of {block.id}.",
+            hint=f"use a group size of {block.head_dim}",
+        )
+    longest = block.rope.max_position if block.rope else None
+    if options.seq_len is None:
+        return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+    if longest is not None and options.seq_len > longest:
+        raise UsageError(
+            f"sequences of {options.seq_len} tokens are longer than the {longest} of {block.id}.",
+            hint=f"use a sequence length of at most {longest}",
+        )
+    return options.seq_len
+
+
+def _artifact_id(options: ComputeOptions, method: Method, data: CalibrationData) -> ArtifactId:
+    tag = CalibrationTag(data.tokens_used, len(data.sequences), options.recipe.group_size, method.variant)
+    return ArtifactId(options.model_name, str(tag))
+
+
+def _capture(loaded: LoadedModel, method: Method, data: CalibrationData, progress: Progress) -> Moments:
+    if method.needs == "nothing":
+        return Moments(loaded.block, {})
+    try:
+        capture = TransformersCapture(loaded)
+        return capture.capture(data.sequences, weighted=method.needs == "weighted", progress=progress)
+    except torch.OutOfMemoryError:
+        longest = max(len(sequence) for sequence in data.sequences)
+        raise ComputeFailed(
+            f"{loaded.device} ran out of memory on a sequence of {longest} tokens.",
+            hint="use shorter sequences or another device",
+        ) from None
+
+
+def _facts(
+    options: ComputeOptions, method: Method, loaded: LoadedModel, data: CalibrationData, artifact_id: ArtifactId
+) -> Facts:
+    saw_data = method.needs != "nothing"
+    device = loaded.device
+    numerics = Numerics(
+        forward_dtype=loaded.dtype,
+        accumulate="float64",
+        engine=Harness(name="transformers", version=version("transformers")),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    )
+    return Facts(
+        artifact_id=artifact_id,
+        model=loaded.block,
+        recipe=options.recipe,
+        calibration=data.facts() if saw_data else None,
+        numerics=numerics if saw_data else None,
+        created=options.created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def _require_verified(outcome: Outcome) -> Verified:
+    if isinstance(outcome, Verified):
+        return outcome
+    reason = getattr(outcome, "message", None) or getattr(outcome, "reason", None) or getattr(outcome, "cause", None)
+    raise ComputeFailed(
+        f"the result failed its own verification ({type(outcome).__name__}): {reason or outcome}",
+        hint="nothing was written; calibrate on more or other text",
+    )
+
+
+def _notes(data: CalibrationData, method: Method) -> tuple[str, ...]:
+    notes = []
+    if data.tokens_used < data.tokens_requested:
+        notes.append(f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens.")
+    if method.needs == "nothing":
+        notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
+    return tuple(notes)
