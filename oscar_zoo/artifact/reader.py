@@ -39,7 +39,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
-        raise StorageError(f"cannot read {path}: {error.strerror}.") from None
+        raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
     with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -49,7 +49,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         try:
             data = stream.read(max_bytes + 1)
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}.") from None
+            raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
     if len(data) != status.st_size:
         raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
     return data

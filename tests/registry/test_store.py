@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from failing_calls import Injection, killed_at, raise_error
+from tiny_artifacts import artifact_files
+
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, InvalidName, StorageError
+from oscar_zoo.registry.store import Store
+
+ID = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
+PLAIN = {"k.pt": b"keys" * 50, "v.pt": b"values" * 50}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+def flip(path: Path) -> None:
+    """Change one byte of a read-only file."""
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_what_was_put_is_found_and_opened(store: Store) -> None:
+    files = artifact_files()
+    put = store.put(ID, files, source="file:/zoo")
+    record = store.find(ArtifactId("TINY-qwen3-hard", ID.tag))
+    assert record is not None
+    assert store.installed() == (record,)
+    assert (record.id, record.source) == (ID, "file:/zoo")
+    opened = store.open(record.digest)
+    assert opened.files == files == put.files
+    assert opened.manifest is not None
+    assert opened.manifest.digest == record.digest
+    assert set(opened.payload) == set(files) - {"oscar.json"}
+
+
+def test_an_empty_store_is_only_read(store: Store) -> None:
+    assert store.installed() == ()
+    assert store.find(ID) is None
+    with pytest.raises(ArtifactNotFound):
+        store.open("sha256:" + "0" * 64)
+    assert not store.root.exists()
+
+
+def test_blobs_are_read_only_files_in_private_folders(store: Store) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    for entry in record.files:
+        blob = store.root / "blobs" / "sha256" / entry.sha256
+        assert stat.S_IMODE(blob.stat().st_mode) == 0o444
+        assert blob.samefile(record.path / entry.path)
+    for folder in (store.root, store.root / "blobs" / "sha256", store.root / "artifacts", record.path):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_default_place_is_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", str(tmp_path / "elsewhere"))
+    assert Store().put(ID, PLAIN, source="s").record.path.is_relative_to(tmp_path / "elsewhere")
+
+
+def test_an_intact_entry_stays_when_it_is_put_again(store: Store) -> None:
+    first = store.put(ID, PLAIN, source="one").record
+    inode = first.path.stat().st_ino
+    assert store.put(ID, PLAIN, source="two").record == first
+    assert first.path.stat().st_ino == inode
+
+
+def test_two_ids_may_share_their_bytes(store: Store) -> None:
+    other = ArtifactId("tiny-qwen3", "hadamard")
+    one, two = store.put(ID, PLAIN, source="s").record, store.put(other, PLAIN, source="s").record
+    assert one.digest == two.digest
+    assert store.open(one.digest, ID).record.id == ID
+    assert store.open(two.digest, other).record.id == other
+    store.remove(one)
+    assert store.open(two.digest, other).files == PLAIN
+    store.remove(two)
+    assert store.installed() == ()
+    assert list((store.root / "blobs" / "sha256").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["k.pt", "v.pt"])
+def test_a_flipped_byte_is_seen_at_the_next_use_and_repaired_by_put(store: Store, name: str) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    flip(record.path / name)
+    with pytest.raises(DigestMismatchError, match=name):
+        store.open(record.digest)
+    assert store.put(ID, PLAIN, source="s").files == PLAIN
+    assert store.open(record.digest).files == PLAIN
+
+
+def test_a_flipped_blob_and_a_changed_manifest_are_seen(store: Store) -> None:
+    record = store.put(ID, artifact_files(), source="s").record
+    flip(store.root / "blobs" / "sha256" / record.files[0].sha256)
+    with pytest.raises(DigestMismatchError):
+        store.open(record.digest)
+    record = store.put(ID, artifact_files(), source="s").record
+    flip(record.path / "oscar.json")
+    with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
+        store.open(record.digest)
+
+
+def test_a_missing_file_and_a_link_in_place_of_one_are_seen(store: Store, tmp_path: Path) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    target = record.path / "k.pt"
+    target.unlink()
+    with pytest.raises(DigestMismatchError):
+        store.open(record.digest)
+    (tmp_path / "same").write_bytes(PLAIN["k.pt"])
+    target.symlink_to(tmp_path / "same")
+    with pytest.raises(DigestMismatchError):
+        store.open(record.digest)
+
+
+@pytest.mark.parametrize("broken", [b"", b"{}", b"not json", b'{"schema": "oscar-zoo.record/2"}'])
+def test_an_entry_without_a_good_record_is_absent_and_repaired_by_put(store: Store, broken: bytes) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    path = record.path / "record.json"
+    path.chmod(0o600)
+    path.write_bytes(broken)
+    assert store.installed() == ()
+    assert store.put(ID, PLAIN, source="s").record.digest == record.digest
+
+
+def test_an_entry_without_its_mark_is_absent(store: Store) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    (record.path / ".complete").unlink()
+    assert store.find(ID) is None
+    assert store.put(ID, PLAIN, source="s").files == PLAIN
+
+
+def test_a_record_moved_to_another_digest_is_no_entry(store: Store) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    record.path.parent.rename(record.path.parent.parent / ("0" * 64))
+    assert store.installed() == ()
+
+
+def test_a_store_that_others_can_write_is_refused(store: Store) -> None:
+    store.put(ID, PLAIN, source="s")
+    store.root.chmod(0o777)
+    for use in (store.installed, lambda: store.put(ID, PLAIN, source="s")):
+        with pytest.raises(StorageError, match="0777") as caught:
+            use()
+        assert "chmod 700" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["../k.pt", "a/b.pt", ".complete", "record.json", "Record.JSON"])
+def test_unsafe_file_names_are_refused(store: Store, name: str) -> None:
+    with pytest.raises(InvalidName):
+        store.put(ID, {name: b"x"}, source="s")
+    assert not store.root.exists()
+
+
+def test_without_hard_links_an_entry_keeps_copies(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    record = store.put(ID, PLAIN, source="s").record
+    assert store.open(record.digest).files == PLAIN
+    flip(store.root / "blobs" / "sha256" / record.files[0].sha256)
+    assert store.open(record.digest).files == PLAIN
+
+
+def test_old_leftovers_are_removed(store: Store) -> None:
+    store.put(ID, PLAIN, source="s")
+    old = store.root / "artifacts" / ".tmp.old"
+    old.mkdir()
+    os.utime(old, (time.time() - 7200,) * 2)
+    store.put(ArtifactId("other", "tag"), PLAIN, source="s")
+    assert not old.exists()
+
+
+def assert_nothing_or_everything(store: Store) -> None:
+    """Every entry that shows is complete and intact."""
+    for record in store.installed():
+        assert store.open(record.digest, record.id).files == PLAIN
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_a_failing_disk_leaves_nothing_or_everything(tmp_path: Path, code: int, stays: bool) -> None:
+    for number in range(1, 200):
+        store = Store(tmp_path / str(number))
+        injection = Injection(number, raise_error(code), stays=stays)
+        try:
+            with injection.active():
+                store.put(ID, PLAIN, source="s")
+        except StorageError as error:
+            assert "\n" not in error.message
+            assert error.hint
+        assert_nothing_or_everything(store)
+        assert store.put(ID, PLAIN, source="s").files == PLAIN
+        if not injection.fired:
+            break
+    assert 30 < number < 199
+
+
+@pytest.mark.parametrize("before", ["empty", "rotten"])
+def test_a_killed_put_leaves_nothing_or_everything(tmp_path: Path, before: str) -> None:
+    for number in range(1, 200):
+        store = Store(tmp_path / str(number))
+        if before == "rotten":
+            flip(store.put(ID, PLAIN, source="s").record.path / "k.pt")
+        killed = killed_at(number, lambda store=store: store.put(ID, PLAIN, source="s"))  # type: ignore[misc]
+        for record in store.installed():
+            try:
+                assert store.open(record.digest).files == PLAIN
+            except DigestMismatchError:
+                assert before == "rotten"
+        assert store.put(ID, PLAIN, source="s").files == PLAIN
+        if not killed:
+            break
+    assert 30 < number < 199
