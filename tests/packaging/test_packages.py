@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_FOLDERS = {"zoo", "manifests"}
+STUBS = "cpu_site"
+"""Folder of modules for another process; shipped as data, not as a package."""
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    with (ROOT / "pyproject.toml").open("rb") as stream:
+        return tomllib.load(stream)
+
+
+def source_packages() -> set[str]:
+    """Dotted names of every folder with an `__init__.py` below the two import packages."""
+    found = set()
+    for top, base in (("oscar_zoo", ROOT), ("oscar_kernels", ROOT / "kernels")):
+        for init in (base / top).rglob("__init__.py"):
+            parts = init.parent.relative_to(base).parts
+            if STUBS not in parts:
+                found.add(".".join(parts))
+    return found
+
+
+def test_the_package_list_is_what_is_on_disk(project: dict[str, Any]) -> None:
+    setuptools = project["tool"]["setuptools"]
+    elsewhere = {name for name in setuptools["package-dir"] if name not in ("oscar_zoo", "oscar_kernels")}
+    assert set(setuptools["packages"]) - elsewhere == source_packages()
+    assert len(setuptools["packages"]) == len(set(setuptools["packages"]))
+    for folder in setuptools["package-dir"].values():
+        assert (ROOT / folder / "__init__.py").is_file()
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    for base in (ROOT / "oscar_zoo", ROOT / "kernels" / "oscar_kernels"):
+        for module in base.rglob("*.py"):
+            if STUBS not in module.parts:
+                assert (module.parent / "__init__.py").is_file(), module
+
+
+def test_data_packages_ship_their_files(project: dict[str, Any]) -> None:
+    setuptools = project["tool"]["setuptools"]
+    for name, folder in setuptools["package-dir"].items():
+        patterns = setuptools["package-data"].get(name, [])
+        shipped = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
+        data = {path for path in (ROOT / folder).rglob("*") if path.suffix in (".toml", ".json")}
+        assert data <= shipped, name
+
+
+def test_stub_modules_are_shipped_as_data(project: dict[str, Any]) -> None:
+    patterns = project["tool"]["setuptools"]["package-data"]["oscar_zoo"]
+    shipped = {path for pattern in patterns for path in (ROOT / "oscar_zoo").glob(pattern)}
+    stubs = {path for path in (ROOT / "oscar_zoo").rglob("*.py") if STUBS in path.parts}
+    assert stubs
+    assert stubs <= shipped
+
+
+def test_recipes_manifests_and_schema_are_importable_resources() -> None:
+    recipes = {e.name for e in resources.files("oscar_zoo.recipes").iterdir() if e.name.endswith(".toml")}
+    assert recipes == {path.name for path in (ROOT / "zoo").glob("*.toml")}
+    manifests = resources.files("oscar_zoo.manifests")
+    assert (manifests / "manifest.schema.json").is_file()
+    assert (manifests / "Qwen3-8B" / "seq20000_prompt83_group128.json").is_file()
+
+
+def test_entry_points_load(project: dict[str, Any]) -> None:
+    declared = [
+        ("console_scripts", project["project"]["scripts"]),
+        *project["project"].get("entry-points", {}).items(),
+    ]
+    for group, names in declared:
+        installed = {point.name: point for point in entry_points(group=group)}
+        for name, target in names.items():
+            point = installed[name]
+            assert point.value == target
+            assert callable(point.load())
+
+
+def test_no_top_level_package_shadows_another(project: dict[str, Any]) -> None:
+    tops = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert tops == {"oscar_zoo"} | DATA_FOLDERS
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_tests_are_no_package() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
