@@ -1,0 +1,199 @@
+"""Checks of one rotation file that need its numbers and nothing else: finite, invertible, ordered, not a placeholder.
+
+Every check returns a `Finding` (what people read) or a `Problem` (why the file must not be used). Limits are
+measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, a matrix that went through bf16
+is at 1e-3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.outcome import Grade, State
+from oscar_zoo.artifact.transforms import hadamard
+
+FP64_LIMIT = 2e-7
+FP32_LIMIT = 5e-6
+CONDITION_LIMIT = 1e3
+EIGENVALUE_NOISE = 1e-6
+SAME_MATRIX = 1e-4
+LOCALISATION = {"k": 2.0, "v": 1.15}
+"""Least score that real calibrated files show; random matrices reach 1.0."""
+
+LOCALISATION_MIN_DIM = 64
+
+_NO_EIGENVECTORS = ("hadamard", "pbr", "h_pbr")
+"""Objective or composition -> matrices that do not depend on data, so all layers are equal."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found. `warnings` are stable codes."""
+
+    detail: str
+    state: State = "ok"
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a check failed; fields as in `outcome.Rejected`."""
+
+    code: str
+    message: str
+    path: str | None = None
+    layer: int | None = None
+    head: int | None = None
+    measured: float | None = None
+    limit: float | None = None
+
+    def at(self, path: str) -> Problem:
+        """The same problem, of the file `path`."""
+        return replace(self, path=path)
+
+
+def data_free(rotations: RotationSet) -> bool:
+    """Whether the declared objective makes the same matrix for every layer."""
+    return (rotations.composition or rotations.objective) in _NO_EIGENVECTORS
+
+
+def numeric(rotations: RotationSet) -> tuple[Finding, Grade] | Problem:
+    """All values finite, and forward @ partner.T = I in float64, largest absolute deviation.
+
+    At most 2e-7 is the precision of a float64 fit, at most 5e-6 that of a float32 fit (a warning), above is refused.
+    """
+    worst = condition = 0.0
+    for layer in rotations.layers:
+        if not all(a is None or np.isfinite(a).all() for a in _arrays(layer)):
+            return Problem("not_finite", f"layer {layer.layer_id} has NaN or infinite values", layer=layer.layer_id)
+        errors = _inverse_error(layer)
+        if errors.max() > FP32_LIMIT:
+            return _not_inverse(rotations, layer, errors)
+        worst = max(worst, float(errors.max()))
+        if not rotations.orthogonal:
+            condition = max(condition, float((_spectral_norm(layer.forward) * _spectral_norm(layer.partner)).max()))
+    formula = "R R^T" if rotations.orthogonal else "R Q^T"
+    detail = f"max |{formula} - I| = {worst:.1e}" + (f", condition {condition:.0f}" if condition else "")
+    warnings = (("numeric.fp32_grade",) if worst > FP64_LIMIT else ()) + (
+        ("numeric.condition",) if condition > CONDITION_LIMIT else ()
+    )
+    grade: Grade = "fp32" if worst > FP64_LIMIT else "fp64"
+    return Finding(detail, "warning" if warnings else "ok", warnings), grade
+
+
+def eigenvalues(rotations: RotationSet) -> Finding | Problem:
+    """Ascending, positive at the end, at most noise below zero; all ones exactly in Hadamard files."""
+    if rotations.layers[0].eigenvalues is None:
+        return Finding("no eigenvalues in this file", "warning", ("eigenvalues.missing",))
+    ones = rotations.objective == "hadamard"
+    smallest, ties = np.inf, 0
+    for layer in rotations.layers:
+        values = np.asarray(layer.eigenvalues, dtype=np.float64)
+        place = f"the eigenvalues of layer {layer.layer_id}"
+        last = values[..., -1]
+        if ones != bool((values == 1).all()):
+            said = "are not all 1, as in a Hadamard file" if ones else "are all 1, as in a Hadamard file only"
+            return Problem("eigenvalues.all_ones", f"{place} {said}", layer=layer.layer_id)
+        if (np.diff(values, axis=-1) < 0).any():
+            return Problem("eigenvalues.order", f"{place} are not ascending", layer=layer.layer_id)
+        if not (last > 0).all() or (values[..., 0] < -EIGENVALUE_NOISE * last).any():
+            low = float(values[..., 0].min())
+            return Problem("eigenvalues.sign", f"{place} are negative", layer=layer.layer_id, measured=low)
+        smallest = min(smallest, float((values[..., 0] / last).min()))
+        ties += int((np.diff(values, axis=-1) == 0).sum())
+    if ones:
+        return Finding("all 1, as declared")
+    detail = f"ascending, smallest over largest {smallest:.1e}"
+    return Finding(f"{detail}, {ties} tied", "warning", ("eigenvalues.tied",)) if ties else Finding(detail)
+
+
+def content(rotations: RotationSet) -> Finding | Problem:
+    """Matrices are what the objective says: no identity, permutation, plain Hadamard or repeated layer in disguise."""
+    h = hadamard(rotations.head_dim)
+    declared = rotations.composition or rotations.objective
+    seen: dict[bytes, int] = {}
+    for layer in rotations.layers:
+        place = f"the matrix of layer {layer.layer_id}"
+        rows = np.abs(layer.forward)
+        if (np.abs(layer.forward - np.eye(rotations.head_dim)) < SAME_MATRIX).all(axis=(-2, -1)).any():
+            return Problem("content.identity", f"{place} is the identity", layer=layer.layer_id)
+        if declared != "pbr" and (rows.max(axis=-1) > 1 - SAME_MATRIX).all(axis=-1).any():
+            return Problem("content.permutation", f"{place} only permutes channels", layer=layer.layer_id)
+        plain = (np.abs(layer.forward - h) < SAME_MATRIX).all(axis=(-2, -1))
+        if declared == "hadamard" and not plain.all():
+            return Problem("content.not_hadamard", f"{place} is not the Hadamard matrix", layer=layer.layer_id)
+        if declared != "hadamard" and plain.any():
+            return Problem("content.hadamard", f"{place} is the plain Hadamard matrix", layer=layer.layer_id)
+        twin = seen.setdefault(layer.forward.tobytes(), layer.layer_id)
+        if twin != layer.layer_id and not data_free(rotations):
+            return Problem("content.equal_layers", f"{place} repeats that of layer {twin}", layer=layer.layer_id)
+    if rotations.objective == "uresidual":
+        return Finding("a uresidual file: published transposed, see its method", "warning", ("content.uresidual",))
+    return Finding("the same matrix in every layer, as declared" if data_free(rotations) else "every layer differs")
+
+
+def localisation_score(rotations: RotationSet) -> float | None:
+    """Mean over layers of s = d/3 * mean over columns of sum(W^4), W = R H; `None` where it means nothing.
+
+    Keys score above 2, values above 1.15 in real files; a random rotation scores 1. A hint, never a reason to refuse.
+    """
+    applies = rotations.orthogonal and rotations.composition in ("r_h", "r_h_pbr")
+    if not applies or rotations.head_dim < LOCALISATION_MIN_DIM:
+        return None
+    h = hadamard(rotations.head_dim)
+    scores = [np.mean(np.sum((layer.forward @ h) ** 4, axis=-2)) * rotations.head_dim / 3 for layer in rotations.layers]
+    return float(np.mean(scores))
+
+
+def localisation(sides: dict[str, RotationSet]) -> Finding:
+    """Compare the scores of K and V with what real files show; warnings only."""
+    scores = {role: score for role, side in sides.items() if (score := localisation_score(side)) is not None}
+    if not scores:
+        return Finding("not checked: only for calibrated rotations of 64 channels and more", "not checked")
+    warnings = [f"localisation.{role}" for role, score in scores.items() if score < LOCALISATION[role]]
+    if len(scores) == 2 and scores["k"] <= scores["v"]:
+        warnings.append("localisation.order")
+    detail = ", ".join(f"{role.upper()} {score:.2f}" for role, score in scores.items())
+    return Finding(f"score {detail}; random is 1.0", "warning" if warnings else "ok", tuple(warnings))
+
+
+def _arrays(layer: LayerTransform) -> tuple[NDArray[np.float32] | None, ...]:
+    return layer.forward, layer.partner, layer.mean, layer.eigenvalues
+
+
+def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:
+    """max |forward @ partner.T - I| per head, float64; a scalar array for layer-wise matrices."""
+    forward = layer.forward.astype(np.float64)
+    partner = forward if layer.partner is layer.forward else layer.partner.astype(np.float64)
+    product = forward @ np.swapaxes(partner, -2, -1) - np.eye(forward.shape[-1])
+    return np.asarray(np.abs(product).max(axis=(-2, -1)))
+
+
+def _not_inverse(rotations: RotationSet, layer: LayerTransform, errors: NDArray[np.float64]) -> Problem:
+    measured = float(errors.max())
+    word = "is not orthogonal" if rotations.orthogonal else "and its partner are not inverse"
+    return Problem(
+        "not_orthogonal" if rotations.orthogonal else "not_inverse",
+        f"the matrix of layer {layer.layer_id} {word}: {measured:.1e}, limit {FP32_LIMIT:.0e}",
+        layer=layer.layer_id,
+        head=int(errors.argmax()) if errors.ndim else None,
+        measured=measured,
+        limit=FP32_LIMIT,
+    )
+
+
+def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Largest singular value per matrix, at most 8 % too large: Frobenius norm of the Gram matrix's 32nd power."""
+    gram = matrix.astype(np.float64)
+    gram = np.swapaxes(gram, -2, -1) @ gram
+    exponent, log_norm = 1, np.zeros(gram.shape[:-2])
+    for _ in range(6):
+        norm = np.maximum(np.linalg.norm(gram, axis=(-2, -1)), np.finfo(np.float64).tiny)
+        log_norm = log_norm + np.log(norm) / exponent
+        gram = gram / norm[..., None, None]
+        gram, exponent = gram @ gram, exponent * 2
+    return np.asarray(np.exp(log_norm / 2))

@@ -1,0 +1,148 @@
+"""From bytes to one of five outcomes: the stages of verification, in their order, until the first failure.
+
+`verify_files` is pure: it sees bytes in memory, the very bytes that are hashed, parsed and later served. `verify_path`
+reads a file or a folder once and hands them over. Nothing here trusts a name, a manifest or a file size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from oscar_zoo.artifact.checks import Problem
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
+from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, Manifest
+from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable, Unsupported, Verified
+from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.stages import SUFFIX, Verification, rejected
+from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
+
+MAX_PAYLOAD_BYTES = 256 << 20
+"""Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have 2 to 17 MB."""
+
+
+def verify_files(
+    files: Mapping[str, bytes],
+    *,
+    manifest: Manifest | None = None,
+    expected: Sequence[FileDigest] | None = None,
+    geometry: Geometry | None = None,
+    name_hint: str = "",
+    strict: bool = False,
+) -> Outcome:
+    """Verify an artifact, or one rotation file, whose bytes are in memory.
+
+    Args:
+        files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is given.
+        manifest: what the artifact says about itself, from a source other than `files`.
+        expected: digests from a lock or an index; every one of them is compared.
+        geometry: of the model; names the attention layers of hybrid models and is checked against the manifest.
+        name_hint: original name of a single file, where `files` calls it something else.
+        strict: rules for publishing our own artifacts: warnings about names and roles are rejections.
+    """
+    return Verification(files, manifest, expected, geometry, name_hint, strict).run()
+
+
+def verify_path(
+    path: Path,
+    *,
+    expected_digest: str | None = None,
+    expected: Sequence[FileDigest] | None = None,
+    geometry: Geometry | None = None,
+    strict: bool = False,
+    max_bytes: int = MAX_PAYLOAD_BYTES,
+) -> Outcome:
+    """Verify one rotation file, or an artifact folder that holds one K/V pair, with or without a manifest.
+
+    Args:
+        path: file or folder; not a symbolic link.
+        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left out.
+        max_bytes: larger files are not read.
+
+    Raises:
+        PathNotFound: nothing is there.
+    """
+    try:
+        files = _read_folder(path, max_bytes) if path.is_dir() else {path.name: read_file(path, max_bytes=max_bytes)}
+    except (MalformedFile, StorageError) as error:
+        return Unreadable(error.message, str(path))
+    if path.is_dir() and not files:
+        return Unreadable(f"no rotation files in {path}", str(path))
+    if path.is_dir() and (problem := _not_one_pair(files)):
+        return problem
+    if expected_digest is not None and (mismatch := _compare_digest(path, files, expected_digest)):
+        return mismatch
+    outcome = verify_files(files, expected=expected, geometry=geometry, strict=strict)
+    if expected_digest is not None and isinstance(outcome, Verified) and not expected and FILE_NAME not in files:
+        found = Check("bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one")
+        return replace(outcome, checks=(found, *outcome.checks[1:]))
+    return outcome
+
+
+def find_artifacts(path: Path) -> list[Path]:
+    """Folders below `path` (itself included) that directly hold rotation files or a manifest, sorted.
+
+    Hidden folders and symbolic links are skipped. A file, or a folder that does not exist, holds none.
+    """
+    if not path.is_dir():
+        return []
+    found, todo = [], [path]
+    while todo:
+        folder = todo.pop()
+        entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
+        if any(entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME) for entry in entries):
+            found.append(folder)
+        todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return sorted(found)
+
+
+def _read_folder(folder: Path, max_bytes: int) -> dict[str, bytes]:
+    """The manifest and the files it lists, or without one all rotation files and the statistics; never a link."""
+    if folder.is_symlink():
+        raise MalformedFile("file.kind", f"{folder} is a symbolic link.")
+    names = {entry.name for entry in folder.iterdir() if entry.suffix == SUFFIX or entry.name == STATISTICS_NAME}
+    files: dict[str, bytes] = {}
+    if (folder / FILE_NAME).exists() or (folder / FILE_NAME).is_symlink():
+        files[FILE_NAME] = read_file(folder / FILE_NAME)
+        names |= _listed(files[FILE_NAME])
+    for name in sorted(names):
+        parents = [folder.joinpath(*PurePosixPath(name).parts[:depth]) for depth in range(1, name.count("/") + 1)]
+        if any(parent.is_symlink() for parent in parents):
+            raise MalformedFile("file.kind", f"{name} lies behind a symbolic link.")
+        try:
+            files[name] = read_file(folder / name, max_bytes=max_bytes)
+        except PathNotFound:
+            continue  # listed and absent: stage `bytes` says so
+    return files
+
+
+def _listed(manifest: bytes) -> set[str]:
+    try:
+        return {entry.path for entry in Manifest.from_bytes(manifest).files}
+    except MalformedFile:
+        return set()  # stage `schema` says why
+
+
+def _not_one_pair(files: Mapping[str, bytes]) -> Outcome | None:
+    names = sorted(name for name in files if name.endswith(SUFFIX))
+    if FILE_NAME in files or len(names) == 2:
+        return None
+    if names and all(name.startswith("layer_") for name in names):
+        return Unsupported("mla_latent", "one file per layer: rotations of MLA latents cannot be served")
+    if len(names) < 2:
+        message = f"an artifact is a K file and a V file; here is only {', '.join(names) or 'no rotation file'}"
+        return rejected("schema", Problem("incomplete_pair", message), ())
+    message = f"several pairs in one folder, name one file: {', '.join(names)}"
+    return rejected("schema", Problem("ambiguous_pair", message), ())
+
+
+def _compare_digest(path: Path, files: Mapping[str, bytes], want: str) -> DigestMismatch | None:
+    payload = [file_digest(name, data) for name, data in files.items() if name != FILE_NAME]
+    got = artifact_digest(payload)
+    accepted = {got} | ({"sha256:" + payload[0].sha256} if len(payload) == 1 else set())
+    if "sha256:" + want.removeprefix("sha256:") in accepted:
+        return None
+    shown = min(accepted - {got}, default=got)
+    return DigestMismatch(str(path), want, shown, (Check("bytes", "failed", f"digest is {shown}, expected {want}"),))
