@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_artifacts import artifact_files
+
+from oscar_zoo.artifact.manifest import Manifest, Registry, Status
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, InvalidName, MalformedFile
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.resolve import resolve
+
+HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
+PAIR = {"k.pt": b"keys", "v.pt": b"values"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> LocalHub:
+    hub = LocalHub(tmp_path / "hub", must_exist=False)
+    hub.commit(ArtifactId.parse(HARD), artifact_files(artifact=HARD))
+    hub.commit(ArtifactId.parse("Qwen3-8B/seq20000_prompt83_group128"), {"k.pt": b"default", "v.pt": b"1"})
+    hub.commit(ArtifactId.parse("Qwen3-8B/other"), {**PAIR, "README.md": b"text"})
+    hub.commit(ArtifactId.parse("Custom/one"), {"k.pt": b"1", "v.pt": b"1", "statistics.safetensors": b"2"})
+    hub.commit(ArtifactId.parse("Custom/two"), PAIR)
+    return hub
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "tiny-qwen3-hard",
+        "TINY-QWEN3-HARD",
+        "oscar-zoo/tiny-qwen3-hard",
+        HARD,
+        HARD.upper(),
+        "tiny-qwen3-hard:seq512_prompt2_group64",
+        "oscar-zoo/tiny-qwen3-hard:SEQ512_prompt2_group64",
+    ],
+)
+def test_every_way_to_name_an_artifact(hub: LocalHub, reference: str) -> None:
+    found = resolve(reference, hub)
+    assert str(found.id) == HARD
+    assert found.manifest is not None
+    assert found.manifest.digest == found.digest
+    assert found.geometry == found.manifest.model.geometry
+    assert [f.path for f in found.files] == ["k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"]
+
+
+def test_a_bare_name_means_the_default_tag(hub: LocalHub) -> None:
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B"):
+        assert resolve(name, hub).id.tag == "seq20000_prompt83_group128"
+    found = resolve("Qwen3-8B:other", hub)
+    assert found.manifest is None
+    assert found.packaged is None
+    assert [f.path for f in found.files] == ["k.pt", "v.pt"]
+
+
+def test_the_only_version_on_a_hub_is_taken_though_the_default_tag_is_another(tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path, must_exist=False)
+    hub.commit(ArtifactId.parse("Qwen3-8B/seq150000_prompt44_group128"), PAIR)
+    assert resolve("qwen3-8b", hub).id.tag == "seq150000_prompt44_group128"
+
+
+def test_several_versions_without_a_default_are_listed(hub: LocalHub) -> None:
+    with pytest.raises(AmbiguousName) as caught:
+        resolve("custom", hub)
+    assert "Custom:one" in caught.value.message
+    assert "Custom:two" in caught.value.message
+
+
+def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
+    digest = resolve("Custom:two", hub).digest
+    assert digest is not None
+    assert resolve(f"custom@{digest[:19]}", hub).id.tag == "two"
+    assert resolve(f"Custom/two@{digest}", hub).id.tag == "two"
+    with pytest.raises(ArtifactNotFound) as caught:
+        resolve("custom@sha256:000000000000", hub)
+    assert digest in (caught.value.hint or "")
+    hub.commit(ArtifactId.parse("Custom/three"), PAIR)
+    with pytest.raises(AmbiguousName):
+        resolve(f"custom@{digest}", hub)
+
+
+def test_statistics_belong_to_the_payload_without_a_manifest(hub: LocalHub) -> None:
+    assert [f.path for f in resolve("Custom:one", hub).files] == ["k.pt", "statistics.safetensors", "v.pt"]
+
+
+def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
+    with pytest.raises(ArtifactNotFound) as caught:
+        resolve("qwen3-7b", hub)
+    assert "'qwen3-7b'" in caught.value.message
+    assert "Qwen3-8B" in (caught.value.hint or "")
+    with pytest.raises(ArtifactNotFound) as caught:
+        resolve("custm", hub)
+    assert "Custom" in (caught.value.hint or "")
+
+
+def test_a_known_model_that_is_not_on_the_hub_says_so(hub: LocalHub) -> None:
+    with pytest.raises(ArtifactNotFound) as caught:
+        resolve("qwen3-32b", hub)
+    assert caught.value.message == f"Qwen3-32B is not on {hub.name}."
+    assert "hf" in (caught.value.hint or "")
+
+
+def test_an_unknown_tag_lists_the_versions(hub: LocalHub) -> None:
+    with pytest.raises(ArtifactNotFound) as caught:
+        resolve("custom:three", hub)
+    assert "Custom:one, Custom:two" in (caught.value.hint or "")
+
+
+def test_another_organisations_model_is_not_taken_for_a_known_one(hub: LocalHub) -> None:
+    for name in ("someone/Qwen3-8B", "someone/tiny-qwen3-hard"):
+        with pytest.raises(ArtifactNotFound):
+            resolve(name, hub)
+
+
+def test_an_organisation_the_zoo_does_not_know_must_be_the_manifests(tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path, must_exist=False)
+    hub.commit(ArtifactId.parse("Mine/tag"), artifact_files(artifact="Mine/tag"))
+    assert str(resolve("oscar-zoo/mine", hub).id) == "Mine/tag"
+    with pytest.raises(ArtifactNotFound):
+        resolve("someone/mine", hub)
+
+
+def status(state: str, *, aliases: tuple[str, ...] = ()) -> Catalog:
+    """The packaged recipes, and a manifest of the hub's artifact in that state."""
+    manifest = Manifest.from_bytes(artifact_files(artifact=HARD)["oscar.json"])
+    registry = Registry(status=Status(state=state, reason="a bad fit"), aliases=aliases)  # type: ignore[arg-type]
+    return Catalog(Catalog.packaged().recipes(), [manifest.model_copy(update={"registry": registry})])
+
+
+def test_a_withdrawn_version_needs_its_digest(hub: LocalHub) -> None:
+    catalog = status("yanked")
+    for name in ("tiny-qwen3-hard", HARD, "tiny-qwen3-hard:seq512_prompt2_group64"):
+        with pytest.raises(ArtifactNotFound, match="withdrawn"):
+            resolve(name, hub, catalog)
+    digest = catalog.manifests()[0].digest
+    found = resolve(f"tiny-qwen3-hard@{digest}", hub, catalog)
+    assert found.warnings == (f"{HARD} is yanked: a bad fit",)
+    assert found.expected_digest == digest
+
+
+def test_a_deprecated_version_is_found_with_a_warning(hub: LocalHub) -> None:
+    assert resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings == (f"{HARD} is deprecated: a bad fit",)
+    assert resolve("tiny-qwen3-hard", hub, status("active")).warnings == ()
+
+
+def test_an_alias_of_a_manifest_names_one_version(hub: LocalHub) -> None:
+    assert str(resolve("SMALL", hub, status("active", aliases=("small",))).id) == HARD
+
+
+def test_a_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path, must_exist=False)
+    hub.commit(ArtifactId.parse("tiny-qwen3/tag"), artifact_files(artifact=HARD))
+    with pytest.raises(MalformedFile) as caught:
+        resolve("tiny-qwen3", hub)
+    assert caught.value.reason == "manifest.id"
+
+
+@pytest.mark.parametrize("left_out", ["k_rotation_qqt_r_h_pbr.pt", "all"])
+def test_an_incomplete_version_is_named_as_such(tmp_path: Path, left_out: str) -> None:
+    hub = LocalHub(tmp_path, must_exist=False)
+    files = artifact_files(artifact=HARD)
+    kept = {"README.md": b"x"} if left_out == "all" else {n: d for n, d in files.items() if n != left_out}
+    hub.commit(ArtifactId.parse(HARD), kept)
+    with pytest.raises(ArtifactNotFound, match="has no"):
+        resolve("tiny-qwen3-hard", hub)
+
+
+def test_a_reference_outside_the_grammar_is_refused(hub: LocalHub) -> None:
+    for text in ("../x", "a/b/c", "name@sha256:12", ""):
+        with pytest.raises(InvalidName):
+            resolve(text, hub)
+    assert resolve(Reference("tiny-qwen3-hard"), hub).id.model == "tiny-qwen3-hard"
