@@ -63,7 +63,7 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
         labelled = replace(side, calibration=_calibration_block(facts, fit_id))
         files[_file_name(role, side, result.method.name)] = (file_role, writer.rotation_bytes(labelled))
     if result.targets:
-        targets: dict[str, Matrix] = {name: matrix for name, matrix in result.targets.items()}
+        targets: dict[str, Matrix] = dict(result.targets.items())
         fingerprint = statistics.fingerprint_bytes(targets, result.k.layer_ids, facts.model.id, facts.model.revision)
         files[STATISTICS_NAME] = ("statistics", fingerprint)
     manifest = _manifest(result, facts, fit_id, files)

@@ -77,10 +77,9 @@ def _replace(staged: Path, target: Path) -> bool:
     old = durable.temp_path(target.parent)
     target.rename(old)
     try:
-        moved = durable.move_into_place(staged, target)
-    except BaseException:
-        old.rename(target)
-        raise
-    if moved:
-        durable.remove_tree(old)
-    return moved
+        return durable.move_into_place(staged, target)
+    finally:
+        if target.exists():
+            durable.remove_tree(old)
+        else:
+            old.rename(target)

@@ -8,7 +8,8 @@ the same machine and versions.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -84,7 +85,7 @@ class ComputeResult:
         manifest: content of its `oscar.json`.
         verified: outcome of the full verification.
         notes: what the user should know, in sentences.
-        seconds: duration by phase: `load`, `data`, `capture`, `fit`, `write`.
+        seconds: duration by phase: `load`, `capture`, `fit` (with verification), `write`.
     """
 
     path: Path
@@ -101,15 +102,13 @@ class _Clock:
 
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
-    _phase: str = ""
-    _start: float = 0.0
 
-    def phase(self, name: str) -> None:
-        now = time.monotonic()
-        if self._phase:
-            self.seconds[self._phase] = now - self._start
-        self._phase, self._start = name, now
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
         self.progress(0, 0, name)
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
 
 
 def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progress) -> ComputeResult:
@@ -127,30 +126,25 @@ def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progres
     """
     method = _check_options(options)
     clock = _Clock(progress)
-    clock.phase("load")
-    loaded = load_model(
-        options.model,
-        revision=options.revision,
-        dtype=options.dtype,
-        device=options.device,
-        model_id=options.model_id,
-    )
-    seq_len = _check_model(options, loaded.block)
-    clock.phase("data")
-    data = load_calibration(
-        options.calib_data, loaded.tokenizer, tokens=options.calib_tokens, seq_len=seq_len, seed=options.seed
-    )
+    with clock.phase("load"):
+        loaded = load_model(
+            options.model,
+            revision=options.revision,
+            dtype=options.dtype,
+            device=options.device,
+            model_id=options.model_id,
+        )
+    data = _read_data(options, loaded)
     artifact_id = _artifact_id(options, method, data)
     target = options.output_dir or Path(artifact_id.model) / artifact_id.tag
     check_target(target, force=options.force)
-    clock.phase("capture")
-    moments = _capture(loaded, method, data, progress)
-    clock.phase("fit")
-    files = assemble(fit(moments, method), _facts(options, method, loaded, data, artifact_id))
-    verified = _require_verified(verify_files(files, strict=True))
-    clock.phase("write")
-    write_folder(target, files, force=options.force)
-    clock.phase("done")
+    with clock.phase("capture"):
+        moments = _capture(loaded, method, data, progress)
+    with clock.phase("fit"):
+        files = assemble(fit(moments, method), _facts(options, method, loaded, data, artifact_id))
+        verified = _require_verified(verify_files(files, strict=True))
+    with clock.phase("write"):
+        write_folder(target, files, force=options.force)
     manifest = Manifest.from_bytes(files[FILE_NAME])
     return ComputeResult(target, artifact_id, manifest, verified, _notes(data, method), clock.seconds)
 
@@ -195,6 +189,13 @@ def _check_model(options: ComputeOptions, block: ModelBlock) -> int:
             hint=f"use a sequence length of at most {longest}",
         )
     return options.seq_len
+
+
+def _read_data(options: ComputeOptions, loaded: LoadedModel) -> CalibrationData:
+    seq_len = _check_model(options, loaded.block)
+    return load_calibration(
+        options.calib_data, loaded.tokenizer, tokens=options.calib_tokens, seq_len=seq_len, seed=options.seed
+    )
 
 
 def _artifact_id(options: ComputeOptions, method: Method, data: CalibrationData) -> ArtifactId:
