@@ -61,8 +61,13 @@ def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> 
         return
     line = f"[bold red]error:[/] {clean(message)}"
     if hint:
-        line += f" {clean(hint[0].upper() + hint[1:])}"
+        line += f" {clean(_sentence(hint))}"
     err().print(line)
+
+
+def _sentence(hint: str) -> str:
+    """`hint` with a capital letter, unless it starts with a command the user can copy."""
+    return hint if hint.startswith(("oscar-zoo ", "pip ", "chmod ", "make ")) else hint[0].upper() + hint[1:]
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from oscar_zoo.cli import options
-from oscar_zoo.cli.serving import ServeRequest, serve
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": False})
@@ -36,4 +35,6 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
     """
+    from oscar_zoo.cli.serving import ServeRequest, serve
+
     return serve(ServeRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from oscar_zoo.cli import options, outcomes, render
+from oscar_zoo.cli import options, render
 
 
 @click.command("verify")
@@ -28,6 +26,7 @@ def command(targets: tuple[str, ...], model: str | None, digest: str | None, str
       oscar-zoo verify ./Qwen3.5-4B/calibrated --model Qwen3.5-4B --json
     """
     from oscar_zoo.artifact.outcome import Verified
+    from oscar_zoo.cli import outcomes
     from oscar_zoo.cli.targets import verify_targets
     from oscar_zoo.errors import UsageError
 
@@ -36,18 +35,14 @@ def command(targets: tuple[str, ...], model: str | None, digest: str | None, str
     results = verify_targets(targets, model=model, digest=digest, strict=strict)
     failed = [outcome for _, outcome in results if not isinstance(outcome, Verified)]
     if as_json:
-        rows = [outcomes.outcome_json(str(path), outcome) for path, outcome in results]
+        rows = [outcomes.outcome_json(path, outcome) for path, outcome in results]
         render.emit_json({"schema": "oscar-zoo.verify/1", "ok": not failed, "results": rows})
         return 4 if failed else 0
     console = render.out()
     for path, outcome in results:
-        outcomes.print_outcome(console, _shown(path), outcome)
+        outcomes.print_outcome(console, path, outcome)
     for outcome in failed[:1]:
         render.note(f"Next: {outcomes.next_step(outcome)}")
     if len(results) > 1:
         console.print(f"{len(results) - len(failed)} of {len(results)} artifacts passed")
     return 4 if failed else 0
-
-
-def _shown(path: Path | str) -> str:
-    return str(path)

@@ -1,0 +1,117 @@
+"""The command group: exit codes, one-line errors, help that needs no heavy library."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo import errors
+from oscar_zoo.cli import main
+
+HEAVY = ("torch", "transformers", "sglang", "triton", "huggingface_hub", "modelscope_hub", "numpy", "pydantic")
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | (env or {}),
+    )
+
+
+def test_every_error_class_has_the_exit_code_of_its_branch() -> None:
+    branches = {
+        errors.UsageError: 2,
+        errors.NotFoundError: 3,
+        errors.IntegrityError: 4,
+        errors.NetworkError: 5,
+        errors.AccessError: 6,
+        errors.ConflictError: 7,
+    }
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OscarZooError)]
+    assert len(classes) > 20
+    for kind in classes:
+        made = kind("reason", "text") if issubclass(kind, errors.MalformedFile) else kind("text")
+        want = next((code for branch, code in branches.items() if issubclass(kind, branch)), 1)
+        assert main.exit_code(made) == want, kind
+    assert main.exit_code(KeyboardInterrupt()) == 130
+
+
+def test_error_codes_are_unique_and_extend_their_branch() -> None:
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OscarZooError)]
+    codes = [c.code for c in classes]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("command", ["", *main.COMMANDS])
+def test_help_imports_no_heavy_library(command: str) -> None:
+    code = (
+        "import sys\n"
+        "from oscar_zoo.cli.main import run\n"
+        f"status = run({[command, '--help'] if command else ['--help']!r})\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "assert status == 0 and not loaded, (status, loaded)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: oscar-zoo" in done.stdout
+
+
+@pytest.mark.parametrize("command", list(main.COMMANDS))
+def test_help_of_every_command_has_examples(command: str) -> None:
+    done = run(command, "--help")
+    assert "Examples:" in done.stdout
+    assert done.stdout.count(f"  oscar-zoo {command}") >= 1
+
+
+def test_an_error_is_one_line_on_stderr_with_cause_and_next_step() -> None:
+    done = run("info", "qwen3-7b")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and "'qwen3-7b'" in done.stderr and "Qwen3-8B" in done.stderr
+
+
+def test_an_error_with_json_is_one_object_on_stdout() -> None:
+    done = run("info", "qwen3-7b", "--json")
+    assert done.returncode == 3
+    assert done.stderr == ""
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "not_found.artifact" and "qwen3-7b" in error["message"] and "Qwen3-8B" in error["hint"]
+
+
+def test_a_wrong_command_is_a_usage_error_with_a_suggestion() -> None:
+    done = run("pul", "Qwen3-8B")
+    assert done.returncode == 2
+    assert "did you mean pull" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_option_names_the_help_of_its_command() -> None:
+    done = run("pull", "--nonsense")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "oscar-zoo pull --help" in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = run("info", "qwen3-7b", env={"OSCAR_ZOO_DEBUG": "1"})
+    assert done.returncode != 0 and "Traceback" in done.stderr
+
+
+def test_control_and_bidi_characters_never_reach_the_terminal(tmp_path: Path) -> None:
+    done = run("verify", str(tmp_path / "a\x1b[31m\u202eb"))
+    assert done.returncode == 3
+    assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    script = f"{sys.executable} -c 'from oscar_zoo.cli.main import main; main()' list | head -c 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr

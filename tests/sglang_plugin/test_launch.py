@@ -1,0 +1,104 @@
+"""The launch plan: flags as `--name=value`, a closed environment, refused engine flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin import launch
+
+RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=16, recent=32))
+
+
+def options(tmp_path: Path, **changes: object) -> launch.ServeOptions:
+    values: dict[str, object] = {
+        "model": "some/model",
+        "rotations": tmp_path / "rotations",
+        "rotations_sha256": "sha256:" + "a" * 64,
+        "recipe": RECIPE,
+        "private": tmp_path,
+    }
+    return launch.ServeOptions(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
+    plan = launch.plan(options(tmp_path, port=31000), {})
+    assert plan.argv[1:3] == ("-m", "sglang.launch_server")
+    for flag in (
+        "--kv-cache-dtype=int2",
+        "--host=127.0.0.1",
+        "--port=31000",
+        "--oscar-sink-size=16",
+        "--oscar-recent-size=32",
+        "--oscar-k-clip=0.96",
+        "--oscar-v-clip=0.92",
+        "--oscar-group-size=64",
+        f"--oscar-rotation-path={tmp_path / 'rotations'}",
+    ):
+        assert flag in plan.argv
+    assert plan.url == "http://127.0.0.1:31000"
+
+
+def test_a_value_that_starts_with_a_dash_stays_a_value(tmp_path: Path) -> None:
+    plan = launch.plan(options(tmp_path, model="--trust-remote-code"), {})
+    assert "--model-path=--trust-remote-code" in plan.argv
+    assert "--trust-remote-code" not in plan.argv
+
+
+def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
+    secret = {
+        "HF_TOKEN": "canary",
+        "MODELSCOPE_API_TOKEN": "canary",
+        "AWS_SECRET_ACCESS_KEY": "canary",
+        "PYTHONPATH": "canary",
+        "PYTHONSTARTUP": "canary",
+        "LD_PRELOAD": "canary",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "canary",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "canary",
+    }
+    env = launch.plan(options(tmp_path), secret | {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}).env
+    assert "canary" not in env.values()
+    assert env["PATH"] == "/bin" and env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    assert env["SGLANG_PLUGINS"] == "oscar"
+    assert env["TRITON_CACHE_DIR"].startswith(str(tmp_path))
+
+
+def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -> None:
+    plan = launch.plan(options(tmp_path, device="cpu", extra=("--max-total-tokens=99",)), {})
+    assert plan.env["TRITON_INTERPRET"] == "1"
+    assert (Path(plan.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
+    assert "--device=cpu" in plan.argv and "--dtype=float32" in plan.argv
+    assert [a for a in plan.argv if a.startswith("--max-total-tokens")] == ["--max-total-tokens=99"]
+    gpu = launch.plan(options(tmp_path, device="cuda"), {})
+    assert "TRITON_INTERPRET" not in gpu.env and "--device=cpu" not in gpu.argv
+
+
+@pytest.mark.parametrize("denied", sorted(launch.DENIED_FLAGS))
+def test_denied_flags_are_refused_in_every_spelling(denied: str) -> None:
+    spellings = [denied, f"{denied}=x", denied.replace("-", "_").replace("__", "--", 1), denied[:-1]]
+    for spelling in spellings:
+        with pytest.raises(UsageError) as caught:
+            launch.check_extra_flags(["--tp=2", spelling])
+        assert "not allowed" in caught.value.message
+
+
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
+    try:
+        launch.check_extra_flags(extra)
+    except UsageError:
+        return
+    for token in extra:
+        assert token.split("=", 1)[0] not in launch.DENIED_FLAGS
+        assert not (token.startswith("-") and any(ord(c) < 32 for c in token))
+
+
+@pytest.mark.parametrize("flag", ["--tp=2", "--context-length=65536", "--chunked-prefill-size", "512", "-1"])
+def test_ordinary_flags_pass(flag: str) -> None:
+    launch.check_extra_flags([flag])

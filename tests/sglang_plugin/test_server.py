@@ -1,0 +1,139 @@
+"""The child process: healthy or explained, and gone afterwards with everything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.errors import PortInUse, ServerFailed
+from oscar_zoo.sglang_plugin import server
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
+
+SERVER = """
+import http.server, subprocess, sys
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[2], "w").write(str(grandchild.pid))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+    def log_message(self, *args): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
+    argv = (sys.executable, "-c", textwrap.dedent(code), *arguments)
+    return LaunchPlan(argv, {"PATH": os.environ["PATH"]}, f"http://127.0.0.1:{port}")
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().split(") ")[1][0] != "Z"
+
+
+def test_a_healthy_server_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
+    port, pid_file = free_port(), tmp_path / "pid"
+    with server.running(plan(SERVER, str(port), str(pid_file), port=port), tmp_path / "log") as child:
+        child.wait_until_healthy(30, lambda seconds: None)
+        grandchild = int(pid_file.read_text())
+        assert alive(grandchild)
+    assert not alive(grandchild)
+    assert child.returncode is not None
+    server.check_port_free("127.0.0.1", port)
+
+
+def test_an_exception_in_the_block_still_ends_the_server(tmp_path: Path) -> None:
+    port = free_port()
+    with pytest.raises(RuntimeError, match="stop here"):
+        with server.running(plan(SERVER, str(port), str(tmp_path / "pid"), port=port), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+            raise RuntimeError("stop here")
+    assert child.returncode is not None and not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "GRACE_SECONDS", 0.5)
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    with server.running(plan(stubborn), tmp_path / "log") as child:
+        while "up" not in (tmp_path / "log").read_text():
+            assert child.returncode is None
+            time.sleep(0.01)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> None:
+    dying = "print('loading'); raise ValueError('the int2 KV cache does not support --x')"
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(plan(dying), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+    assert "ValueError: the int2 KV cache does not support --x" in caught.value.message
+    assert str(tmp_path / "log") in str(caught.value.hint)
+
+
+def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="not ready after"):
+        with server.running(plan("import time; time.sleep(600)", port=free_port()), tmp_path / "log") as child:
+            child.wait_until_healthy(0.2, lambda seconds: None)
+    assert child.returncode is not None
+
+
+def test_a_program_that_does_not_exist_is_one_error(tmp_path: Path) -> None:
+    missing = LaunchPlan((str(tmp_path / "nothing"),), {}, "http://127.0.0.1:1")
+    with pytest.raises(ServerFailed, match="could not be started"):
+        with server.running(missing, tmp_path / "log"):
+            pass
+
+
+def test_a_taken_port_is_refused_with_a_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse) as caught:
+            server.check_port_free("127.0.0.1", port)
+    assert str(port) in caught.value.message and "--port" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, "128+15"), (signal.SIGINT, "interrupt")])
+def test_signals_to_us_end_the_child(tmp_path: Path, number: signal.Signals, status: str) -> None:
+    """A real parent in a process of its own gets the signal; the child and its child are gone afterwards."""
+    port, pid_file = free_port(), tmp_path / "pid"
+    parent = f"""
+from pathlib import Path
+from oscar_zoo.sglang_plugin import server
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
+plan = LaunchPlan({plan(SERVER, str(port), str(pid_file)).argv!r}, {{}}, "http://127.0.0.1:{port}")
+try:
+    with server.running(plan, Path({str(tmp_path / "log")!r})) as child:
+        child.wait_until_healthy(30, lambda seconds: None)
+        print("ready", flush=True)
+        child.wait()
+except SystemExit as stop:
+    print("128+" + str(stop.code - 128))
+except KeyboardInterrupt:
+    print("interrupt")
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.read().strip() == status
+    process.wait(timeout=30)
+    assert not alive(int(pid_file.read_text()))
+    server.check_port_free("127.0.0.1", port)
