@@ -15,6 +15,7 @@ from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part
 from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES
 from oscar_zoo.errors import ArtifactNotFound, InvalidName, MalformedFile, PathNotFound, VersionExists
 from oscar_zoo.hubs.base import HubFile, Progress
 
@@ -62,7 +63,7 @@ class LocalHub:
         return tuple(
             HubFile(name, len(data), sha256_hex(data))
             for name in _plain_files(folder)
-            for data in (read_file(folder / name),)
+            for data in (read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES),)
         )
 
     def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:

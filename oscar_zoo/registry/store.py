@@ -25,6 +25,7 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
 from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES
 from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,
@@ -143,7 +144,7 @@ class Store:
         for name, want in expected.items():
             path = record.path / name
             try:
-                files[name] = read_file(path)
+                files[name] = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
             except (PathNotFound, MalformedFile) as error:
                 raise DigestMismatchError.for_content(f"{path} in the store", want=want, got="no file") from error
             got = sha256_hex(files[name])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from importlib import resources
 from importlib.metadata import entry_points
@@ -93,3 +95,8 @@ def test_no_top_level_package_shadows_another(project: dict[str, Any]) -> None:
 
 def test_tests_are_no_package() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_the_registry_works_where_torch_cannot_be_imported() -> None:
+    code = "import sys; sys.modules['torch'] = None; import oscar_zoo.registry.pull, oscar_zoo.registry.publish"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

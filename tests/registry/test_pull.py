@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from failing_calls import Injection, killed_at, raise_error
+from tiny_artifacts import K_NAME, TINY, V_NAME, artifact_files, payload, rotation
+
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.outcome import Rejected, Unreadable, Verified
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.errors import DigestMismatchError, IntegrityError, StorageError, VerificationFailed
+from oscar_zoo.hubs.base import Progress
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.pull import pull, verify_stored
+from oscar_zoo.registry.store import Store
+
+REAL = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts" / "OSCAR-RotationZoo"
+HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+def hub_with(root: Path, files: dict[str, bytes], artifact: ArtifactId = HARD) -> LocalHub:
+    """A hub in `root` that offers `files`."""
+    hub = LocalHub(root, must_exist=False)
+    hub.commit(artifact, files)
+    return hub
+
+
+def rewrite(hub: LocalHub, name: str, data: bytes) -> None:
+    """Change a published file behind the hub's back."""
+    (hub.root / str(HARD) / name).write_bytes(data)
+
+
+def test_pull_stores_exactly_the_hubs_bytes(tmp_path: Path, store: Store) -> None:
+    files = artifact_files()
+    seen: list[tuple[str, int, int]] = []
+    result = pull("TINY-qwen3-hard", hub_with(tmp_path / "hub", files), store, progress=lambda *c: seen.append(c))
+    assert not result.already_present
+    assert not result.first_use
+    assert result.artifact.files == files
+    assert result.verified.digest == result.artifact.record.digest
+    assert result.verified.k is not None
+    assert result.verified.k.layer_ids == (0, 1, 2, 3)
+    assert sorted(path for path, _, _ in seen) == [K_NAME, V_NAME]
+    assert result.artifact.record.source == f"file:{tmp_path / 'hub'}"
+
+
+def test_a_folder_without_manifest_is_trusted_on_first_use(tmp_path: Path, store: Store) -> None:
+    result = pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", payload()), store)
+    assert result.first_use
+    assert result.artifact.manifest is None
+    assert not pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", payload()), store).first_use
+
+
+def test_the_second_pull_fetches_nothing_and_hashes_everything(tmp_path: Path, store: Store) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    first = pull("tiny-qwen3-hard", hub, store)
+    seen: list[str] = []
+    second = pull("tiny-qwen3-hard", hub, store, progress=lambda path, *_: seen.append(path))
+    assert second.already_present
+    assert second.artifact.record == first.artifact.record
+    assert seen == []
+
+
+@pytest.mark.parametrize("name", [K_NAME, V_NAME, FILE_NAME, "record.json", ".complete"])
+def test_a_rotten_entry_is_fetched_again(tmp_path: Path, store: Store, name: str) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    path = pull("tiny-qwen3-hard", hub, store).artifact.record.path / name
+    path.chmod(0o600)
+    path.unlink() if name == ".complete" else path.write_bytes(path.read_bytes()[:-1] + b"?")
+    again = pull("tiny-qwen3-hard", hub, store)
+    assert not again.already_present
+    assert again.artifact.files == artifact_files()
+    assert pull("tiny-qwen3-hard", hub, store).already_present
+
+
+def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(tmp_path: Path, store: Store) -> None:
+    old = pull("tiny-qwen3-hard", hub_with(tmp_path / "one", artifact_files()), store).artifact.record
+    hub = hub_with(tmp_path / "two", artifact_files(seed=1))
+    with pytest.raises(DigestMismatchError) as caught:
+        pull("tiny-qwen3-hard", hub, store)
+    assert old.digest in caught.value.message
+    new = pull("tiny-qwen3-hard", hub, store, accept_new=True).artifact
+    assert new.record.digest in caught.value.message
+    assert store.installed() == (new.record,)
+    assert pull("tiny-qwen3-hard", hub, store).already_present
+
+
+@pytest.mark.parametrize("change", ["swapped", "removed"])
+def test_another_manifest_over_the_same_payload_is_an_error(tmp_path: Path, store: Store, change: str) -> None:
+    files = artifact_files()
+    pull("tiny-qwen3-hard", hub_with(tmp_path / "one", files), store)
+    other = dict(files)
+    if change == "removed":
+        del other[FILE_NAME]
+    else:
+        other[FILE_NAME] = files[FILE_NAME].replace(b'"recent": 256', b'"recent": 255')
+    hub = hub_with(tmp_path / "two", other)
+    with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
+        pull("tiny-qwen3-hard", hub, store)
+    assert pull("tiny-qwen3-hard", hub, store, accept_new=True).artifact.files == other
+    assert len(store.installed()) == 1
+
+
+def test_bytes_that_break_their_manifest_are_not_stored(tmp_path: Path, store: Store) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    data = bytearray(artifact_files()[K_NAME])
+    data[len(data) // 2] ^= 1
+    rewrite(hub, K_NAME, bytes(data))
+    with pytest.raises(IntegrityError) as caught:
+        pull("tiny-qwen3-hard", hub, store)
+    assert K_NAME in caught.value.message
+    assert store.installed() == ()
+
+
+def test_a_bad_artifact_is_rejected_with_its_outcome_and_not_stored(tmp_path: Path, store: Store) -> None:
+    files = payload()
+    swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
+    with pytest.raises(VerificationFailed) as caught:
+        pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", swapped), store)
+    assert isinstance(caught.value.outcome, Rejected)
+    assert caught.value.outcome.code in caught.value.message
+    assert "verify" in (caught.value.hint or "")
+    assert store.installed() == ()
+
+
+def test_a_file_that_is_no_rotation_is_not_stored(tmp_path: Path, store: Store) -> None:
+    hub = hub_with(tmp_path / "hub", {**payload(), K_NAME: b"<html>not found</html>"})
+    with pytest.raises(VerificationFailed) as caught:
+        pull("tiny-qwen3-hard", hub, store)
+    assert isinstance(caught.value.outcome, Rejected | Unreadable)
+    assert store.installed() == ()
+
+
+def test_the_recipes_geometry_decides_not_the_manifests(tmp_path: Path, store: Store) -> None:
+    three = TINY.model_copy(update={"num_layers": 3, "attention_layers": (0, 1, 2)})
+    short = {
+        name: rotation_bytes(rotation(objective, geometry=three, spread=spread))
+        for name, objective, spread in ((K_NAME, "qqt_r_h_pbr", 0.02), (V_NAME, "sst_r_h_pbr", 0.1))
+    }
+    with pytest.raises(VerificationFailed):
+        pull("tiny-qwen3-hard", hub_with(tmp_path / "one", short), store)
+    unknown = hub_with(tmp_path / "two", short, ArtifactId("unknown-model", "tag"))
+    assert pull("unknown-model", unknown, store).verified.digest
+
+
+class FlakyHub(LocalHub):
+    """Delivers the first `bad` fetches of rotation files with one byte changed."""
+
+    bad = 0
+
+    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+        data = super().fetch(artifact, path, limit=limit, progress=progress)
+        if path == FILE_NAME or self.bad == 0:
+            return data
+        self.bad -= 1
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def test_a_bad_delivery_is_fetched_once_more_and_then_refused(tmp_path: Path, store: Store) -> None:
+    hub = FlakyHub(tmp_path / "hub", must_exist=False)
+    hub.commit(HARD, artifact_files())
+    hub.bad = 2
+    with pytest.raises(DigestMismatchError, match=K_NAME):
+        pull("tiny-qwen3-hard", hub, store)
+    assert store.installed() == ()
+    hub.bad = 1
+    assert pull("tiny-qwen3-hard", hub, store).artifact.files == artifact_files()
+
+
+def test_a_digest_in_the_reference_is_checked(tmp_path: Path, store: Store) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    digest = pull("tiny-qwen3-hard", hub, store).verified.digest
+    assert pull(f"tiny-qwen3-hard@{digest[:30]}", hub, store).already_present
+
+
+def test_a_stored_entry_can_be_verified_again(tmp_path: Path, store: Store) -> None:
+    record = pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", artifact_files()), store).artifact.record
+    assert isinstance(verify_stored(store.open(record.digest)), Verified)
+
+
+def test_a_full_disk_stops_a_pull_and_the_next_one_works(tmp_path: Path) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    for number in range(1, 100, 7):
+        store = Store(tmp_path / f"cache{number}")
+        injection = Injection(number, raise_error(), stays=True)
+        try:
+            with injection.active():
+                pull("tiny-qwen3-hard", hub, store)
+        except StorageError:
+            assert all(store.open(record.digest).files == artifact_files() for record in store.installed())
+        assert pull("tiny-qwen3-hard", hub, store).artifact.files == artifact_files()
+        if not injection.fired:
+            break
+
+
+def test_a_killed_pull_is_repaired_by_the_next(tmp_path: Path) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    for number in range(1, 100, 7):
+        store = Store(tmp_path / f"cache{number}")
+        killed = killed_at(number, lambda store=store: pull("tiny-qwen3-hard", hub, store))  # type: ignore[misc]
+        assert all(store.open(record.digest).files == artifact_files() for record in store.installed())
+        assert pull("tiny-qwen3-hard", hub, store).artifact.files == artifact_files()
+        if not killed:
+            break
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real rotation files are not beside this checkout")
+@pytest.mark.parametrize(
+    ("reference", "tag", "layers"),
+    [
+        ("qwen3-8b", "seq150000_prompt44_group128", tuple(range(36))),
+        ("Qwen/Qwen3-4B-Thinking-2507", "gpqa_group128", tuple(range(36))),
+        ("qwen3.5-4b:calibrated", "calibrated", tuple(range(3, 32, 4))),
+        ("Qwen/Qwen3.5-4B:hadamard", "hadamard", tuple(range(3, 32, 4))),
+    ],
+)
+def test_real_files_are_pulled_from_a_folder_without_manifests(
+    store: Store, reference: str, tag: str, layers: tuple[int, ...]
+) -> None:
+    hub = LocalHub(REAL)
+    result = pull(reference, hub, store)
+    assert result.artifact.record.id.tag == tag
+    assert result.first_use
+    assert result.verified.k is not None
+    assert result.verified.k.layer_ids == layers
+    assert pull(reference, hub, store).already_present
