@@ -6,7 +6,7 @@ A folder must hold exactly one K and one V file of one fit: with several candida
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.reader import read_file, read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.errors import DigestMismatchError, GeometryMismatch, PathNotFound, UsageError
+from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, GeometryMismatch, PathNotFound, UsageError
+from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.store import Store
 from oscar_zoo.sglang_plugin.settings import RecipeValues, Source
 
 
@@ -28,14 +31,14 @@ class ServedArtifact:
         k, v: both sides.
         digest: artifact digest, `sha256:<hex>`.
         manifest: the `oscar.json` beside the files, or `None`.
-        folder: where they were, for messages.
+        where: folder or name, for messages.
     """
 
     k: RotationSet
     v: RotationSet
     digest: str
     manifest: Manifest | None
-    folder: str
+    where: str
 
     @property
     def recipe(self) -> RecipeValues:
@@ -67,11 +70,11 @@ class ServedArtifact:
         for what, (made_for, has) in seen.items():
             if made_for != has:
                 raise GeometryMismatch(
-                    f"the artifact in {self.folder} was made for {made_for} {what}, this model has {has}.",
+                    f"the artifact {self.where} was made for {made_for} {what}, this model has {has}.",
                     hint="use the artifact of this model: oscar-zoo list",
                 )
         if self.k.layer_ids != tuple(range(num_layers)):
-            raise GeometryMismatch(f"the artifact in {self.folder} does not cover layers 0 .. {num_layers - 1}.")
+            raise GeometryMismatch(f"the artifact {self.where} does not cover layers 0 .. {num_layers - 1}.")
 
 
 def load(source: Source, expected_digest: str | None = None) -> ServedArtifact:
@@ -83,20 +86,21 @@ def load(source: Source, expected_digest: str | None = None) -> ServedArtifact:
 
     Raises:
         UsageError: several candidates, or files of different fits.
-        PathNotFound: a side is missing.
+        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist.
         MalformedFile, UnsupportedFormat: the reader's verdict.
         DigestMismatchError: other bytes than the manifest or the caller expects.
     """
     if source.files is not None:
-        loaded = _from_files(Path(source.files[0]), Path(source.files[1]))
+        k_path, v_path = map(Path, source.files)
+        loaded = _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
     elif source.folder is not None:
         loaded = _from_folder(Path(source.folder))
     else:
-        loaded = _from_folder(_store_folder(source.artifact or ""))
+        loaded = _from_store(source.artifact or "")
     want = None if expected_digest is None else "sha256:" + expected_digest.removeprefix("sha256:")
     if want is not None and loaded.digest != want:
         raise DigestMismatchError.for_content(
-            f"the artifact in {loaded.folder}",
+            f"the artifact {loaded.where}",
             want=want.removeprefix("sha256:"),
             got=loaded.digest.removeprefix("sha256:"),
         )
@@ -127,75 +131,83 @@ def recipe_values(recipe: ServingRecipe) -> RecipeValues:
 
 @dataclass(frozen=True)
 class _File:
-    path: Path
     rotations: RotationSet
     entry: FileDigest
 
+    @property
+    def role(self) -> Role | None:
+        """The side a file is for: what its objective says, else how its name begins."""
+        start = self.entry.path[:2].lower()
+        return self.rotations.declared_role or ("k" if start == "k_" else "v" if start == "v_" else None)
+
 
 def _read(path: Path) -> _File:
-    data = read_file(path)
-    return _File(path, read_rotation(data, what=path.name), file_digest(path.name, data))
+    return _parse(path.name, read_file(path))
 
 
-def _from_files(k_path: Path, v_path: Path) -> ServedArtifact:
-    return _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
+def _parse(name: str, data: bytes) -> _File:
+    return _File(read_rotation(data, what=name), file_digest(name, data))
 
 
 def _from_folder(folder: Path) -> ServedArtifact:
     if not folder.is_dir():
         raise PathNotFound.for_path(folder, "folder of rotations")
-    manifest_path = folder / FILE_NAME
-    if manifest_path.exists():
-        manifest = Manifest.from_bytes(read_file(manifest_path), what=str(manifest_path))
-        paths = {role: manifest.file(f"{role}_rotation") for role in ("k", "v")}  # type: ignore[arg-type]
-        files = [_read(folder / entry.path) for entry in paths.values() if entry is not None]
-        if len(files) != 2:
-            raise UsageError(f"{folder} holds a {manifest.kind}, which has no rotation pair.")
-        return _pair(files[0], files[1], manifest, str(folder))
-    files = [_read(path) for path in sorted(folder.glob("*.pt"))]
-    return _pair(_only(files, "k", folder), _only(files, "v", folder), None, str(folder))
+    path = folder / FILE_NAME
+    if path.exists():
+        manifest = Manifest.from_bytes(read_file(path), what=str(path))
+        files = {name: read_file(folder / name) for name in _rotation_names(manifest, str(folder))}
+        return _with_manifest(manifest, files, str(folder))
+    return _without_manifest([_read(path) for path in sorted(folder.glob("*.pt"))], str(folder))
 
 
-def _role(file: _File) -> Role | None:
-    """The side a file is for: what its objective says, else how its name begins."""
-    if file.rotations.declared_role is not None:
-        return file.rotations.declared_role
-    start = file.path.name[:2].lower()
-    return "k" if start == "k_" else "v" if start == "v_" else None
+def _from_store(name: str) -> ServedArtifact:
+    store = Store()
+    record = find_installed(Reference.parse(name), store)
+    if record is None:
+        raise ArtifactNotFound(f"{name} is not in the local store.", hint=f"oscar-zoo pull {name}")
+    stored = store.open(record.digest, record.id)
+    if stored.manifest is not None:
+        return _with_manifest(stored.manifest, stored.payload, str(record.id))
+    return _without_manifest([_parse(*item) for item in stored.payload.items() if item[0].endswith(".pt")], name)
 
 
-def _only(files: Sequence[_File], role: Role, folder: Path) -> _File:
-    mine = [file for file in files if _role(file) == role]
-    if not mine:
-        raise PathNotFound.for_path(folder / "*.pt", f"{role.upper()} rotation file")
-    if len(mine) > 1:
-        names = ", ".join(file.path.name for file in mine)
-        raise UsageError(
-            f"{folder} holds several {role.upper()} files: {names}.", hint="a folder holds one K and one V"
-        )
-    return mine[0]
+def _rotation_names(manifest: Manifest, where: str) -> tuple[str, str]:
+    k, v = manifest.file("k_rotation"), manifest.file("v_rotation")
+    if k is None or v is None:
+        raise UsageError(f"{where} holds a {manifest.kind}, which has no rotation pair.")
+    return k.path, v.path
 
 
-def _pair(k: _File, v: _File, manifest: Manifest | None, folder: str) -> ServedArtifact:
+def _with_manifest(manifest: Manifest, files: Mapping[str, bytes], where: str) -> ServedArtifact:
+    k, v = (_parse(name, files[name]) for name in _rotation_names(manifest, where))
+    listed = {entry.path: entry.sha256 for entry in manifest.files}
+    for file in (k, v):
+        want = listed[file.entry.path]
+        if want is not None and want != file.entry.sha256:
+            raise DigestMismatchError.for_content(f"{where}/{file.entry.path}", want=want, got=file.entry.sha256)
+    return _pair(k, v, manifest, where)
+
+
+def _without_manifest(files: Sequence[_File], where: str) -> ServedArtifact:
+    sides = []
+    for role in ("k", "v"):
+        mine = [file for file in files if file.role == role]
+        if not mine:
+            raise PathNotFound.for_path(f"{where}/*.pt", f"{role.upper()} rotation file")
+        if len(mine) > 1:
+            names = ", ".join(file.entry.path for file in mine)
+            raise UsageError(f"{where} holds several {role.upper()} files: {names}.", hint="keep one K and one V file")
+        sides.append(mine[0])
+    return _pair(sides[0], sides[1], None, where)
+
+
+def _pair(k: _File, v: _File, manifest: Manifest | None, where: str) -> ServedArtifact:
     for file, role in ((k, "k"), (v, "v")):
         if file.rotations.declared_role not in (None, role):
-            raise UsageError(f"{file.path} is not a {role.upper()} file: {file.rotations.objective}.")
+            raise UsageError(f"{where}/{file.entry.path} is not a {role.upper()} file: {file.rotations.objective}.")
     if k.rotations.layer_ids != v.rotations.layer_ids:
-        raise UsageError(f"{k.path.name} and {v.path.name} in {folder} are not of one fit: their layers differ.")
+        raise UsageError(f"{k.entry.path} and {v.entry.path} in {where} are not of one fit: their layers differ.")
     digest = artifact_digest((k.entry, v.entry))
-    if manifest is not None:
-        _check_against(manifest, (k, v))
-        digest = manifest.digest or digest
-    return ServedArtifact(k.rotations, v.rotations, digest, manifest, folder)
-
-
-def _check_against(manifest: Manifest, files: Sequence[_File]) -> None:
-    listed = {entry.path: entry.sha256 for entry in manifest.files}
-    for file in files:
-        want = listed[file.path.name]
-        if want is not None and want != file.entry.sha256:
-            raise DigestMismatchError.for_content(str(file.path), want=want, got=file.entry.sha256)
-
-
-def _store_folder(name: str) -> Path:
-    raise UsageError(f"--oscar-artifact {name}: this build has no local store.", hint="--oscar-rotation-path DIR")
+    if manifest is not None and manifest.digest is not None:
+        digest = manifest.digest
+    return ServedArtifact(k.rotations, v.rotations, digest, manifest, where)
