@@ -119,7 +119,7 @@ def _directory(data: bytes, what: str) -> tuple[list[_Entry], int]:
     if not data.startswith(b"PK\3\4"):
         _bad("prefix", f"{what} does not start with an archive record.")
     if last < 0 or data[last : last + 4] != b"PK\5\6":
-        if data.rfind(b"PK\5\6", max(0, last - 65535)) >= 0:
+        if 0 <= data.rfind(b"PK\5\6", max(0, last - 65535)) < last:
             _bad("suffix", f"{what} has bytes after the end of its archive.")
         raise MalformedFile(
             "file.truncated", f"{what} is cut off: no archive end in {len(data)} bytes.", hint="fetch it again"
