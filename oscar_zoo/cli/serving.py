@@ -11,7 +11,7 @@ from typing import Any
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.loading import pick_device, require_serve, with_overrides
@@ -111,7 +111,7 @@ def _fit_to_model(request: ServeRequest, artifact: OpenArtifact, choice: ModelCh
         from oscar_zoo.evaluate.models import check_model_folder, inspect_model
 
         check_model_folder(Path(choice.source))
-        geometry = inspect_model(choice.source, model_id=choice.model_id).geometry
+        geometry: Geometry | None = inspect_model(choice.source, model_id=choice.model_id).geometry
     else:
         geometry = choice.recipe.geometry if choice.recipe else None
     check_shapes(artifact.verified, geometry, choice.name)
@@ -126,7 +126,7 @@ def _fit_to_model(request: ServeRequest, artifact: OpenArtifact, choice: ModelCh
     return with_overrides(recipe, clip=request.clip)
 
 
-def check_shapes(verified: Verified, geometry: Any, model_name: str) -> None:
+def check_shapes(verified: Verified, geometry: Geometry | None, model_name: str) -> None:
     """Refuse rotations of another shape than the model.
 
     Raises:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound, UnsupportedModel
+from oscar_zoo.evaluate import torchvision_ops  # noqa: F401  (transformers imports torchvision when it is there)
 from oscar_zoo.evaluate.geometry import model_block
 
 try:
@@ -102,7 +103,7 @@ def load_model(
     folder = _local_folder(path_or_id)
     source: dict[str, Any] = {"trust_remote_code": False, "revision": block.revision or revision or "main"}
     if folder is not None:
-        _require_files(folder)
+        check_model_folder(folder)
         source = {"trust_remote_code": False, "local_files_only": True}
     where = str(folder or path_or_id)
     model = _load_weights(where, source, dtype)
@@ -192,7 +193,7 @@ def _read_config(path_or_id: str, revision: str | None, model_id: str | None) ->
     )
 
 
-def _require_files(folder: Path) -> None:
+def check_model_folder(folder: Path) -> None:
     if not any(folder.glob("*.safetensors")):
         others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
         seen = f" (only {others[0]}, which is not read)" if others else ""
