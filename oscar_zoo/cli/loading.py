@@ -46,9 +46,9 @@ def pick_device(wanted: str | None) -> str:
     """The device to run on: what was asked for, else the first GPU, else the CPU."""
     if wanted is not None:
         return wanted
-    import torch
+    from oscar_zoo.evaluate.device import default_device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return default_device()
 
 
 def with_overrides(recipe: ServingRecipe, *, clip: str | None, group_size: int | None = None) -> ServingRecipe:

@@ -15,7 +15,14 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES, verify_files
-from oscar_zoo.errors import DigestMismatchError, PathNotFound, UsageError
+from oscar_zoo.errors import (
+    DigestMismatchError,
+    MalformedFile,
+    NotFoundError,
+    PathNotFound,
+    UsageError,
+    VersionExists,
+)
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.pull import refuse
@@ -66,7 +73,12 @@ def publish(
     )
     if not isinstance(outcome, Verified):
         refuse(str(folder), outcome)
-    created = hub.commit(identity, files)
+    try:
+        created = hub.commit(identity, files)
+    except VersionExists:
+        if not _same_version(hub, manifest):
+            raise
+        return PublishResult(identity, outcome.digest, True, outcome)
     _read_back(hub, identity, files)
     return PublishResult(identity, outcome.digest, not created, outcome)
 
@@ -91,6 +103,15 @@ def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
         )
     files = {name: read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES) for name in sorted(listed)}
     return {**files, FILE_NAME: data}, manifest
+
+
+def _same_version(hub: Hub, manifest: Manifest) -> bool:
+    """Whether the hub's version differs from ours only in when and by which tool its manifest was written."""
+    try:
+        there = Manifest.from_bytes(hub.fetch(manifest.artifact_id, FILE_NAME, limit=strict_json.MAX_BYTES))
+    except (NotFoundError, MalformedFile):
+        return False
+    return there.model_copy(update={"created": manifest.created, "tool": manifest.tool}) == manifest
 
 
 def _read_back(hub: Hub, artifact: ArtifactId, files: dict[str, bytes]) -> None:

@@ -39,6 +39,25 @@ def test_publishing_twice_is_success(tmp_path: Path, hub: LocalHub) -> None:
     assert second.digest == first.digest
 
 
+def test_the_same_content_computed_again_is_already_published(tmp_path: Path, hub: LocalHub) -> None:
+    files = artifact_files()
+    publish(write_folder(tmp_path / "one", files), hub)
+    later = Manifest.from_bytes(files["oscar.json"]).model_copy(update={"created": "2030-01-01T00:00:00Z"})
+    again = publish(write_folder(tmp_path / "two", files | {"oscar.json": later.to_bytes()}), hub)
+    assert again.already_published
+    assert hub.fetch(HARD, "oscar.json", limit=1 << 20) == files["oscar.json"]
+
+
+def test_the_same_payload_with_another_serving_recipe_is_refused(tmp_path: Path, hub: LocalHub) -> None:
+    files = artifact_files()
+    publish(write_folder(tmp_path / "one", files), hub)
+    manifest = Manifest.from_bytes(files["oscar.json"])
+    clip = manifest.recipe.clip.model_copy(update={"k": 0.5})
+    changed = manifest.model_copy(update={"recipe": manifest.recipe.model_copy(update={"clip": clip})})
+    with pytest.raises(VersionExists):
+        publish(write_folder(tmp_path / "two", files | {"oscar.json": changed.to_bytes()}), hub)
+
+
 def test_other_bytes_under_a_published_id_are_refused(tmp_path: Path, hub: LocalHub) -> None:
     publish(write_folder(tmp_path / "one", artifact_files()), hub)
     with pytest.raises(VersionExists) as caught:
