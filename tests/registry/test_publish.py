@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
-from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import PathNotFound, UsageError, VerificationFailed, VersionExists
 from oscar_zoo.hubs.local import LocalHub
@@ -51,9 +51,9 @@ def test_the_same_content_computed_again_is_already_published(tmp_path: Path, hu
 def test_the_same_payload_with_another_serving_recipe_is_refused(tmp_path: Path, hub: LocalHub) -> None:
     files = artifact_files()
     publish(write_folder(tmp_path / "one", files), hub)
-    manifest = Manifest.from_bytes(files["oscar.json"])
-    clip = manifest.recipe.clip.model_copy(update={"k": 0.5})
-    changed = manifest.model_copy(update={"recipe": manifest.recipe.model_copy(update={"clip": clip})})
+    first = Manifest.from_bytes(files["oscar.json"])
+    clip = first.recipe.clip.model_copy(update={"k": 0.5})
+    changed = first.model_copy(update={"recipe": first.recipe.model_copy(update={"clip": clip})})
     with pytest.raises(VersionExists):
         publish(write_folder(tmp_path / "two", files | {"oscar.json": changed.to_bytes()}), hub)
 
