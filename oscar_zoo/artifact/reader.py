@@ -40,10 +40,11 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
         raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise MalformedFile("file.kind", f"{path} is not a regular file.")
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise MalformedFile("file.kind", f"{path} is not a regular file.")
         if status.st_size > max_bytes:
             raise MalformedFile("file.size", f"{path} has {status.st_size} bytes, at most {max_bytes} are read.")
         try:

@@ -1,0 +1,149 @@
+"""The door: which files are opened, and which spellings of a good archive and pickle are accepted."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import tiny_rotations as tiny
+from hostile_archives import Record, archive, good_file, good_records
+from hostile_pickles import Raw, Tensor, layer, of, op, top
+
+from oscar_zoo.artifact.reader import read_file, read_rotation
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.errors import MalformedFile, PathNotFound
+
+GOOD = tiny.rotation_set()
+
+
+def assert_reads(data: bytes) -> None:
+    tiny.assert_same(read_rotation(data, what="variant"), GOOD)
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert read_file(tmp_path / "a") == b"abc"
+    assert read_file(tmp_path / "a", max_bytes=3) == b"abc"
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "link", tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(MalformedFile) as caught:
+            read_file(path)
+        assert caught.value.reason == "file.kind"
+
+
+def test_size_and_absence_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    with pytest.raises(MalformedFile) as caught:
+        read_file(tmp_path / "file", max_bytes=99)
+    assert caught.value.reason == "file.size"
+    for path in (tmp_path / "absent", tmp_path / "file" / "below"):
+        with pytest.raises(PathNotFound):
+            read_file(path)
+
+
+@pytest.mark.parametrize("flags", [0, 0x8, 0x800, 0x808])
+@pytest.mark.parametrize("zip64", [False, True])
+def test_archive_spellings(flags: int, zip64: bool) -> None:
+    records = [Record(r.name, r.content, flags=flags) for r in good_records()]
+    assert_reads(archive(records, **({"zip64": 0} if zip64 else {})))
+
+
+def test_other_writers_of_torch_archives() -> None:
+    records = good_records()
+    extra = [Record("archive/.format_version", b"1"), Record("archive/.storage_alignment", b"64")]
+    assert_reads(archive([*records, *extra]))
+    optional = ("archive/byteorder", "archive/.data/serialization_id")
+    assert_reads(archive([r for r in records if r.name not in optional]))
+    assert_reads(archive([records[0], *records[:0:-1]]))
+    assert_reads(archive([Record(str(r.name).replace("archive", "My model (1)", 1), r.content) for r in records]))
+    assert_reads(archive([Record(r.name, r.content, extra=b"") for r in records]))
+    assert_reads(archive([Record(r.name, r.content, central={"made_by": 0x031E}) for r in records]))
+
+
+def test_arrays_are_aligned_read_only_float32() -> None:
+    for data in (good_file(), archive([Record(r.name, r.content, extra=b"") for r in good_records()])):
+        for found in read_rotation(data, what="a").layers:
+            assert found.forward.dtype == "float32"
+            assert found.forward.flags.aligned
+            assert found.forward.flags.c_contiguous
+            assert found.partner is found.forward
+
+
+@pytest.mark.parametrize("location", ["cpu", "cuda", "cuda:0", "cuda:15"])
+def test_the_device_of_the_writer_is_ignored(location: str) -> None:
+    layers = {i: layer(i, rotation=Tensor(str(2 * i), (8, 8), location=location)) for i in tiny.LAYERS}
+    assert_reads(of(top(layers=layers)))
+
+
+def test_memo_marks_and_wide_numbers() -> None:
+    first = Raw(
+        b"}("
+        + (op("layer_id") + b"q\0" + b"K\0")
+        + (op("rotation") + b"r\1\0\0\0" + op(Tensor("0", (8, 8))) + b"q\2")
+        + (op("eigenvalues") + op(Tensor("1", (8,))) + b"u")
+    )
+    second = Raw(
+        b"}("
+        + (b"j\0\0\0\0" + b"J\1\0\0\0")
+        + (b"h\1" + op(Tensor("2", (8, 8))))
+        + (op("eigenvalues") + op(Tensor("3", (8,))) + b"u")
+    )
+    assert_reads(of(top(layers={0: first, 1: second})))
+    assert_reads(of(top(layers=Raw(b"}(" + op(0) + op(layer(0)) + b"M\1\0" + op(layer(1)) + b"u"))))
+    assert_reads(of(top(format_version=Raw(b"\x8a\1\1"))))
+
+
+@pytest.mark.parametrize("pair", [b"(K\x08K\x08t", b"K\x08K\x08\x86"])
+def test_tuples_by_mark_and_by_count(pair: bytes) -> None:
+    tensor = Raw(op(Tensor("0", (8, 8))).replace(op((8, 8)), pair, 1))
+    assert_reads(of(top(layers={0: layer(0, rotation=tensor), 1: layer(1)})))
+
+
+def test_layers_may_come_in_any_order() -> None:
+    assert_reads(of(top(layers={1: layer(1), 0: layer(0)})))
+
+
+@pytest.mark.parametrize("recalled", [True, False])
+def test_hadamard_files_share_records_between_layers(recalled: bool) -> None:
+    records = good_records(rotation_bytes(tiny.hadamard_set()))
+    matrix, ones = Tensor("0", (8, 8)), Tensor("1", (8,))
+    again: tuple[object, object] = (Raw(b"h\0"), Raw(b"h\1")) if recalled else (matrix, ones)
+    memo = (Raw(op(matrix) + b"q\0"), Raw(op(ones) + b"q\1")) if recalled else (matrix, ones)
+    layers = {0: layer(0, rotation=memo[0], eigenvalues=memo[1]), 1: layer(1, rotation=again[0], eigenvalues=again[1])}
+    code = b"\x80\x02" + op(top(objective="hadamard", layers=layers)) + b"."
+    records[0].content = code
+    tiny.assert_same(read_rotation(archive(records), what="h"), tiny.hadamard_set())
+    records[0].content = code.replace(op("hadamard"), op("qqt_r_h_pbr"))
+    with pytest.raises(MalformedFile) as caught:
+        read_rotation(archive(records), what="h")
+    assert caught.value.reason == "tensor.shared"
+
+
+def test_messages_name_the_file_and_the_value_and_stay_on_one_line() -> None:
+    with pytest.raises(MalformedFile) as caught:
+        read_rotation(of(top(objective="bad\x1b[31m\nname")), what="my.pt")
+    assert "my.pt" in caught.value.message
+    assert "\x1b" not in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_upstream_variants_of_format_3() -> None:
+    transform = {"key": "center", "centered": True, "orthogonal": True}
+    records = [*good_records(), Record("archive/data/4", struct.pack("<8f", *range(8)))]
+    layers = {0: layer(0, k_mean=Tensor("4", (8,)), eigenvalues=None)}
+    value = top(format_version=3, objective="oscar2_center", transform=transform, layers=layers)
+    records[0].content = b"\x80\x02" + op(value) + b"."
+    found = read_rotation(
+        archive([r for r in records if not str(r.name).endswith(("data/1", "data/2", "data/3"))]), what="3"
+    )
+    assert (found.role, found.transform, found.centered, found.orthogonal) == ("k", "center", True, True)
+    assert found.requires == ("k_mean",)
+    assert found.layers[0].mean is not None
+    assert found.layers[0].eigenvalues is None

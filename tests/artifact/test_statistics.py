@@ -1,0 +1,252 @@
+"""The fingerprint: published test vectors, honest files always pass, every listed mistake is seen."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny_rotations as tiny
+from numpy.typing import NDArray
+
+from oscar_zoo.artifact import statistics, tensor_file
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.statistics import compare, fingerprint_bytes, implied_matrix, probe_signs, read_fingerprint
+from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
+from oscar_zoo.errors import MalformedFile, UsageError
+
+MODEL = "Qwen/Qwen3-8B"
+REVISION = "0" * 40
+D = 64
+Matrix = NDArray[np.float64]
+
+
+def spectra(dynamic_range: float, seed: int, d: int = D) -> Matrix:
+    """Two covariances whose diagonal spans `dynamic_range`, a few channels far above the rest."""
+    rng = np.random.default_rng(seed)
+    scale = np.exp(rng.uniform(0, 1, d))
+    scale[:: d // 4] *= np.sqrt(dynamic_range)
+    rows = rng.standard_normal((2, 4 * d, d)) @ (np.eye(d) + 0.1 * rng.standard_normal((d, d))) * scale
+    return np.asarray(np.swapaxes(rows, -2, -1) @ rows / (4 * d))
+
+
+def by_layer(change: Callable[[NDArray[np.float32]], NDArray[np.floating]]) -> Callable[[RotationSet], RotationSet]:
+    def apply(rotations: RotationSet) -> RotationSet:
+        changed = (np.ascontiguousarray(change(layer.forward.copy()), np.float32) for layer in rotations.layers)
+        layers = zip(rotations.layers, changed, strict=True)
+        return replace(rotations, layers=tuple(replace(old, forward=new, partner=new) for old, new in layers))
+
+    return apply
+
+
+def swap_columns(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    matrix[:, [3, 7]] = matrix[:, [7, 3]]
+    return matrix
+
+
+def negate_column(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    matrix[:, 5] *= -1
+    return matrix
+
+
+def shift_layers(rotations: RotationSet) -> RotationSet:
+    ids = [layer.layer_id for layer in rotations.layers]
+    moved = zip(ids, rotations.layers[::-1], strict=True)
+    return replace(rotations, layers=tuple(replace(layer, layer_id=i) for i, layer in moved))
+
+
+def scale_eigenvalues(rotations: RotationSet) -> RotationSet:
+    doubled = ((layer, layer.eigenvalues) for layer in rotations.layers)
+    return replace(rotations, layers=tuple(replace(a, eigenvalues=b * 2) for a, b in doubled if b is not None))
+
+
+def other_values(rotations: RotationSet) -> RotationSet:
+    return replace(tiny.rotation_set("sst_r_h_pbr", matrices=spectra(100, 77)), objective=rotations.objective)
+
+
+ORDER = np.argsort(pbr_permutation(np.arange(D, dtype=np.float64)))
+MISTAKES: dict[str, Callable[[RotationSet], RotationSet]] = {
+    "transposed": by_layer(lambda r: r.T),
+    "random": by_layer(lambda r: np.linalg.qr(np.random.default_rng(3).standard_normal(r.shape))[0]),
+    "plain Hadamard": by_layer(lambda r: hadamard(len(r))),
+    "layers shifted": shift_layers,
+    "values served as keys": other_values,
+    "without H": by_layer(lambda r: (r[:, ORDER] @ hadamard(D))[:, np.argsort(ORDER)]),
+    "without P": by_layer(lambda r: r[:, ORDER]),
+    "columns swapped": by_layer(swap_columns),
+    "column negated": by_layer(negate_column),
+    "eigenvalues doubled": scale_eigenvalues,
+}
+
+
+def signs(vector: Matrix) -> str:
+    return "".join("+" if value > 0 else "-" for value in vector[:32])
+
+
+def test_sign_vectors_are_the_published_ones() -> None:
+    assert signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128)) == "--++-----++---+----++-+-+--++--+"
+    assert signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128)) == "++++++++--++---++-+++++-+---+--+"
+
+
+def test_sign_vectors_depend_on_everything_and_nothing_else() -> None:
+    base = (MODEL, REVISION, "qq", 0, None, 0, 512)
+    assert set(probe_signs(*base)) == {-1.0, 1.0}
+    assert np.array_equal(probe_signs(*base)[:100], probe_signs(*base[:-1], 100))
+    for place, other in enumerate(["other/model", None, "kk", 1, 0, 1]):
+        changed = (*base[:place], other, *base[place + 1 :])
+        assert 150 < (probe_signs(*base) != probe_signs(*changed)).sum() < 362  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dynamic_range", [1.0, 1e3, 1e6, 1e8])
+@pytest.mark.parametrize("seed", range(3))
+def test_honest_files_pass_whatever_the_outliers(dynamic_range: float, seed: int) -> None:
+    matrices = spectra(dynamic_range, seed)
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (0, 1), MODEL, None))
+    found = compare(tiny.rotation_set(matrices=matrices), fingerprint, MODEL, None)
+    assert found is not None
+    assert found.matrix == "qq"
+    assert found.worst < statistics.LIMIT / 20
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("dynamic_range", [1.0, 1e6])
+def test_every_mistake_is_seen(mistake: str, dynamic_range: float) -> None:
+    matrices = spectra(dynamic_range, 11)
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (0, 1), MODEL, REVISION))
+    wrong = MISTAKES[mistake](tiny.rotation_set(matrices=matrices))
+    found = compare(wrong, fingerprint, MODEL, REVISION)
+    assert found is not None
+    assert found.worst > 1000 * statistics.LIMIT
+
+
+def test_another_model_or_revision_is_seen() -> None:
+    matrices = spectra(10, 1)
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (0, 1), MODEL, REVISION))
+    for identity in (("other/model", REVISION), (MODEL, None)):
+        found = compare(tiny.rotation_set(matrices=matrices), fingerprint, *identity)
+        assert found is not None
+        assert found.worst > 0.5
+
+
+def test_heads_are_compared_one_by_one() -> None:
+    matrices = tiny.covariances(2, 3, d=32)
+    layers = tuple(tiny.rotated(stack, layer) for layer, stack in zip((3, 7), matrices, strict=True))
+    rotations = RotationSet(2, "qqt_r_h_pbr", "kv_head", "oscar", True, False, layers)
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (3, 7), MODEL, None))
+    good = compare(rotations, fingerprint, MODEL, None)
+    assert good is not None
+    assert good.worst < statistics.LIMIT
+    broken = layers[1].forward.copy()
+    broken[2, :, 0] *= -1
+    bad = compare(tiny.change(rotations, forward=broken), fingerprint, MODEL, None)
+    assert bad is not None
+    assert (bad.layer, bad.head) == (7, 2)
+
+
+@pytest.mark.parametrize("composition", ["plain", "br", "r_h", "h_r_pbr", "h_pbr_r", "r_h_pbr"])
+def test_compositions_are_undone(composition: str) -> None:
+    covariance = spectra(10, 2)[0]
+    values, u = np.linalg.eigh(covariance)
+    h, p = hadamard(D), np.eye(D)[:, pbr_permutation(values)]
+    products = {"plain": u, "br": u @ p, "r_h": u @ h, "h_r_pbr": h @ u @ p, "h_pbr_r": h @ p @ u, "r_h_pbr": u @ h @ p}
+    matrix = products[composition].astype(np.float32)
+    layer = LayerTransform(0, matrix, matrix, eigenvalues=values.astype(np.float32))
+    implied = implied_matrix(layer, f"qqt_{composition}")
+    assert implied is not None
+    assert np.abs(implied - covariance).max() < 1e-6 * np.abs(covariance).max()
+    assert implied_matrix(layer, "qqt_pbr") is None
+    assert implied_matrix(replace(layer, eigenvalues=None), "qqt_plain") is None
+
+
+@pytest.mark.parametrize("clamp", [True, False])
+def test_tied_eigenvalues_allow_both_orders(clamp: bool) -> None:
+    rows = np.random.default_rng(4).standard_normal((20, D))
+    covariance = rows.T @ rows
+    values, u = np.linalg.eigh(covariance)
+    clamped = np.where(np.arange(D) < D - 20, 0, values)
+    matrix = (u @ hadamard(D))[:, pbr_permutation(clamped if clamp else values)].astype(np.float32)
+    layer = LayerTransform(0, matrix, matrix, eigenvalues=clamped.astype(np.float32))
+    rotations = RotationSet(1, "qqt_r_h_pbr", "layer", "oscar", True, False, (layer,))
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": covariance[None]}, (0,), MODEL, None))
+    found = compare(rotations, fingerprint, MODEL, None)
+    assert found is not None
+    assert found.worst < statistics.LIMIT
+
+
+def test_nothing_to_compare_is_none_and_other_shapes_are_infinite() -> None:
+    matrices = tiny.covariances(2)
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (0, 1), MODEL, None))
+    assert compare(tiny.hadamard_set(), fingerprint, MODEL, None) is None
+    assert compare(tiny.rotation_set("sst_r_h_pbr"), fingerprint, MODEL, None) is None
+    assert compare(tiny.partnered_set(), fingerprint, MODEL, None) is None
+    found = compare(tiny.rotation_set(layers=(0, 1, 2)), fingerprint, MODEL, None)
+    assert found is not None
+    assert np.isinf(found.worst)
+
+
+def test_the_file_is_canonical_and_plain_safetensors() -> None:
+    matrices = {"sst": tiny.covariances(2, seed=2), "qq": tiny.covariances(2)}
+    data = fingerprint_bytes(matrices, (0, 1), MODEL, None)
+    assert data == fingerprint_bytes(dict(sorted(matrices.items())), (0, 1), MODEL, None)
+    numpy_reader = pytest.importorskip("safetensors.numpy")
+    theirs, ours = numpy_reader.load(data), read_fingerprint(data)
+    assert theirs.keys() == ours.keys() == {f"{m}.{p}" for m in matrices for p in ("trace", "diag", "sketch")}
+    assert all(np.array_equal(theirs[name], ours[name]) for name in ours)
+    with pytest.raises(UsageError):
+        fingerprint_bytes({"xx": tiny.covariances(2)}, (0, 1), MODEL, None)
+    with pytest.raises(UsageError):
+        fingerprint_bytes(matrices, (0,), MODEL, None)
+
+
+def raw(header: str, body: bytes = bytes(8)) -> bytes:
+    return struct.pack("<Q", len(header)) + header.encode() + body
+
+
+ENTRY = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+BAD_FILES = {
+    "empty": (b"", "safetensors.header"),
+    "short": (b"\1\0\0\0", "safetensors.header"),
+    "long header": (struct.pack("<Q", 1 << 60) + b"{}", "safetensors.header"),
+    "no tensors": (raw("{}", b""), "safetensors.header"),
+    "a list": (raw("[]", b""), "safetensors.header"),
+    "duplicate": (raw(f'{{"a":{ENTRY},"a":{ENTRY}}}'), "json.duplicate_key"),
+    "not json": (raw("{a}"), "json.syntax"),
+    "nan": (raw('{"a":NaN}'), "json.number"),
+    "metadata": (raw(f'{{"__metadata__":{{"a":"b"}},"a":{ENTRY}}}'), "safetensors.entry"),
+    "extra field": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}'), "safetensors.entry"),
+    "dtype": (raw('{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}'), "safetensors.dtype"),
+    "zero axis": (raw('{"a":{"dtype":"F32","shape":[0,2],"data_offsets":[0,0]}}', b""), "safetensors.shape"),
+    "huge axis": (raw('{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,8]}}'), "safetensors.shape"),
+    "bool axis": (raw('{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}'), "safetensors.shape"),
+    "one offset": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}}'), "safetensors.entry"),
+    "negative": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}'), "safetensors.entry"),
+    "gap": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', bytes(12)), "safetensors.gap"),
+    "beyond": (raw(f'{{"a":{ENTRY}}}', bytes(4)), "safetensors.gap"),
+    "trailing": (raw(f'{{"a":{ENTRY}}}', bytes(9)), "safetensors.gap"),
+    "overlap": (raw(f'{{"a":{ENTRY},"b":{ENTRY}}}'), "safetensors.gap"),
+    "size": (raw('{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}'), "safetensors.gap"),
+    "name": (raw(f'{{"a":{ENTRY}}}'), "stats.name"),
+    "alone": (raw(f'{{"qq.trace":{ENTRY}}}'), "stats.name"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_fingerprints_are_refused(name: str) -> None:
+    data, reason = BAD_FILES[name]
+    with pytest.raises(MalformedFile) as caught:
+        read_fingerprint(data)
+    assert caught.value.reason == reason
+
+
+def test_shapes_and_values_of_a_fingerprint() -> None:
+    good = read_fingerprint(fingerprint_bytes({"qq": tiny.covariances(2)}, (0, 1), MODEL, None))
+    for name, array, reason in (
+        ("qq.diag", good["qq.diag"][:1], "stats.shape"),
+        ("qq.sketch", good["qq.sketch"][:, :1], "stats.shape"),
+        ("qq.trace", np.full(2, np.nan, np.float32), "stats.values"),
+    ):
+        with pytest.raises(MalformedFile) as caught:
+            read_fingerprint(tensor_file.write({**good, name: np.ascontiguousarray(array)}))
+        assert caught.value.reason == reason

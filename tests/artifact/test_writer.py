@@ -1,0 +1,126 @@
+"""The canonical file: same arrays, same bytes; nothing lost; torch reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_rotations as tiny
+
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.errors import MalformedFile, UsageError
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+SETS: dict[str, Callable[[], RotationSet]] = {
+    "v1": tiny.rotation_set,
+    "v1-hadamard": tiny.hadamard_set,
+    "v1-hybrid": lambda: tiny.rotation_set(layers=(3, 7, 11)),
+    "v1-bare": lambda: without_eigenvalues(tiny.rotation_set()),
+    "v2": tiny.per_head_set,
+    "v2-bare": lambda: without_eigenvalues(tiny.per_head_set()),
+    "v3-k": tiny.partnered_set,
+    "v3-v": lambda: tiny.partnered_set("v"),
+    "v3-bare": lambda: without_eigenvalues(tiny.partnered_set()),
+    "v3-orthogonal": lambda: replace(
+        tiny.rotation_set(), format_version=3, objective="oscar2_flat", transform="flat", role="k"
+    ),
+}
+CALIBRATION = {
+    "accumulator_dtype": "float64",
+    "created_at_unix": 1.5,
+    "generation_id": "0123456789abcdef" * 2,
+    "max_tokens": 70_000_000_000,
+    "model_path": "org/modèle",
+    "model_revision": None,
+    "post_rope": True,
+    "tokens": 40_000,
+    "tp_size": 1,
+}
+
+
+def without_eigenvalues(rotations: RotationSet) -> RotationSet:
+    return replace(rotations, layers=tuple(replace(layer, eigenvalues=None) for layer in rotations.layers))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_read_gives_back_what_was_written(name: str) -> None:
+    rotations = replace(SETS[name](), calibration=CALIBRATION)
+    data = rotation_bytes(rotations)
+    again = read_rotation(data, what=name)
+    tiny.assert_same(again, rotations)
+    assert rotation_bytes(again) == data
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_torch_reads_it_and_we_read_what_torch_writes(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    rotations = replace(SETS[name](), calibration=CALIBRATION)
+    data = rotation_bytes(rotations)
+    value = torch.load(io.BytesIO(data), weights_only=True)
+    (tmp_path / "a.pt").write_bytes(data)
+    mapped = torch.load(tmp_path / "a.pt", weights_only=True, mmap=True)
+    for layer in rotations.layers:
+        for loaded in (value, mapped):
+            assert loaded["layers"][layer.layer_id]["rotation"].numpy().tobytes() == layer.forward.tobytes()
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    tiny.assert_same(read_rotation(buffer.getvalue(), what="torch"), rotations)
+    torch.save(value, tmp_path / "other name.pt")
+    tiny.assert_same(read_rotation((tmp_path / "other name.pt").read_bytes(), what="torch"), rotations)
+
+
+def test_hadamard_layers_share_one_record() -> None:
+    many = rotation_bytes(tiny.hadamard_set(layers=range(64), d=32))
+    assert len(many) < 40_000 < 64 * 32 * 32 * 4
+
+
+def test_the_bytes_do_not_depend_on_the_process() -> None:
+    code = "import sys, tiny_rotations as t, oscar_zoo.artifact.writer as w\n"
+    code += "for s in (t.rotation_set(), t.partnered_set()): sys.stdout.buffer.write(w.rotation_bytes(s))"
+    results = []
+    for seed in ("0", "424242"):
+        environment = os.environ | {"PYTHONPATH": str(SUPPORT), "PYTHONHASHSEED": seed, "TZ": f"UTC{seed[0]}"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+        results.append(hashlib.sha256(done.stdout).hexdigest())
+    assert results[0] == results[1]
+
+
+def test_the_bytes_do_not_depend_on_memory_layout() -> None:
+    rotations = tiny.rotation_set()
+    fortran = tiny.change(rotations, forward=np.asfortranarray(rotations.layers[-1].forward))
+    assert rotation_bytes(fortran) == rotation_bytes(rotations)
+
+
+def test_other_numbers_give_another_serialization_id() -> None:
+    one = tiny.rotation_set()
+    other = tiny.change(one, forward=-one.layers[-1].forward)
+    assert rotation_bytes(one)[-2000:] != rotation_bytes(other)[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("rotations", "error"),
+    [
+        (tiny.change(tiny.rotation_set(), forward=np.eye(8)), UsageError),
+        (replace(tiny.rotation_set(), grouping="kv_head"), UsageError),
+        (replace(tiny.rotation_set(), format_version=4), UsageError),
+        (replace(tiny.partnered_set(), role=None, objective="wush"), UsageError),
+        (replace(tiny.rotation_set(), layers=tiny.rotation_set().layers[:1] * 2), UsageError),
+        (replace(tiny.rotation_set(), calibration={"tokens": b"x"}), UsageError),
+        (replace(tiny.rotation_set(), calibration={"who": 1}), MalformedFile),
+        (replace(tiny.rotation_set(), objective="nonsense"), MalformedFile),
+        (replace(tiny.rotation_set(), layers=()), MalformedFile),
+    ],
+)
+def test_what_no_reader_takes_is_not_written(rotations: RotationSet, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        rotation_bytes(rotations)
