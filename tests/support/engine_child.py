@@ -2,36 +2,36 @@
 
 A job holds `engine` (keyword arguments) and `groups`; the prompts of a group run at the same time. A prompt is a list
 of token ids, or `{"of": [group, index], "append": [...]}`: an earlier prompt, its answer, and more (a second turn).
+`refused` is a list of `{"engine": ..., "env": ...}` that must not start; `probe` looks at the hooks of this process.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 
 def main() -> None:
     job, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     import sglang
 
+    result: dict[str, Any] = {"version": sglang.__version__, "groups": {}}
+    result["refused"] = [refusal(one) for one in job.get("refused", ())]
+    if job.get("probe"):
+        result["probe"] = probe()
     began = time.time()
     engine = sglang.Engine(**job["engine"])
-    result: dict[str, Any] = {"version": sglang.__version__, "up": round(time.time() - began, 1), "groups": {}}
+    result["up"] = round(time.time() - began, 1)
     try:
         for group in job["groups"]:
-            prompts = [resolve(prompt, result["groups"]) for prompt in group["prompts"]]
-            sampling = {"temperature": 0, "max_new_tokens": group["new"], "ignore_eos": True}
-            began = time.time()
-            answers = engine.generate(input_ids=prompts, sampling_params=sampling)
-            result["groups"][group["name"]] = {
-                "prompts": prompts,
-                "tokens": [answer["output_ids"] for answer in answers],
-                "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
-                "seconds": round(time.time() - began, 2),
-            }
+            result["groups"][group["name"]] = run(engine, group, result["groups"])
         if job["engine"].get("kv_cache_dtype") == "int2":
             engine.collective_rpc("oscar_report", path=str(out))
     finally:
@@ -41,12 +41,68 @@ def main() -> None:
     out.write_text(json.dumps(result))
 
 
+def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    prompts = [resolve(prompt, earlier) for prompt in group["prompts"]]
+    sampling = {"temperature": 0, "max_new_tokens": group["new"], "ignore_eos": True}
+    began = time.time()
+    answers = engine.generate(input_ids=prompts, sampling_params=sampling)
+    return {
+        "prompts": prompts,
+        "tokens": [answer["output_ids"] for answer in answers],
+        "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
+        "seconds": round(time.time() - began, 2),
+    }
+
+
 def resolve(prompt: Any, groups: dict[str, Any]) -> list[int]:
     if isinstance(prompt, list):
         return prompt
     group, index = prompt["of"]
     earlier = groups[group]
     return [*earlier["prompts"][index], *earlier["tokens"][index], *prompt["append"]]
+
+
+def refusal(job: dict[str, Any]) -> str:
+    """What an Engine that must not start says."""
+    import sglang
+
+    with mock.patch.dict(os.environ, job.get("env", {})):
+        try:
+            engine = sglang.Engine(**job["engine"])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    engine.shutdown()
+    return ""
+
+
+def probe() -> dict[str, Any]:
+    """Do the targets of the hooks exist, are they patched, and does the command line know our flags?"""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.server_args import ServerArgs
+
+    from oscar_zoo.sglang_plugin import compat
+
+    load_plugins()
+    paths = [place.path for places in compat.targets().values() for place in places]
+    found = []
+    for path in paths:
+        module, owner, name = path.rsplit(".", 2)
+        holder = getattr(importlib.import_module(module), owner) if owner[0].isupper() else None
+        holder = holder or importlib.import_module(f"{module}.{owner}")
+        found.append(callable(getattr(holder, name, None)))
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    with mock.patch.dict(os.environ):
+        args = parser.parse_args(["--model-path=x", "--kv-cache-dtype=int2", "--oscar-sink-size=3"])
+        written = os.environ.get("OSCAR_INT2_SINK_SIZE")
+    return {
+        "missing": [path for path, there in zip(paths, found, strict=True) if not there],
+        "unpatched": sorted(set(paths) - set(HookRegistry._patched)),
+        "dtype": args.kv_cache_dtype,
+        "written": written,
+        "attribute": hasattr(args, "oscar_sink_size"),
+    }
 
 
 if __name__ == "__main__":

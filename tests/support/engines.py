@@ -1,0 +1,114 @@
+"""SGLang Engines for tests: each in a process of its own, two at a time, every job started once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL = REPOSITORY / "examples" / "models" / "tiny-qwen3-hard"
+CHUNK = 64
+ENGINE = {
+    "model_path": str(MODEL),
+    "skip_tokenizer_init": True,
+    "device": "cpu",
+    "dtype": "float32",
+    "mem_fraction_static": 0.5,
+    "max_total_tokens": 6144,
+    "max_running_requests": 8,
+    "chunked_prefill_size": CHUNK,
+    "disable_cuda_graph": True,
+    "watchdog_timeout": 3600,
+    "log_level": "info",
+}
+needs_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a child: ours without anything that steers SGLang, the plugin or Python."""
+    from oscar_zoo.sglang_plugin.launch import cpu_site_dir
+
+    dropped = ("SGLANG_", "OSCAR_", "PYTHON", "TRITON_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**env, "PYTHONPATH": str(cpu_site_dir()), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **extra}
+
+
+class Engines:
+    """Jobs by name. All are queued at once; `result` waits for one of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pool = ThreadPoolExecutor(2)
+        self._jobs: dict[str, Future[dict[str, Any]]] = {}
+
+    def start(self, name: str, *, env: dict[str, str], job: dict[str, Any]) -> None:
+        """Queue one Engine; every Engine gets ports of its own."""
+        port = 31000 + 200 * len(self._jobs)
+        job = {**job, "engine": {**ENGINE, "port": port, **job.get("engine", {})}}
+        job["refused"] = [{**one, "engine": {**ENGINE, **one["engine"]}} for one in job.get("refused", ())]
+        self._jobs[name] = self._pool.submit(self._run, name, env, job)
+
+    def result(self, name: str) -> dict[str, Any]:
+        """What the child saved; its log goes to the failure message."""
+        return self._jobs[name].result()
+
+    def log(self, name: str) -> str:
+        """Everything the child printed."""
+        self.result(name)
+        return (self.folder / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        """Drop jobs that did not start and wait for the others."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(self, name: str, env: dict[str, str], job: dict[str, Any]) -> dict[str, Any]:
+        place = self.folder / f"{name}.job"
+        place.write_text(json.dumps(job))
+        out, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
+        command = [sys.executable, str(Path(__file__).with_name("engine_child.py")), str(place), str(out)]
+        with log.open("wb") as stream:
+            code = subprocess.run(
+                command, env=environment(**env), stdout=stream, stderr=subprocess.STDOUT, timeout=280, cwd=self.folder
+            ).returncode
+        if not out.exists():
+            raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+
+def text_tokens() -> list[int]:
+    """The validation text of the example model as token ids."""
+    from tokenizers import Tokenizer
+
+    text = (REPOSITORY / "examples" / "text" / "validation.txt").read_text()
+    ids: list[int] = (
+        Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text[:60000], add_special_tokens=False).ids
+    )
+    return ids
+
+
+def plumbing_groups(tokens: list[int]) -> list[dict[str, Any]]:
+    """Shared prefixes, the same prompts again, second turns, a shortened prompt, and ten requests at once."""
+    rng = random.Random(0)
+
+    def piece(number: int) -> list[int]:
+        start = rng.randrange(len(tokens) - number)
+        return tokens[start : start + number]
+
+    a, c = piece(150), piece(9)
+    b = a[:100] + piece(40)
+    return [
+        {"name": "first", "prompts": [a, b, c], "new": 24},
+        {"name": "again", "prompts": [a, b, c], "new": 24},
+        {"name": "turn2", "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]], "new": 24},
+        {"name": "many", "prompts": [piece(rng.randrange(5, 200)) for _ in range(10)], "new": 40},
+    ]
