@@ -9,6 +9,31 @@ from rich.console import Console
 from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Rejected, Unreadable, Unsupported, Verified
 from oscar_zoo.cli import render
 
+NOT_REACHED = "not reached"
+"""Detail of the checks that a failed one made pointless; people are not shown them."""
+
+WARNINGS = {
+    "pair.unproven": "nothing in the files says that K and V come from one fit",
+    "pair.tokens": "K and V were calibrated on different numbers of tokens",
+    "role.label": "a file's objective names the other side",
+    "role.unknown": "neither content nor name says which side a file is",
+    "role.file_name": "a file's name says another side than its content",
+    "numeric.fp32_grade": "orthogonal to float32 rounding only: fitted or saved in single precision",
+    "numeric.condition": "a transform is badly conditioned; check the accuracy of the served model",
+    "eigenvalues.missing": "no eigenvalues, so the statistics can never be checked",
+    "eigenvalues.tied": "equal eigenvalues: the order of their columns is arbitrary",
+    "content.uresidual": "the published `uresidual` method is transposed; expect no gain from it",
+    "localisation.k": "K does not look like a calibrated rotation",
+    "localisation.v": "V does not look like a calibrated rotation",
+    "localisation.order": "V is more localised than K, which no real pair shows",
+}
+"""What each warning code of verification means for a person."""
+
+
+def warning_text(code: str) -> str:
+    """The sentence for a warning code, or the code itself when it is new."""
+    return WARNINGS.get(code, code)
+
 
 def outcome_json(path: str, outcome: Outcome) -> dict[str, Any]:
     """The facts of one outcome; `outcome` names which of the five it is."""
@@ -92,14 +117,18 @@ def print_outcome(console: Console, path: str, outcome: Outcome) -> None:
     mark = "[green]OK[/]" if isinstance(outcome, Verified) else "[red]FAILED[/]"
     console.print(f"[bold]{render.clean(path)}[/]  {mark}  {render.clean(headline(outcome))}")
     for check in outcome.checks:
-        console.print(check_line(check))
+        if check.detail != NOT_REACHED:
+            console.print(check_line(check))
     if isinstance(outcome, Verified):
         console.print(f"  digest         {outcome.digest}")
+        for code in outcome.warnings:
+            console.print(f"  [yellow]warning[/]        {warning_text(code)} ({code})")
 
 
 def check_line(check: Check) -> str:
     """One check, aligned: name, state, what was found."""
-    return f"  {check.name:<14} {render.MARKS[check.state]:<{11 + _markup(check.state)}} {render.clean(check.detail)}"
+    detail = check.detail.removeprefix("not checked: ")
+    return f"  {check.name:<14} {render.MARKS[check.state]:<{11 + _markup(check.state)}} {render.clean(detail)}"
 
 
 def _markup(state: str) -> int:

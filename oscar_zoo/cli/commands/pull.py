@@ -59,6 +59,8 @@ def command(names: tuple[str, ...], accept_new_digest: bool, hub: str | None, qu
 
 
 def _print(row: dict[str, object], reference: str, quiet: bool) -> None:
+    from oscar_zoo.cli.outcomes import warning_text
+
     console = render.out()
     if row["already_present"]:
         console.print(f"Already here and intact: {render.clean(reference)}  {row['digest']}")
@@ -68,5 +70,5 @@ def _print(row: dict[str, object], reference: str, quiet: bool) -> None:
     if row["first_use"]:
         render.note("first use: this artifact has no manifest; its digest is remembered from now on", quiet=quiet)
     for warning in row["warnings"] if isinstance(row["warnings"], list) else []:
-        render.note(f"warning: {warning}", quiet=quiet)
+        render.note(f"warning: {warning_text(str(warning))}", quiet=quiet)
     render.note(f"Next: oscar-zoo serve {reference}", quiet=quiet)

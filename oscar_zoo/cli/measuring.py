@@ -1,0 +1,78 @@
+"""`eval`: open the artifact, load the model, measure, and show the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from oscar_zoo.cli import render
+from oscar_zoo.cli.artifacts import open_artifact
+from oscar_zoo.cli.loading import load_for, with_overrides
+from oscar_zoo.cli.models import choose_model, serving_recipe
+from oscar_zoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.evaluate.run import EvalReport
+
+NAMES = {
+    "bf16": "BF16",
+    "int2": "INT2, no transform",
+    "int2-hadamard": "INT2, Hadamard",
+    "int2-hadamard-clip": "INT2, Hadamard, clipped",
+    "artifact": "INT2, this artifact",
+}
+
+
+def measure(
+    artifact: str,
+    model: str | None,
+    tasks: Sequence[str],
+    data: str,
+    choices: Mapping[str, Any],
+    progress: render.ProgressCallback,
+) -> EvalReport:
+    """Run `eval`; `choices` holds the options of the command that pass through."""
+    from oscar_zoo.evaluate.run import evaluate
+    from oscar_zoo.evaluate.texts import read_text
+
+    text = read_text(data, "validation")
+    opened = open_artifact(artifact, hub=choices["hub"], quiet=True)
+    name = model or opened.base_model
+    if name is None:
+        raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
+    choice = choose_model(name)
+    loaded = load_for(choice, device=choices["device"], dtype=choices["dtype"], revision=choices["revision"])
+    recipe = opened.recipe or serving_recipe(choice, loaded.block.geometry)
+    if opened.verified.k is None or opened.verified.v is None:
+        raise UsageError(
+            f"{artifact} has only one side; a cache needs K and V.", hint="give the folder that holds both"
+        )
+    sizes = {key: choices[key] for key in ("windows", "length", "answers") if choices[key] is not None}
+    return evaluate(
+        loaded,
+        text,
+        tasks=tuple(tasks),
+        artifact=(opened.verified.k, opened.verified.v),
+        recipe=with_overrides(recipe, clip=choices["clip"]),
+        progress=progress,
+        **sizes,
+    )
+
+
+def print_report(report: EvalReport) -> None:
+    """One line per cache, with the change against BF16."""
+    facts = report.to_json()
+    rows = facts["rows"]
+    base = rows[0]["perplexity"]
+    table = render.table("CACHE", "BITS", "PERPLEXITY", "vs BF16", "RECALL", right=(1, 2, 3, 4))
+    for row in rows:
+        value, recall = row["perplexity"], row["recall"]
+        change = f"{100 * (value / base - 1):+.1f} %" if value is not None and base and row is not rows[0] else ""
+        table.add_row(
+            NAMES.get(row["cache"], row["cache"]),
+            f"{row['bits_per_element']:.2f}",
+            "not measured" if value is None else f"{value:,.3f}",
+            change,
+            "not measured" if recall is None else f"{recall:.1%}",
+        )
+    render.out().print(table)

@@ -1,0 +1,64 @@
+"""Every test: state of its own, no network beyond loopback, skips that say why."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Cache, data, state and configuration of the tool in a folder of this test; children inherit it."""
+    folder = tmp_path_factory.mktemp("state")
+    for name in ("CACHE", "DATA", "STATE", "CONFIG"):
+        monkeypatch.setenv(f"OSCAR_ZOO_{name}", str(folder / name.lower()))
+    for name in ("OSCAR_ZOO_HUB", "OSCAR_ZOO_DEBUG", "OSCAR_ZOO_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A connection to anywhere else fails the test at once."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            host = "127.0.0.1" if address[0] == "localhost" else address[0]
+            try:
+                allowed = ipaddress.ip_address(host).is_loopback
+            except ValueError:
+                allowed = False
+            if not allowed:
+                raise AssertionError(f"a test tried to connect to {address!r}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+    yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip by capability, with the reason."""
+    skips = {}
+    if importlib.util.find_spec("sglang") is None:
+        skips["sglang"] = "sglang is not installed"
+    if not _has_gpu():
+        skips["gpu"] = "no CUDA device"
+    for item in items:
+        for marker, reason in skips.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
