@@ -118,7 +118,9 @@ def _contradiction(sides: Mapping[Role, Side], manifest: Manifest | None) -> Pro
         return Problem("same_role", "nothing tells which of the two files is for keys and which for values")
     # Two files that each carry the other's label are a swap; with a manifest one false label is enough.
     wrong = [side for role, side in sides.items() if side.label not in (None, role)]
-    wrong = [side for side in wrong if side.rotations.declared_role is not None]
+    wrong = sorted(
+        (side for side in wrong if side.rotations.declared_role is not None), key=lambda side: str(side.label)
+    )
     if wrong and (manifest is not None or len(wrong) == 2):
         label = wrong[0].label or "k"
         code = "k-is-v" if label == "k" else "v-is-k"

@@ -1,0 +1,89 @@
+"""Names: what is one, that text round-trips, and what never becomes part of a path."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, Reference, check_digest, check_part
+from oscar_zoo.errors import InvalidName
+
+BAD_PARTS = ["", ".", "..", "a..b", ".hidden", "-flag", "a.", "a/b", "a\\b", "a b", "a\n", "a\0", "ａ", "\u212a", "é"]
+BAD_PARTS += ["con", "NUL.txt", "com1", "Lpt9.pt", "x" * 101, "a\u202eb", "a:b", "a@b", "~", "_a"]
+
+
+@pytest.mark.parametrize("text", BAD_PARTS)
+def test_bad_parts(text: str) -> None:
+    with pytest.raises(InvalidName):
+        check_part(text)
+    for name in (f"{text}/tag", f"Model/{text}"):
+        with pytest.raises(InvalidName):
+            ArtifactId.parse(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "Qwen3-8B", "Qwen3.5-4B", "seq1_prompt1_group1", "0", "x" * 100, "console", "k_rotation.pt"]
+)
+def test_good_parts(text: str) -> None:
+    assert check_part(text) == text
+    assert str(ArtifactId.parse(f"{text}/{text}")) == f"{text}/{text}"
+
+
+def test_ids() -> None:
+    found = ArtifactId.parse("Qwen3-8B/seq1_prompt2_group3")
+    assert found.reference == "Qwen3-8B:seq1_prompt2_group3"
+    assert found.key == ArtifactId.parse("qwen3-8b/SEQ1_prompt2_group3").key
+    for text in ("Qwen3-8B", "a/b/c", "/a", "a/"):
+        with pytest.raises(InvalidName):
+            ArtifactId.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["Qwen3-8B", "Qwen/Qwen3-8B", "Qwen3-8B:tag", "a@sha256:" + "0" * 12, "a/b:t@sha256:" + "f" * 64]
+)
+def test_references_round_trip(text: str) -> None:
+    assert str(Reference.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", "a:", "a@", "a@sha256:", "a@sha256:123", "a@md5:" + "0" * 32, "a@sha256:" + "F" * 12, "a/b/c", "a:b:c"],
+)
+def test_bad_references(text: str) -> None:
+    with pytest.raises(InvalidName):
+        Reference.parse(text)
+
+
+@given(
+    st.integers(1, 10**9),
+    st.integers(1, 10**6),
+    st.integers(1, 1024),
+    st.none() | st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)?", fullmatch=True),
+)
+def test_tags_round_trip(tokens: int, prompts: int, group: int, variant: str | None) -> None:
+    tag = CalibrationTag(tokens, prompts, group, variant)
+    assert CalibrationTag.parse(str(tag)) == tag
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "seq0_prompt1_group1",
+        "seq1_prompt1_group1\n",
+        "seq01_prompt1_group1",
+        "gpqa_group128",
+        "seq1_prompt1_group1-",
+        "seq1_prompt1_group1-A",
+    ],
+)
+def test_other_tags_are_opaque(text: str) -> None:
+    assert CalibrationTag.parse(text) is None
+
+
+def test_digests() -> None:
+    assert check_digest("sha256:" + "0" * 64)
+    for text in ("0" * 64, "sha256:" + "0" * 63, "sha256:" + "A" * 64, "sha256:" + "0" * 64 + "\n"):
+        with pytest.raises(InvalidName):
+            check_digest(text)
