@@ -278,7 +278,7 @@ class Manifest(Spec):
     digest: Digest | None
     tool: Harness
     kind: Literal["rotation_pair", "mla_latent", "gguf"]
-    format_version: Literal[1, 2, 3] | None
+    format_version: Annotated[int, Field(ge=1, le=3)] | None
     grouping: Literal["layer", "kv_head"]
     transform: Transform
     model: ModelBlock

@@ -89,7 +89,7 @@ class ServingRecipe(Spec):
     two are stored in; `requires` the capabilities an engine must declare to load the artifact.
     """
 
-    bits: Literal[2] = 2
+    bits: Annotated[int, Field(ge=2, le=2)] = 2
     group_size: Count
     scale_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     quantizer: Literal["asym-minmax-u2/1", "lloydmax-uniform-u2/1"] = "asym-minmax-u2/1"
