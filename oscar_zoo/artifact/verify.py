@@ -68,6 +68,8 @@ def verify_path(
         files = _read_folder(path, max_bytes) if path.is_dir() else {path.name: read_file(path, max_bytes=max_bytes)}
     except (MalformedFile, StorageError) as error:
         return Unreadable(error.message, str(path))
+    except OSError as error:
+        return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
     if path.is_dir() and not files:
         return Unreadable(f"no rotation files in {path}", str(path))
     if path.is_dir() and (problem := _not_one_pair(files)):
@@ -85,13 +87,19 @@ def find_artifacts(path: Path) -> list[Path]:
     """Folders below `path` (itself included) that directly hold rotation files or a manifest, sorted.
 
     Hidden folders and symbolic links are skipped. A file, or a folder that does not exist, holds none.
+
+    Raises:
+        StorageError: a folder cannot be listed.
     """
     if not path.is_dir():
         return []
     found, todo = [], [path]
     while todo:
         folder = todo.pop()
-        entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
+        try:
+            entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
+        except OSError as error:
+            raise StorageError(f"cannot read {folder}: {error.strerror}.") from None
         if any(entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME) for entry in entries):
             found.append(folder)
         todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
