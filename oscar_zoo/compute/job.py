@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import assert_never
 
 import torch
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, Numerics
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, check_part
-from oscar_zoo.artifact.outcome import Outcome, Verified
+from oscar_zoo.artifact.outcome import DigestMismatch, Outcome, Rejected, Unreadable, Unsupported, Verified
 from oscar_zoo.artifact.specs import Harness, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.assemble import Facts, assemble
@@ -35,6 +36,9 @@ from oscar_zoo.evaluate.models import Dtype, LoadedModel, load_model
 
 LONGEST_DEFAULT = 4096
 """Tokens of a calibration sequence when neither the caller nor the model says less."""
+
+ENOUGH_TOKENS = 5000
+"""About where published fits stop changing; fewer are allowed and remarked on."""
 
 
 @dataclass(frozen=True)
@@ -239,12 +243,21 @@ def _facts(
 
 
 def _require_verified(outcome: Outcome) -> Verified:
-    if isinstance(outcome, Verified):
-        return outcome
-    reason = getattr(outcome, "message", None) or getattr(outcome, "reason", None) or getattr(outcome, "cause", None)
+    match outcome:
+        case Verified():
+            return outcome
+        case Rejected():
+            reason = f"{outcome.code}: {outcome.message}"
+        case Unsupported():
+            reason = outcome.reason
+        case Unreadable():
+            reason = outcome.cause
+        case DigestMismatch():
+            reason = f"{outcome.path} has sha256 {outcome.got}, expected {outcome.want}"
+        case _:
+            assert_never(outcome)
     raise ComputeFailed(
-        f"the result failed its own verification ({type(outcome).__name__}): {reason or outcome}",
-        hint="nothing was written; calibrate on more or other text",
+        f"the result failed its own verification: {reason}", hint="nothing was written; try more or other text"
     )
 
 
@@ -254,4 +267,6 @@ def _notes(data: CalibrationData, method: Method) -> tuple[str, ...]:
         notes.append(f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens.")
     if method.needs == "nothing":
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
+    elif data.tokens_used < ENOUGH_TOKENS:
+        notes.append(f"{data.tokens_used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")
     return tuple(notes)

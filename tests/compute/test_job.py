@@ -22,6 +22,7 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
 from oscar_zoo.errors import (
+    ComputeFailed,
     InvalidName,
     OscarZooError,
     OutputExists,
@@ -32,7 +33,7 @@ from oscar_zoo.errors import (
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
-TOKENS = 1000
+TOKENS = 300
 
 
 def options(output_dir: Path | None, **changes: object) -> ComputeOptions:
@@ -42,7 +43,7 @@ def options(output_dir: Path | None, **changes: object) -> ComputeOptions:
         calib_data=TEXT,
         calib_tokens=TOKENS,
         recipe=RECIPE,
-        seq_len=400,
+        seq_len=120,
         output_dir=output_dir,
         created="2026-01-02T03:04:05Z",
     )
@@ -75,7 +76,7 @@ def test_the_folder_holds_a_verified_artifact(result: ComputeResult) -> None:
 
 def test_the_manifest_says_what_was_done(result: ComputeResult) -> None:
     manifest = result.manifest
-    assert manifest.id == str(result.artifact_id) == "tiny-qwen3-hard/seq1000_prompt3_group64"
+    assert manifest.id == str(result.artifact_id) == "tiny-qwen3-hard/seq300_prompt3_group64"
     assert manifest.created == "2026-01-02T03:04:05Z"
     assert manifest.fit.estimator is not None
     assert (manifest.fit.estimator.k.id, manifest.fit.estimator.v.id) == ("qqt/1", "sst/1")
@@ -142,8 +143,8 @@ def test_other_data_gives_another_fit(result: ComputeResult, tmp_path: Path) -> 
 def test_the_default_folder_is_named_after_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = compute_artifact(options(None, calib_tokens=300, method="hadamard"))
-    assert (tmp_path / "tiny-qwen3-hard/seq300_prompt1_group64-hadamard/oscar.json").is_file()
-    assert result.artifact_id.tag == "seq300_prompt1_group64-hadamard"
+    assert (tmp_path / "tiny-qwen3-hard/seq300_prompt3_group64-hadamard/oscar.json").is_file()
+    assert result.artifact_id.tag == "seq300_prompt3_group64-hadamard"
 
 
 def test_hadamard_needs_no_statistics(tmp_path: Path) -> None:
@@ -164,7 +165,8 @@ def test_short_data_is_used_up_and_said(tmp_path: Path) -> None:
     used = result.manifest.fit.calibration.tokens_used  # type: ignore[union-attr]
     assert used is not None
     assert 100 < used < 5000
-    assert result.notes == (f"the data ended after {used:,} of 5,000 tokens.",)
+    assert result.notes[0] == f"the data ended after {used:,} of 5,000 tokens."
+    assert "are few" in result.notes[1]
     assert result.artifact_id.tag.startswith(f"seq{used}_")
 
 
@@ -195,6 +197,15 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         compute_artifact(options(tmp_path / "a/out", calib_tokens=100), progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_result_that_fails_verification_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken solver: eigenvectors that are not orthogonal."""
+    solve = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01))
+    with pytest.raises(ComputeFailed, match="failed its own verification: "):
+        compute_artifact(options(tmp_path / "out", calib_tokens=200))
     assert not list(tmp_path.iterdir())
 
 
@@ -238,7 +249,7 @@ def test_the_prompt_hash_is_of_the_token_lists(result: ComputeResult) -> None:
         stream += [*tokenizer(document.strip("\n"), verbose=False)["input_ids"], tokenizer.eos_token_id]
         if len(stream) > TOKENS:
             break
-    lists = [stream[0:400], stream[400:800], stream[800:1000]]
+    lists = [stream[0:120], stream[120:240], stream[240:300]]
     digest = hashlib.sha256(json.dumps(lists, separators=(",", ":")).encode()).hexdigest()
     assert result.manifest.fit.calibration is not None
     assert result.manifest.fit.calibration.prompts_sha256 == digest

@@ -34,7 +34,7 @@ def loaded() -> Iterator[LoadedModel]:
 
 @pytest.fixture(scope="module")
 def moments(loaded: LoadedModel) -> Iterator[Moments]:
-    data = load_calibration(TEXT / "calibration.txt", loaded.tokenizer, tokens=4096, seq_len=1024)
+    data = load_calibration(TEXT / "calibration.txt", loaded.tokenizer, tokens=2048, seq_len=1024)
     yield TransformersCapture(loaded).capture(data.sequences, weighted=True)
 
 
