@@ -1,0 +1,110 @@
+"""What to compute, and everything that can be found wrong with it before the long work starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.names import check_part
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.compute.data import check_budget
+from oscar_zoo.compute.fit import check_model, find_method
+from oscar_zoo.compute.folder import check_target
+from oscar_zoo.compute.methods.base import Method
+from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.evaluate.models import Dtype
+
+LONGEST_DEFAULT = 4096
+"""Tokens of a calibration sequence when neither the caller nor the model says less."""
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """What to compute.
+
+    Attributes:
+        model: local folder or Hugging Face id.
+        model_id: name of the base model in the manifest; `None` for what `model` says.
+        model_name: first part of the artifact id, without organisation.
+        calib_data: text or JSONL file.
+        calib_tokens: token budget.
+        recipe: serving settings for the manifest; `requires` is completed from the fit.
+        revision: of a Hugging Face id.
+        seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context, whichever is less.
+        method: a key of `fit.METHODS`.
+        output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
+        device, dtype: where and in which type the forward passes run.
+        force: replace an artifact that stands in the folder.
+        seed: of the document order; `None` keeps the order of the file.
+        created: RFC 3339 UTC time for the manifest; `None` for now.
+    """
+
+    model: str
+    model_name: str
+    calib_data: Path
+    calib_tokens: int
+    recipe: ServingRecipe
+    model_id: str | None = None
+    revision: str | None = None
+    seq_len: int | None = None
+    method: str = "oscar"
+    output_dir: Path | None = None
+    device: str = "cpu"
+    dtype: Dtype = "auto"
+    force: bool = False
+    seed: int | None = None
+    created: str | None = None
+
+
+def check_options(options: ComputeOptions) -> Method:
+    """The method to use, once all is checked that can be wrong before the model is read.
+
+    Raises:
+        UsageError, InvalidName, PathNotFound, OutputExists, StorageError: the first thing that is wrong.
+    """
+    method = find_method(options.method)
+    check_budget(options.calib_tokens, 1 if options.seq_len is None else options.seq_len)
+    check_part(options.model_name, "model name")
+    if not options.calib_data.is_file():
+        raise PathNotFound.for_path(options.calib_data, "calibration file")
+    if options.output_dir is not None:
+        check_target(options.output_dir, force=options.force)
+    _check_device(options.device)
+    return method
+
+
+def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
+    """Tokens of a calibration sequence, once head width, quantization groups and context are known to fit.
+
+    Raises:
+        UnsupportedModel: no transform here fits the head width.
+        UsageError: group size or sequence length do not go with the model.
+    """
+    check_model(block)
+    group = options.recipe.group_size
+    if block.head_dim % group or block.v_head_dim % group:
+        raise UsageError(
+            f"group size {group} does not divide head_dim {block.head_dim} of {block.id}.",
+            hint=f"use a group size of {block.head_dim}",
+        )
+    longest = block.rope.max_position if block.rope else None
+    if options.seq_len is None:
+        return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+    if longest is not None and options.seq_len > longest:
+        raise UsageError(
+            f"sequences of {options.seq_len} tokens are longer than the {longest} of {block.id}.",
+            hint=f"use a sequence length of at most {longest}",
+        )
+    return options.seq_len
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"{name!r} is not a device.", hint="devices are called cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU")
