@@ -36,6 +36,7 @@ from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.models import LoadedModel, load_model
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
+
 ENOUGH_TOKENS = 5000
 """About where published fits stop changing; fewer are allowed and remarked on."""
 
