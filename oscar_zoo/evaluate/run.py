@@ -1,0 +1,178 @@
+"""One comparison: a model with a BF16 cache, with data-free INT2 caches, and with an artifact's INT2 cache.
+
+All rows see the same tokens, windows, group size and quantizer; only transforms and clip differ. Every query position
+reads its own window and INT2 rows exactly, so no number depends on how a server would chunk the prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from oscar_kernels.layout import bits_per_element
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.artifact.transforms import is_power_of_two
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.cache import CacheSpec, hadamard_set
+from oscar_zoo.evaluate.models import LoadedModel
+from oscar_zoo.evaluate.tasks.base import Task, measure
+from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.evaluate.tasks.recall import Recall
+
+SCHEMA = "oscar-zoo.eval/1"
+TASKS = ("perplexity", "recall")
+BF16_BITS = 16.0
+Progress = Callable[[int, int, str], None]
+"""`(done, total, unit)`"""
+
+
+@dataclass(frozen=True)
+class EvalRow:
+    """One cache.
+
+    Attributes:
+        cache: `bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip` or `artifact`.
+        perplexity: `None` when not measured.
+        recall: fraction of answers, 0 .. 1; `None` when not measured.
+        bits_per_element: of one stored element, scales included.
+        bits_per_element_with_windows: everything one sequence of the measured length occupies, high-precision windows
+            included, per element.
+    """
+
+    cache: str
+    perplexity: float | None
+    recall: float | None
+    bits_per_element: float
+    bits_per_element_with_windows: float
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """The rows, in the order above, and the facts needed to repeat them (plain JSON values)."""
+
+    rows: tuple[EvalRow, ...]
+    facts: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"schema": "oscar-zoo.eval/1", "rows": [...], ...}`; what was not measured is null."""
+        return {"schema": SCHEMA, **self.facts, "rows": [asdict(row) for row in self.rows]}
+
+
+def evaluate(
+    model: LoadedModel,
+    text: str,
+    *,
+    tasks: Sequence[str] = TASKS,
+    artifact: tuple[RotationSet, RotationSet] | None,
+    recipe: ServingRecipe,
+    windows: int = 6,
+    length: int = 2048,
+    answers: int = 64,
+    seed: int = 0,
+    progress: Progress = lambda done, total, unit: None,
+) -> EvalReport:
+    """Measure BF16, the data-free baselines and an artifact.
+
+    Args:
+        text: held-out text; documents may be separated by the tokenizer's end-of-text token.
+        tasks: of `TASKS`.
+        artifact: its K and V sets, or `None` for the baselines only.
+        recipe: group size, scale dtype, windows for all rows; its clip for `int2-hadamard-clip` and `artifact`.
+        windows: windows of the text for perplexity.
+        length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
+        answers: questions of recall, rounded up to whole prompts.
+        seed: of the recall prompts.
+        progress: called with sequences done and in total.
+
+    Raises:
+        GeometryMismatch: the artifact is for another shape of model.
+        UsageError: unknown task, text too short, or a recipe that cannot be simulated.
+    """
+    caches = _caches(model, artifact, recipe)
+    length = min(length, (model.block.rope and model.block.rope.max_position) or length)
+    ids = torch.tensor(_encode(model, text))
+    todo: list[Task] = []
+    for name in dict.fromkeys(tasks):
+        if name == "perplexity":
+            todo.append(Perplexity.from_tokens(ids, windows=windows, length=length))
+        elif name == "recall":
+            encode = partial(_encode, model)
+            todo.append(
+                Recall.from_tokens(ids, encode, windows=recipe.windows, answers=answers, length=length, seed=seed)
+            )
+        else:
+            raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")
+    total = len(caches) * sum(len(task.prompts) for task in todo)
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total, "sequences")
+
+    rows = []
+    for cache, spec in caches.items():
+        values = {task.name: measure(model, task, spec, tick=tick).value for task in todo}
+        bits = _bits(spec, model, length)
+        rows.append(EvalRow(cache, values.get("perplexity"), values.get("recall"), *bits))
+    facts = _facts(model, text, recipe) | {"tokens": len(ids), "tasks": {t.name: dict(t.describe()) for t in todo}}
+    return EvalReport(tuple(rows), facts)
+
+
+def _caches(
+    model: LoadedModel, artifact: tuple[RotationSet, RotationSet] | None, recipe: ServingRecipe
+) -> dict[str, CacheSpec | None]:
+    plain = recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
+    caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": CacheSpec(None, None, plain)}
+    if is_power_of_two(model.block.head_dim) and is_power_of_two(model.block.v_head_dim):
+        k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
+        caches["int2-hadamard"] = CacheSpec(k, v, plain)
+        caches["int2-hadamard-clip"] = CacheSpec(k, v, recipe)
+    if artifact is not None:
+        caches["artifact"] = CacheSpec(*artifact, recipe)
+    for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report
+        if spec is not None:
+            spec.check(model.block)
+    return caches
+
+
+def _encode(model: LoadedModel, text: str) -> list[int]:
+    ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids
+
+
+def _bits(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[float, float]:
+    if spec is None:
+        return BF16_BITS, BF16_BITS
+    k, v = model.block.head_dim, model.block.v_head_dim
+    bits_k, bits_v = bits_per_element(spec.quant_spec("k", k)), bits_per_element(spec.quant_spec("v", v))
+    bits = (k * bits_k + v * bits_v) / (k + v)
+    # INT2 rows exist for every token, the windows on top of them.
+    return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length
+
+
+def _facts(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, Any]:
+    return {
+        "model": {
+            "id": model.block.id,
+            "revision": model.block.revision,
+            "config_sha256": model.block.config_sha256,
+            "dtype": model.dtype,
+        },
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "sink": recipe.windows.sink,
+        "recent": recipe.windows.recent,
+        "clip": {"k": recipe.clip.k, "v": recipe.clip.v, "algorithm": recipe.clip.algorithm},
+        "group_size": recipe.group_size,
+        "scale_dtype": recipe.scale_dtype,
+        "quantizer": recipe.quantizer,
+        "chunking": "every position exact",
+        "torch": torch.__version__,
+        "device": str(model.device),
+    }
