@@ -1,0 +1,94 @@
+"""What a task is: token sequences, and a number that adds up over them.
+
+A task is built once and measured under several caches, so every cache sees the same tokens. The sums of each sequence
+are kept, so two caches can be compared sequence by sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.evaluate.cache import CacheSpec, SimulatedCache
+from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One sequence that starts at position 0.
+
+    Attributes:
+        ids: `[T]` int64.
+        scored: `[n]` int64, ascending: positions whose predictions (of the next token) the task looks at.
+        answers: stretches of `scored`, `[first, last)`, that belong to one answer; empty when each stands alone.
+    """
+
+    ids: Tensor
+    scored: Tensor
+    answers: tuple[tuple[int, int], ...] = ()
+
+
+class Task(Protocol):
+    """Something to measure."""
+
+    @property
+    def name(self) -> str:
+        """Key of the result, such as `perplexity`."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """The sequences."""
+
+    def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:
+        """Sum and number of what is averaged, over one prompt; `logits` `[n, vocabulary]` at `prompt.scored`."""
+
+    def result(self, total: float, number: int) -> float:
+        """From the sums over all prompts to the reported number."""
+
+    def describe(self) -> Mapping[str, int | float | str]:
+        """What a reader needs to repeat the measurement."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A task under one cache.
+
+    Attributes:
+        value: the task's result over all prompts.
+        parts: `(sum, number)` of every prompt, in order.
+    """
+
+    value: float
+    parts: tuple[tuple[float, int], ...]
+
+
+def measure(
+    model: LoadedModel, task: Task, cache: CacheSpec | None = None, *, tick: Callable[[], None] = lambda: None
+) -> Measurement:
+    """Run every prompt of `task` through the model.
+
+    Args:
+        cache: the INT2 cache to simulate at every position, `None` for the model as it is.
+        tick: called after each prompt.
+
+    Raises:
+        GeometryMismatch, UsageError: `cache` does not fit the model.
+        UnsupportedModel: the model's attention cannot be reached.
+    """
+    scope = nullcontext() if cache is None else attention_scope(model, SimulatedCache(cache, model.block, model.device))
+    parts = []
+    with scope, torch.inference_mode():
+        for prompt in task.prompts:
+            logits = model.model(
+                prompt.ids[None].to(model.device),
+                use_cache=False,
+                logits_to_keep=prompt.scored.to(model.device),
+            ).logits[0]
+            parts.append(task.count(prompt, logits))
+            tick()
+    return Measurement(task.result(sum(t for t, _ in parts), sum(n for _, n in parts)), tuple(parts))

@@ -1,0 +1,73 @@
+"""Perplexity over windows taken evenly from a text: exp of the mean negative log likelihood of the next token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.tasks.base import Prompt
+
+LOSS_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Windows of a text; every window starts at position 0 and predicts its tokens 1 .. length - 1.
+
+    Attributes:
+        prompts: the windows.
+    """
+
+    prompts: tuple[Prompt, ...]
+    name: str = "perplexity"
+
+    @classmethod
+    def from_tokens(cls, ids: Tensor, *, windows: int = 6, length: int = 2048, skip: int = 0) -> Perplexity:
+        """Cut window i of n at token `(len(ids) - length) * i // n`; fewer windows when they would overlap.
+
+        Args:
+            ids: `[N]` int64, the whole text.
+            windows: how many.
+            length: tokens of a window.
+            skip: predictions of the first `skip` positions are not scored.
+
+        Raises:
+            UsageError: the text is shorter than one window, or nothing is scored.
+        """
+        if length > len(ids):
+            raise UsageError(
+                f"the text has {len(ids)} tokens, one window needs {length}.", hint="use a longer text or less context"
+            )
+        if windows < 1 or not 0 <= skip < length - 1:
+            raise UsageError(f"{windows} windows of {length} tokens from position {skip} leave nothing to score.")
+        number = min(windows, len(ids) // length)
+        starts = [(len(ids) - length) * i // number for i in range(number)]
+        scored = torch.arange(skip, length - 1)
+        return cls(tuple(Prompt(ids[start : start + length], scored) for start in starts))
+
+    def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:
+        """Summed negative log likelihood in nats, and predictions; logits become float32 block by block."""
+        targets = prompt.ids[prompt.scored + 1].to(logits.device)
+        total = sum(
+            torch.nn.functional.cross_entropy(block.float(), target, reduction="sum").double().item()
+            for block, target in zip(logits.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True)
+        )
+        return total, len(targets)
+
+    def result(self, total: float, number: int) -> float:
+        """`exp(mean)`; infinite when the exponential overflows."""
+        mean = total / number
+        return math.exp(mean) if mean < 700 else math.inf
+
+    def describe(self) -> Mapping[str, int | float | str]:
+        """Windows, their length and the scored predictions."""
+        return {
+            "windows": len(self.prompts),
+            "length": len(self.prompts[0].ids),
+            "predictions": sum(len(p.scored) for p in self.prompts),
+        }

@@ -1,0 +1,200 @@
+"""Recall: facts far enough back that every cache reads them from INT2, asked for at the end of the prompt.
+
+Two kinds of prompts take turns. Passkey: sentences with six-digit codes spread through text, then questions. Table:
+text, then lines ` Name = 1234`, then some of the names again. Answers are teacher-forced: an answer is right when the
+greedy prediction of each of its tokens is right, given the prompt and the true answers before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.tasks.base import Prompt
+
+Unit = Literal["answer", "token"]
+Encode = Callable[[str], list[int]]
+SHALLOW, DEEP = 0.1, 0.9
+"""Passkeys start between these fractions of the prompt."""
+
+TABLE_LINES = 48
+"""More lines than this and small models miss some without any quantization."""
+
+PASSKEY_DIGITS, TABLE_DIGITS = 6, 4
+CONSONANTS, VOWELS = "bdgklmnprstvz", "aeo"
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Prompts with questions.
+
+    Attributes:
+        prompts: `answers` of each are its questions.
+        seed: of names, digits and filler.
+        unit: what is counted: whole answers, or single tokens of answers (a gentler number).
+    """
+
+    prompts: tuple[Prompt, ...]
+    seed: int
+    unit: Unit = "answer"
+    name: str = "recall"
+
+    @classmethod
+    def from_tokens(
+        cls,
+        ids: Tensor,
+        encode: Encode,
+        *,
+        windows: Windows,
+        answers: int = 64,
+        per_prompt: int = 8,
+        length: int = 2048,
+        seed: int = 0,
+        unit: Unit = "answer",
+    ) -> Recall:
+        """Make prompts with filler from a text.
+
+        Args:
+            ids: `[N]` int64, the text.
+            encode: a tokenizer without special tokens.
+            windows: facts lie outside these high-precision windows for every question.
+            answers: how many; rounded up to whole prompts.
+            per_prompt: questions of one prompt.
+            length: tokens of a prompt, at most.
+            seed: the same seed gives the same prompts.
+            unit: what is counted.
+
+        Raises:
+            UsageError: the text or the prompt is too short for facts outside the windows.
+        """
+        if answers < 1 or per_prompt < 1:
+            raise UsageError(f"{answers} answers with {per_prompt} per prompt leave nothing to ask.")
+        rng = random.Random(seed)
+        writer = _Writer(ids.tolist(), encode, rng, windows, length, per_prompt)
+        number = -(-answers // per_prompt)
+        return cls(tuple(writer.table() if i % 2 else writer.passkeys() for i in range(number)), seed, unit)
+
+    def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:
+        """Answers of which every token is predicted, and answers; or predicted tokens of answers, and tokens."""
+        right = logits.argmax(-1).cpu() == prompt.ids[prompt.scored + 1]
+        if self.unit == "token":
+            return float(right.sum()), len(right)
+        return float(sum(bool(right[first:last].all()) for first, last in prompt.answers)), len(prompt.answers)
+
+    def result(self, total: float, number: int) -> float:
+        """The fraction recalled, 0 .. 1."""
+        return total / number
+
+    def describe(self) -> Mapping[str, int | float | str]:
+        """Prompts, answers, the longest prompt and the seed."""
+        return {
+            "prompts": len(self.prompts),
+            "answers": sum(len(p.answers) for p in self.prompts),
+            "length": max(len(p.ids) for p in self.prompts),
+            "seed": self.seed,
+            "unit": self.unit,
+        }
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Makes prompts; state is only that of `rng`."""
+
+    filler: list[int]
+    encode: Encode
+    rng: random.Random
+    windows: Windows
+    length: int
+    per_prompt: int
+
+    def passkeys(self) -> Prompt:
+        """As many codes as questions, evenly spread with some jitter, text between them."""
+        names, codes = self._facts(self.per_prompt, PASSKEY_DIGITS)
+        facts = [
+            self.encode(f"\nThe access code of {name} is {code}.\n") for name, code in zip(names, codes, strict=True)
+        ]
+        order = self.rng.sample(range(len(names)), len(names))
+        questions = [(f"\nQuestion: What is the access code of {names[i]}?\nAnswer: ", codes[i], "\n") for i in order]
+        tail, stretches = self._ask(questions)
+        body = self.length - len(tail)
+        first, last = self._range(body, max(map(len, facts)))
+        starts = [first + round((last - first) * (i + self.rng.random()) / len(facts)) for i in range(len(facts))]
+        ids: list[int] = []
+        for start, fact in zip(starts, facts, strict=True):
+            ids += self._text(start - len(ids)) + fact
+        return _finish(ids + self._text(body - len(ids)), tail, stretches)
+
+    def table(self) -> Prompt:
+        """Text, then lines until the questions begin; lines that reach into the recent window are not asked for."""
+        names, codes = self._facts(TABLE_LINES, TABLE_DIGITS)
+        rows = [self.encode(f"\n {name} = {code}") for name, code in zip(names, codes, strict=True)]
+        ends = list(accumulate(map(len, rows)))
+        far = [i for i, end in enumerate(ends) if ends[-1] - end >= self.windows.recent]
+        if len(far) < self.per_prompt:
+            raise self._too_short()
+        asked = self.rng.sample(far, self.per_prompt)
+        tail, stretches = self._ask([(f"\n {names[i]} = ", codes[i], "") for i in asked])
+        before = self.length - len(tail) - ends[-1]
+        if before < self.windows.sink:
+            raise self._too_short()
+        return _finish(self._text(before) + [token for row in rows for token in row], tail, stretches)
+
+    def _ask(self, questions: list[tuple[str, str, str]]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens of all questions with their answers, and where in them the answers stand."""
+        tail: list[int] = []
+        stretches = []
+        for before, answer, after in questions:
+            tail += self.encode(before)
+            stretches.append((len(tail), len(tail) + len(self.encode(answer))))
+            tail += self.encode(answer) + (self.encode(after) if after else [])
+        return tail, stretches
+
+    def _range(self, body: int, fact: int) -> tuple[int, int]:
+        """First and last start of a fact of `fact` tokens, for questions that begin at position `body`."""
+        first = max(self.windows.sink, round(SHALLOW * self.length))
+        last = min(body - self.windows.recent - fact, round(DEEP * self.length))
+        if last - first < self.per_prompt * fact:
+            raise self._too_short()
+        return first, last
+
+    def _too_short(self) -> UsageError:
+        return UsageError(
+            f"{self.length} tokens leave no room for {self.per_prompt} facts outside the windows "
+            f"({self.windows.sink} first and {self.windows.recent} last tokens).",
+            hint="use more context or smaller windows",
+        )
+
+    def _facts(self, number: int, digits: int) -> tuple[list[str], list[str]]:
+        names: dict[str, None] = {}
+        while len(names) < number:
+            syllables = self.rng.choice((2, 2, 3))
+            names["".join(self.rng.choice(CONSONANTS) + self.rng.choice(VOWELS) for _ in range(syllables)).title()] = (
+                None
+            )
+        return list(names), ["".join(self.rng.choices("0123456789", k=digits)) for _ in names]
+
+    def _text(self, number: int) -> list[int]:
+        if number <= 0:
+            return []
+        if number >= len(self.filler):
+            raise UsageError(f"the text has {len(self.filler)} tokens, a prompt needs {number} of them as filler.")
+        start = self.rng.randrange(len(self.filler) - number)
+        return self.filler[start : start + number]
+
+
+def _finish(body: list[int], tail: list[int], stretches: list[tuple[int, int]]) -> Prompt:
+    # The prediction of a token is made at the position before it.
+    scored = [len(body) + i - 1 for first, last in stretches for i in range(first, last)]
+    answers, at = [], 0
+    for first, last in stretches:
+        answers.append((at, at + last - first))
+        at += last - first
+    return Prompt(torch.tensor(body + tail), torch.tensor(scored), tuple(answers))
