@@ -50,10 +50,10 @@ def command(
     with render.progress("calibrating", enabled=not (quiet or as_json)) as advance:
         result = compute_artifact(wanted, progress=advance)
     if as_json:
-        facts = {"schema": "oscar-zoo.compute/1", "path": str(result.path)}
+        facts = {"schema": "oscar-zoo.compute/1", "path": str(result.path), "notes": list(result.notes)}
         render.emit_json(facts | artifact_summary(result.manifest))
         return
-    calibration = result.manifest.fit.calibration
-    used = calibration.tokens_used if calibration else None
-    render.out().print(f"Saved {render.clean(result.path)}  ({result.manifest.id}, {used:,} tokens)")
+    render.out().print(f"Saved {render.clean(result.path)}  {result.manifest.id}  {result.manifest.digest}")
+    for note in result.notes:
+        render.note(f"note: {note}", quiet=quiet)
     render.note(f"Next: oscar-zoo eval {result.path} --model {model}", quiet=quiet)
