@@ -1,0 +1,168 @@
+"""Greedy generation as a server with an INT2 cache does it: prefill in chunks, then one token at a time.
+
+A chunk reads its own tokens exactly and older ones as the cache holds them at that moment, so results depend on where
+chunks end; `cache.SimulatedCache` is the other extreme, in which every position reads as a decoded one. K and V are
+kept here, not in a `transformers` cache: the model only ever sees the new tokens and their positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.evaluate.cache import INT2, WINDOW, CacheSpec, LayerCache, Stretches, take_rows
+from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+
+
+def greedy_generate(
+    model: LoadedModel,
+    prompt_ids: Sequence[int],
+    *,
+    cache: CacheSpec | None,
+    max_new_tokens: int,
+    chunk_size: int,
+    boundaries: Sequence[int] | None = None,
+    stop: Collection[int] = (),
+) -> list[int]:
+    """Continue a prompt with the most likely tokens.
+
+    Args:
+        prompt_ids: at least one token.
+        cache: the INT2 cache; `None` for an exact one.
+        max_new_tokens: at most so many tokens.
+        chunk_size: tokens prefilled at once.
+        boundaries: positions at which prefill chunks end instead, ascending, inside the prompt.
+        stop: tokens that end the generation; the one that does is returned.
+
+    Returns:
+        The new tokens.
+
+    Raises:
+        UsageError: an empty prompt, or sizes and boundaries that make no chunks.
+        GeometryMismatch: see `cache.CacheSpec.check`.
+        UnsupportedModel: a model with layers that keep another kind of cache.
+    """
+    request = Request(model, cache)
+    ids = torch.tensor(list(prompt_ids), dtype=torch.int64)
+    logits = torch.empty(0)
+    for first, last in _chunks(len(ids), chunk_size, boundaries):
+        logits = request.extend(ids[first:last])[-1]
+    new: list[int] = []
+    while len(new) < max_new_tokens:
+        new.append(int(logits.argmax()))
+        if new[-1] in stop or len(new) == max_new_tokens:
+            break
+        logits = request.decode(new[-1])
+    return new
+
+
+class Request:
+    """One sequence in a server: its cached rows, layer by layer.
+
+    Args:
+        model: used as it is; its state does not change.
+        cache: the INT2 cache, `None` for an exact one.
+
+    Raises:
+        GeometryMismatch, UsageError, UnsupportedModel: see `greedy_generate`.
+    """
+
+    def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:
+        block = model.block
+        if len(block.attention_layers) != block.num_layers:
+            raise UnsupportedModel(
+                f"{block.id} has layers that keep another kind of cache; generation is simulated for "
+                "full-attention models only."
+            )
+        self._model = model
+        self._windows = None if cache is None else cache.recipe.windows
+        self._layers: dict[int, _Layer]
+        if cache is None:
+            self._layers = dict.fromkeys(block.attention_layers, _ExactLayer())
+        else:
+            cache.check(block)
+            self._layers = {i: LayerCache(cache, block, i, model.device) for i in block.attention_layers}
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self._length = 0
+
+    def extend(self, ids: Tensor) -> Tensor:
+        """Prefill one chunk, `[T]` int64; returns the logits `[T, vocabulary]` of all its positions."""
+        return self._forward(ids, cached=self._length)
+
+    def decode(self, token: int) -> Tensor:
+        """Process one generated token, which is written before it reads; returns logits `[vocabulary]`."""
+        return self._forward(torch.tensor([token]), cached=self._length + 1)[0]
+
+    def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
+        positions = torch.arange(self._length, self._length + len(ids), device=self._model.device)
+        stretches, mask = self._reads(positions, cached)
+
+        def attention(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+            layer = self._layers[layer_id]
+            rows = layer.encode(key, value)
+            if layer_id in self._stored:
+                old = self._stored[layer_id]
+                rows = torch.cat([old[0], rows[0]], -2), torch.cat([old[1], rows[1]], -2)
+            self._stored[layer_id] = rows
+            return layer.attend(query, take_rows(rows[0], stretches), take_rows(rows[1], stretches), mask, scaling)
+
+        with attention_scope(self._model, attention), torch.inference_mode():
+            logits: Tensor = self._model.model(
+                ids[None].to(self._model.device), position_ids=positions[None], use_cache=False
+            ).logits[0]
+        self._length += len(ids)
+        return logits
+
+    def _reads(self, positions: Tensor, cached: int) -> tuple[Stretches, Tensor]:
+        """Rows read by a batch of new tokens when `cached` tokens are in the cache, and `[T, R]` who reads which."""
+        end = int(positions[-1]) + 1
+        stretches: Stretches = ((WINDOW, 0, end),)
+        if self._windows is not None:
+            sinks = min(self._windows.sink, cached)
+            ring = max(sinks, cached - self._windows.recent)
+            stretches = (WINDOW, 0, sinks), (INT2, sinks, ring), (WINDOW, ring, end)
+        s = torch.cat([torch.arange(first, last, device=positions.device) for _, first, last in stretches])
+        return stretches, s <= positions[:, None]
+
+
+class _Layer(Protocol):
+    """What `Request` asks of a layer; `cache.LayerCache` documents it."""
+
+    def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor: ...
+
+
+class _ExactLayer:
+    """No transform, no quantization, one tier, attention in the model's dtype."""
+
+    def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key[None], value[None]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        group = query.shape[1] // key.shape[1]
+        return torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key.repeat_interleave(group, 1),
+            value.repeat_interleave(group, 1),
+            attn_mask=mask,
+            scale=scaling,
+        )
+
+
+def _chunks(length: int, chunk_size: int, boundaries: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    if length == 0:
+        raise UsageError("the prompt is empty.", hint="give at least one token")
+    if boundaries is None:
+        if chunk_size < 1:
+            raise UsageError(f"chunk_size must be at least 1, not {chunk_size}.")
+        boundaries = range(chunk_size, length, chunk_size)
+    edges = [0, *boundaries, length]
+    if any(first >= last for first, last in pairwise(edges)):
+        raise UsageError(f"boundaries {list(boundaries)} are not ascending inside a prompt of {length} tokens.")
+    return pairwise(edges)
