@@ -40,10 +40,10 @@ def main() -> int:
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir()
     os.chdir(ROOT)
-    run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", ".demo/rotation")
+    run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", ".demo/rotation", "-q")
     run("verify", ".demo/rotation")
-    run("publish", ".demo/rotation", "--hub", HUB)
-    run("pull", NAME, "--hub", HUB)
+    run("publish", ".demo/rotation", "--hub", HUB, "-q")
+    run("pull", NAME, "--hub", HUB, "-q")
     report = json.loads(
         run("eval", NAME, "--model", MODEL, "--data", "examples/text/validation.txt", "--json", show=False)
     )

@@ -39,6 +39,9 @@ DENIED_FLAGS = {
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
 
+ENGINE_DEFAULTS = ("--disable-cuda-graph",)
+"""Flags every server gets: the plain torch executor cannot be captured into a CUDA graph."""
+
 KEPT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC CXX "
     "HF_HOME HF_HUB_CACHE HF_ENDPOINT HF_HUB_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME XDG_DATA_HOME "
@@ -172,6 +175,7 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
     if options.config_file is not None:
         argv += ["--config", str(options.config_file)]  # SGLang does not know the `=` form of this one flag
     argv += [f"{name}={value}" for name, value in flags.items()]
+    argv += [flag for flag in ENGINE_DEFAULTS if flag not in options.extra]
     argv += _cpu_flags(options.extra) if options.device == "cpu" else []
     argv += options.extra
     address = f"[{options.host}]" if ":" in options.host else options.host
@@ -190,5 +194,4 @@ def _cpu_flags(extra: Sequence[str]) -> list[str]:
         "--max-running-requests": "16",
         "--watchdog-timeout": "3600",
     }
-    flags = [f"{name}={value}" for name, value in defaults.items() if name not in given]
-    return [*flags, "--disable-cuda-graph"] if "--disable-cuda-graph" not in given else flags
+    return [f"{name}={value}" for name, value in defaults.items() if name not in given]
