@@ -125,8 +125,10 @@ class _Writer:
         questions = [(f"\nQuestion: What is the access code of {names[i]}?\nAnswer: ", codes[i], "\n") for i in order]
         tail, stretches = self._ask(questions)
         body = self.length - len(tail)
-        first, last = self._range(body, max(map(len, facts)))
-        starts = [first + round((last - first) * (i + self.rng.random()) / len(facts)) for i in range(len(facts))]
+        size = max(map(len, facts))
+        first, last = self._range(body, size)
+        step = (last + size - first) // len(facts)
+        starts = [first + step * i + self.rng.randint(0, step - size) for i in range(len(facts))]
         ids: list[int] = []
         for start, fact in zip(starts, facts, strict=True):
             ids += self._text(start - len(ids)) + fact
@@ -161,7 +163,7 @@ class _Writer:
         """First and last start of a fact of `fact` tokens, for questions that begin at position `body`."""
         first = max(self.windows.sink, round(SHALLOW * self.length))
         last = min(body - self.windows.recent - fact, round(DEEP * self.length))
-        if last - first < self.per_prompt * fact:
+        if last + fact - first < self.per_prompt * fact:
             raise self._too_short()
         return first, last
 

@@ -1,0 +1,117 @@
+"""The comparison of caches on the example model: the order of the rows, the facts, and the refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from random_qwen3 import EXAMPLE, write_model
+
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.errors import GeometryMismatch, UsageError
+from oscar_zoo.evaluate.cache import CacheSpec, hadamard_set
+from oscar_zoo.evaluate.models import LoadedModel, load_model
+from oscar_zoo.evaluate.run import evaluate
+from oscar_zoo.evaluate.tasks.base import measure
+from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+
+TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
+RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
+SHARED = Path(__file__).resolve().parents[2].parent / "shared/models"
+
+
+@pytest.fixture(scope="module")
+def example() -> LoadedModel:
+    return load_model(str(EXAMPLE))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
+
+
+def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> None:
+    seen: list[tuple[int, int, str]] = []
+    artifact = hadamard_set(example.block, "k"), hadamard_set(example.block, "v")
+    report = evaluate(
+        example,
+        TEXT[:60_000],
+        tasks=("perplexity",),
+        artifact=artifact,
+        recipe=RECIPE,
+        windows=1,
+        progress=lambda done, total, unit: seen.append((done, total, unit)),
+    )
+    rows = {row.cache: row for row in report.rows}
+    assert list(rows) == ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+    value = {name: row.perplexity or 0.0 for name, row in rows.items()}
+    assert 1 < value["bf16"] < value["int2-hadamard-clip"] < value["int2-hadamard"] < value["int2"] / 10
+    assert value["artifact"] == value["int2-hadamard-clip"]
+    assert rows["bf16"].bits_per_element == 16
+    assert rows["int2"].bits_per_element == 2.5
+    assert rows["int2"].bits_per_element_with_windows == 2.5 + 16 * 320 / 2048
+    assert all(row.recall is None for row in report.rows)
+    assert seen == [(i, 5, "sequences") for i in range(1, 6)]
+
+
+def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel) -> None:
+    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=4, recent=8))
+    report = evaluate(small, TEXT[:4000], tasks=("perplexity",), artifact=None, recipe=recipe, windows=2, length=9999)
+    value = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert value["schema"] == "oscar-zoo.eval/1"
+    assert value["model"]["config_sha256"] == small.block.config_sha256
+    assert value["text_sha256"] == hashlib.sha256(TEXT[:4000].encode()).hexdigest()
+    assert (value["sink"], value["recent"], value["clip"]["k"]) == (4, 8, 0.9)
+    assert value["tasks"]["perplexity"] == {"windows": 2, "length": 256, "predictions": 510}
+    assert value["chunking"] == "every position exact"
+    assert value["torch"] == torch.__version__
+    assert [row["cache"] for row in value["rows"]] == ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip"]
+
+
+def test_recall_needs_the_cache(example: LoadedModel) -> None:
+    report = evaluate(example, TEXT, tasks=("recall",), artifact=None, recipe=RECIPE, answers=16)
+    recall = {row.cache: row.recall or 0.0 for row in report.rows}
+    assert recall["bf16"] >= 0.9
+    assert recall["int2"] <= 0.2
+
+
+def test_a_rotation_of_another_model_is_one_line(example: LoadedModel) -> None:
+    other = Geometry(
+        num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=128, v_head_dim=128, attention_layers=(0, 1, 2, 3)
+    )
+    artifact = hadamard_set(other, "k"), hadamard_set(other, "v")
+    with pytest.raises(GeometryMismatch) as caught:
+        evaluate(example, TEXT, artifact=artifact, recipe=RECIPE)
+    assert caught.value.message == "this rotation is for head_dim 128; tiny-qwen3-hard has 64."
+
+
+def test_unknown_tasks_and_short_texts_are_refused(small: LoadedModel) -> None:
+    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.9))
+    with pytest.raises(UsageError, match="gpqa"):
+        evaluate(small, TEXT[:4000], tasks=("gpqa",), artifact=None, recipe=recipe)
+    with pytest.raises(UsageError, match="tokens"):
+        evaluate(small, "short", artifact=None, recipe=recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [("tiny-qwen3", (3.699, 3.966, 3.833, 3.764)), ("tiny-qwen3-hard", (3.699, 2354.0, 17.9, 10.2))],
+)
+def test_the_reference_table_is_reproduced(name: str, want: tuple[float, ...]) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip("the models and text of the reference table are not part of the repository")
+    model = load_model(str(SHARED / name), dtype="float32")
+    text = (SHARED / "text/validation.txt").read_text("utf-8")
+    ids = torch.tensor(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    task = Perplexity.from_tokens(ids)
+    # The table was made with float32 scales.
+    plain = ServingRecipe(group_size=64, scale_dtype="float32", clip=Clip(k=0.0, v=0.0))
+    clipped = plain.model_copy(update={"clip": Clip(k=0.96, v=0.92)})
+    k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
+    specs = (None, CacheSpec(None, None, plain), CacheSpec(k, v, plain), CacheSpec(k, v, clipped))
+    for spec, expected in zip(specs, want, strict=True):
+        assert measure(model, task, spec).value == pytest.approx(expected, rel=5e-3)

@@ -1,0 +1,193 @@
+"""The quantizer against its rules written a second time, value by value in plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oscar_kernels import quantizer
+from oscar_kernels.spec import QuantSpec
+
+SPECS = [
+    QuantSpec(16, 16),
+    QuantSpec(16, 16, 0.9),
+    QuantSpec(64, 64, 0.96),
+    QuantSpec(64, 32, 0.92),
+    QuantSpec(128, 32, 0.96, "bfloat16"),
+    QuantSpec(128, 128, 0.92, "float32"),
+]
+
+
+def oracle(row: list[float], spec: QuantSpec) -> tuple[list[int], list[tuple[float, float]], list[float]]:
+    """Codes, (scale, offset) and distance to the nearest rounding tie, in double precision."""
+    if spec.clip_ratio > 0:
+        limit = sorted(abs(x) for x in row)[min(math.floor(spec.clip_ratio * len(row)), len(row) - 1)]
+        row = [min(max(x, -limit), limit) for x in row]
+    codes, affine, margins = [], [], []
+    for start in range(0, len(row), spec.group_size):
+        group = row[start : start + spec.group_size]
+        scale, offset = max(max(group) - min(group), 1e-8) / 3, min(group)
+        affine.append((scale, offset))
+        for x in group:
+            y = (x - offset) / scale + 0.5
+            codes.append(min(max(math.floor(y), 0), 3))
+            margins.append(abs(y - round(y)))
+    return codes, affine, margins
+
+
+def gaussian(rows: int, d: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, d, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_codes_scales_and_offsets_follow_the_rules(spec: QuantSpec) -> None:
+    x = gaussian(200, spec.head_dim) * torch.logspace(-3, 3, 200)[:, None]
+    codes, affine = quantizer.quantize_codes(x, spec)
+    for row, got, stored in zip(x.tolist(), codes.tolist(), affine.float().tolist(), strict=True):
+        want, want_affine, margins = oracle(row, spec)
+        wrong = [m for a, b, m in zip(got, want, margins, strict=True) if a != b]
+        assert all(m < 1e-5 for m in wrong)  # float32 may decide a tie the other way
+        for a, b in zip(stored, want_affine, strict=True):
+            assert a == pytest.approx(b, rel=2**-7 if spec.scale_dtype == "bfloat16" else 2**-10)
+
+
+def test_at_128_the_clip_saturates_5_and_10_values() -> None:
+    x = gaussian(50, 128)
+    for ratio, count in ((0.96, 5), (0.92, 10)):
+        clipped = quantizer.clip_rows(x, QuantSpec(128, 128, ratio))
+        assert ((clipped != x).sum(-1) == count).all()
+        limit = clipped.abs().amax(-1, keepdim=True)
+        assert torch.equal(clipped, x.clamp(-limit, limit))
+    assert torch.equal(quantizer.clip_rows(x, QuantSpec(128, 128, 1.0)), x)
+    assert torch.equal(quantizer.clip_rows(x, QuantSpec(128, 128, 0.0)), x)
+
+
+def test_the_clip_looks_at_the_whole_row_whatever_the_groups() -> None:
+    x = gaussian(20, 128) * torch.cat([torch.full((64,), 10.0), torch.ones(64)])
+    whole, halves = QuantSpec(128, 128, 0.92), QuantSpec(128, 64, 0.92)
+    assert torch.equal(quantizer.clip_rows(x, whole), quantizer.clip_rows(x, halves))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1e-6, -3e4, 6e4])
+@pytest.mark.parametrize("ratio", [0.0, 0.96])
+def test_constant_rows_come_back(value: float, ratio: float) -> None:
+    spec = QuantSpec(64, 64, ratio)
+    x = torch.full((3, 64), value)
+    assert torch.equal(quantizer.fake_quantize(x, spec), x.half().float())
+
+
+def test_float16_saturates_and_float32_does_not() -> None:
+    x = torch.zeros(1, 16)
+    x[0, 0], x[0, 1] = -1e6, 1e6
+    _, affine = quantizer.quantize_codes(x, QuantSpec(16, 16))
+    assert affine.tolist() == [[[65504.0, -65504.0]]]
+    assert torch.isfinite(quantizer.fake_quantize(x, QuantSpec(16, 16))).all()
+    exact = quantizer.fake_quantize(x, QuantSpec(16, 16, scale_dtype="float32"))
+    assert exact[0, :2].tolist() == pytest.approx([-1e6, 1e6])
+
+
+def test_two_values_per_group_come_back_exactly() -> None:
+    low_high = torch.tensor([[-1.5, 3.0] * 8 + [0.25, 1.0] * 8])
+    assert torch.equal(quantizer.fake_quantize(low_high, QuantSpec(32, 16)), low_high)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s.scale_dtype == "float32" or s.clip_ratio == 0], ids=str)
+def test_the_error_stays_below_half_a_step(spec: QuantSpec) -> None:
+    x = gaussian(500, spec.head_dim, seed=3)
+    clipped = quantizer.clip_rows(x, spec)
+    scale, _ = quantizer.affine_parameters(clipped, spec)
+    step = scale.repeat_interleave(spec.group_size, -1)
+    assert ((quantizer.fake_quantize(x, spec) - clipped).abs() <= 0.5 * step + 4e-3 * step).all()
+
+
+def test_storage_types_cost_little() -> None:
+    """Squared error on Gaussian rows at ratio 0.96: 16-bit scales are no worse than float32 to three digits."""
+    x = gaussian(20_000, 128, seed=1)
+    error = {
+        dtype: float((quantizer.fake_quantize(x, QuantSpec(128, 128, 0.96, dtype)) - x).square().mean())
+        for dtype in ("float32", "float16", "bfloat16")
+    }
+    assert error["float32"] == pytest.approx(0.1563, abs=1e-3)
+    assert error["float16"] == pytest.approx(error["float32"], rel=1e-4)
+    assert error["bfloat16"] == pytest.approx(error["float32"], rel=1e-3)
+
+
+def test_channels_may_be_permuted_when_a_row_is_one_group() -> None:
+    x, order = gaussian(100, 64), torch.randperm(64, generator=torch.Generator().manual_seed(2))
+    for ratio in (0.0, 0.92):
+        one = QuantSpec(64, 64, ratio)
+        assert torch.equal(quantizer.fake_quantize(x[:, order], one), quantizer.fake_quantize(x, one)[:, order])
+    groups = QuantSpec(64, 16)
+    assert not torch.equal(quantizer.fake_quantize(x[:, order], groups), quantizer.fake_quantize(x, groups)[:, order])
+
+
+def test_rows_are_independent_and_any_shape_or_stride_is_taken() -> None:
+    spec = QuantSpec(32, 16, 0.9)
+    x = gaussian(2 * 3 * 5, 32).reshape(2, 3, 5, 32)
+    whole = quantizer.quantize(x, spec)
+    assert whole[0].shape == (2, 3, 5, 8)
+    assert whole[1].shape == (2, 3, 5, 2, 2)
+    one = quantizer.quantize(x[1, 2, 4], spec)
+    assert torch.equal(whole[0][1, 2, 4], one[0])
+    assert torch.equal(whole[1][1, 2, 4], one[1])
+    strided = x.permute(2, 0, 1, 3)
+    assert torch.equal(quantizer.quantize(strided, spec)[0], whole[0].permute(2, 0, 1, 3))
+    assert quantizer.quantize(x[:0], spec)[0].shape == (0, 3, 5, 8)
+
+
+def test_the_input_is_not_modified_and_half_types_are_taken() -> None:
+    x = gaussian(10, 64).bfloat16()
+    before = x.clone()
+    spec = QuantSpec(64, 64, 0.92)
+    assert torch.equal(quantizer.fake_quantize(x, spec), quantizer.fake_quantize(x.float(), spec))
+    assert torch.equal(x, before)
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=64).filter(lambda codes: len(codes) % 4 == 0))
+def test_packing_comes_back_in_the_documented_order(codes: list[int]) -> None:
+    quarter = len(codes) // 4
+    packed = quantizer.pack(torch.tensor(codes, dtype=torch.uint8))
+    assert packed.tolist() == [sum(codes[j + i * quarter] << (2 * i) for i in range(4)) for j in range(quarter)]
+    assert quantizer.unpack(packed).tolist() == codes
+
+
+@given(st.binary(min_size=1, max_size=32))
+def test_every_byte_unpacks_and_packs_again(data: bytes) -> None:
+    packed = torch.tensor(list(data), dtype=torch.uint8)
+    assert torch.equal(quantizer.pack(quantizer.unpack(packed)), packed)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=16, max_size=16),
+    st.sampled_from([0.0, 0.5, 0.92, 1.0]),
+    st.sampled_from([4, 8, 16]),
+)
+def test_whatever_the_row_the_result_is_finite_and_inside_its_range(
+    row: list[float], ratio: float, group_size: int
+) -> None:
+    spec = QuantSpec(16, group_size, ratio, "float32")
+    x = torch.tensor([row])
+    result = quantizer.dequantize(*quantizer.quantize(x, spec), spec)
+    slack = 1e-5 * max(1e-3, float(x.abs().max()))
+    clipped = quantizer.clip_rows(x, spec)
+    assert torch.isfinite(result).all()
+    assert float(result.min()) >= float(clipped.min()) - slack
+    assert float(result.max()) <= float(clipped.max()) + slack
+    assert torch.equal(result, quantizer.fake_quantize(x, spec))
+
+
+def test_float64_arithmetic_gives_the_same_codes_up_to_ties() -> None:
+    x = gaussian(4000, 128, seed=5)
+    spec = QuantSpec(128, 128, 0.96)
+    codes, _ = quantizer.quantize_codes(x, spec)
+    exact = np.sort(np.abs(x.double().numpy()), -1)[:, 122:123]
+    clipped = np.clip(x.double().numpy(), -exact, exact)
+    low, high = clipped.min(-1, keepdims=True), clipped.max(-1, keepdims=True)
+    want = np.clip(np.floor((clipped - low) / ((high - low) / 3) + 0.5), 0, 3)
+    assert int((want != codes.numpy()).sum()) <= 2  # of 512,000
