@@ -91,14 +91,17 @@ def probe() -> dict[str, Any]:
         holder = getattr(importlib.import_module(module), owner) if owner[0].isupper() else None
         holder = holder or importlib.import_module(f"{module}.{owner}")
         found.append(callable(getattr(holder, name, None)))
+    patched = sorted(set(paths) & set(HookRegistry._patched))
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     with mock.patch.dict(os.environ):
-        args = parser.parse_args(["--model-path=x", "--kv-cache-dtype=int2", "--oscar-sink-size=3"])
+        given = ["--model-path=x", "--kv-cache-dtype=int2", "--oscar-sink-size=3"] if patched else []
+        args = parser.parse_args(given or ["--model-path=x"])
         written = os.environ.get("OSCAR_INT2_SINK_SIZE")
     return {
         "missing": [path for path, there in zip(paths, found, strict=True) if not there],
-        "unpatched": sorted(set(paths) - set(HookRegistry._patched)),
+        "patched": patched,
+        "unpatched": sorted(set(paths) - set(patched)),
         "dtype": args.kv_cache_dtype,
         "written": written,
         "attribute": hasattr(args, "oscar_sink_size"),

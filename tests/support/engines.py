@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class Engines:
         command = [sys.executable, str(Path(__file__).with_name("engine_child.py")), str(place), str(out)]
         with log.open("wb") as stream:
             code = subprocess.run(
-                command, env=environment(**env), stdout=stream, stderr=subprocess.STDOUT, timeout=280, cwd=self.folder
+                command, env=environment(**env), stdout=stream, stderr=subprocess.STDOUT, timeout=800, cwd=self.folder
             ).returncode
         if not out.exists():
             raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
@@ -85,15 +86,31 @@ class Engines:
         return result
 
 
-def text_tokens() -> list[int]:
-    """The validation text of the example model as token ids."""
+def tokenizer() -> Callable[[str], list[int]]:
+    """The tokenizer of the example model, without special tokens."""
     from tokenizers import Tokenizer
 
-    text = (REPOSITORY / "examples" / "text" / "validation.txt").read_text()
-    ids: list[int] = (
-        Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text[:60000], add_special_tokens=False).ids
-    )
-    return ids
+    loaded = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    return lambda text: list(loaded.encode(text, add_special_tokens=False).ids)
+
+
+def text_tokens() -> list[int]:
+    """The validation text of the example model as token ids."""
+    return tokenizer()((REPOSITORY / "examples" / "text" / "validation.txt").read_text()[:60000])
+
+
+def recall_prompts() -> list[list[int]]:
+    """Facts, text after them, and a question for one of the facts: as passkeys, as a table, and text alone."""
+    encode, ids = tokenizer(), text_tokens()
+    names = ["Sala", "Roso", "Poba", "Vevo", "Bero", "Lima", "Kado", "Nole"]
+    passkeys = "".join(f"\nThe access code of {name} is {391746 + 57 * i}.\n" for i, name in enumerate(names[:4]))
+    question = "\nQuestion: What is the access code of Roso?\nAnswer: "
+    table = "".join(f"\n {name} = {2386 + 411 * i}" for i, name in enumerate(names))
+    return [
+        [*ids[:40], *encode(passkeys), *ids[3000:3200], *encode(question)],
+        [*ids[900:990], *encode(table), *ids[7000:7090], *encode("\n Vevo = ")],
+        ids[5000:5333],
+    ]
 
 
 def plumbing_groups(tokens: list[int]) -> list[dict[str, Any]]:
