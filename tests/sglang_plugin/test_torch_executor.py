@@ -35,16 +35,17 @@ class Machine:
     recent: int = RECENT
     mode: str = "int2"
     mutant: str = ""
+    device: str = "cpu"
     next_slot: int = 1
     slots_of: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         side = SideShape(1, 4, HEADS, DIM, DIM, self.sink, self.recent, self.dtype)
-        self.side = SideStore(side, "cpu")
+        self.side = SideStore(side, self.device)
         for buffer in self.side.buffers():
             buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
-        store = SlotStore(SlotShape(1, 400, HEADS, SPEC, SPEC), "cpu", self.mode)
-        table = TransformTable.build(*self.sets, range(1), kv_heads=range(HEADS), device="cpu")
+        store = SlotStore(SlotShape(1, 400, HEADS, SPEC, SPEC), self.device, self.mode)
+        table = TransformTable.build(*self.sets, range(1), kv_heads=range(HEADS), device=self.device)
         self.executor = TorchExecutor(store, self.side, table, self.mutant)
 
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
@@ -59,8 +60,8 @@ class Machine:
         self.next_slot += new
         self.slots_of[row] += own
         (cover,) = self.side.coverage([row], [prefix + 1 if decode else prefix])
-        slots = torch.tensor(self.slots_of[row][: cover.length], dtype=torch.int64)
-        step = Step((Request(row, prefix, new, cover, slots),), torch.tensor(own), decode)
+        slots = torch.tensor(self.slots_of[row][: cover.length], dtype=torch.int64, device=self.device)
+        step = Step((Request(row, prefix, new, cover, slots),), torch.tensor(own, device=self.device), decode)
         assert step.num_tokens == new
         run = self.executor.decode if decode else self.executor.extend
         return run(0, q, k, v, step, scaling=SCALING)
@@ -124,6 +125,18 @@ def test_outputs_are_those_of_the_oracle(cut: Cut, sets: tuple[RotationSet, ...]
     machine.begin(1)
     given = tokens(cut.total)
     torch.testing.assert_close(machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("sets", [ORTHOGONAL, GENERAL], ids=["orthogonal", "general"])
+def test_a_gpu_computes_the_same(sets: tuple[RotationSet, ...]) -> None:
+    cut = Cut([9, 9], 8)
+    machine = Machine(sets, device="cuda")
+    machine.begin(1)
+    given = tokens(cut.total)
+    out = machine.run(1, *(x.cuda() for x in given), cut)
+    torch.testing.assert_close(out.double().cpu(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("sink", "recent"), [(0, 1), (0, 5), (3, 1), (40, 2)])
