@@ -13,7 +13,7 @@ from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.cache import CacheSpec, SimulatedCache, hadamard_set
+from oscar_zoo.evaluate.cache import CacheSpec, LayerCache, SimulatedCache, hadamard_set
 
 D, HEADS, KV_HEADS, TOKENS = 16, 6, 2, 300
 CPU = torch.device("cpu")
@@ -126,12 +126,16 @@ def test_int2_rows_do_change_the_output() -> None:
     assert (exact - coarse)[:, :, 20:].abs().amax(-1).min() > 1e-3
 
 
-def test_bfloat16_windows_hold_rounded_rows() -> None:
+def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones() -> None:
     q, k, v = (x.bfloat16() for x in qkv())
-    got = SimulatedCache(CacheSpec(*PAIRS["hadamard"], recipe()), MODEL, CPU)(1, q, k, v, 0.25)
-    want = oracle(q, k, v, CacheSpec(*PAIRS["hadamard"], recipe()), 0.25)
+    spec = CacheSpec(*PAIRS["hadamard"], recipe())
+    rotated = k.float() @ matrices(spec.k, 0)[0].float()
+    window, int2 = LayerCache(spec, MODEL, 1, CPU).encode(k, v)[0]
+    assert torch.equal(window, rotated.bfloat16().float())
+    assert torch.equal(int2, fake_quantize(rotated, spec.quant_spec("k", D)))
+    got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, 0.25)
     assert got.dtype == torch.bfloat16
-    assert 0 < (got.double() - want).abs().max() < 0.05
+    assert (got.double() - oracle(q, k, v, spec, 0.25)).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(

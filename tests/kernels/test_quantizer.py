@@ -81,6 +81,15 @@ def test_constant_rows_come_back(value: float, ratio: float) -> None:
     assert torch.equal(quantizer.fake_quantize(x, spec), x.half().float())
 
 
+def test_the_scale_of_a_constant_row_is_a_third_of_1e_8_and_never_zero() -> None:
+    scale, offset = quantizer.affine_parameters(torch.full((1, 16), 2.5), QuantSpec(16, 16))
+    assert float(scale) == pytest.approx(1e-8 / 3)
+    assert float(offset) == 2.5
+    smaller = torch.linspace(0, 3e-9, 16)[None]
+    codes, _ = quantizer.quantize_codes(smaller, QuantSpec(16, 16))
+    assert codes.max() == 1  # 3e-9 of a range of 1e-8 is not the top code
+
+
 def test_float16_saturates_and_float32_does_not() -> None:
     x = torch.zeros(1, 16)
     x[0, 0], x[0, 1] = -1e6, 1e6
