@@ -194,6 +194,11 @@ def _read_config(path_or_id: str, revision: str | None, model_id: str | None) ->
 
 
 def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be loaded or served, before anything reads it; `config.json` is checked elsewhere.
+
+    Raises:
+        InvalidModel: no safetensors weights, or no tokenizer.
+    """
     if not any(folder.glob("*.safetensors")):
         others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
         seen = f" (only {others[0]}, which is not read)" if others else ""
