@@ -176,6 +176,16 @@ def test_memory_is_what_was_taken_from_the_budget(engines: Engines, name: str) -
     assert report["rows"] == (65 if name == "lossless" else ENGINE["max_running_requests"] + 1)
 
 
+def test_the_pool_keeps_its_contract(engines: Engines) -> None:
+    pool = engines.result("idle")["pool"]
+    assert pool["bytes"] == pool["allocated"] > 0
+    assert pool["slots"] == 32 + 4
+    assert pool["probes"] == [[0, 2, 64]] * 4
+    assert pool["moved"]
+    assert len(pool["refused"]) == 5
+    assert all(text == f"oscar-zoo INT2 KV cache: {name} is not supported" for name, text in pool["refused"].items())
+
+
 def test_start_up_tells_artifact_settings_and_memory(engines: Engines) -> None:
     log = engines.log("lossless")
     for part in ("INT2 KV cache: artifact sha256:", "sink 16 (environment)", "k_clip 0.96 (default)", "token slots of"):

@@ -26,6 +26,7 @@ def main() -> None:
     result["refused"] = [refusal(one) for one in job.get("refused", ())]
     if job.get("probe"):
         result["probe"] = probe()
+        result["pool"] = pool_contract()
     began = time.time()
     engine = sglang.Engine(**job["engine"])
     result["up"] = round(time.time() - began, 1)
@@ -105,6 +106,48 @@ def probe() -> dict[str, Any]:
         "dtype": args.kv_cache_dtype,
         "written": written,
         "attribute": hasattr(args, "oscar_sink_size"),
+    }
+
+
+def pool_contract() -> dict[str, Any]:
+    """A pool on its own: what it counts, what it shows of itself, and what it refuses."""
+    import torch
+
+    from oscar_kernels.spec import QuantSpec
+    from oscar_zoo.sglang_plugin.pool import Int2TokenPool
+    from oscar_zoo.sglang_plugin.side_store import SideShape
+    from oscar_zoo.sglang_plugin.slot_store import SlotShape
+
+    spec = QuantSpec(64, 64, 0.96)
+    stock = {"dtype": torch.uint8, "device": "cpu", "enable_memory_saver": False, "start_layer": 0, "end_layer": 2}
+    pool = Int2TokenPool(
+        32,
+        page_size=4,
+        head_num=2,
+        head_dim=64,
+        v_head_dim=64,
+        layer_num=3,
+        slot_shape=SlotShape(3, 0, 2, spec, spec),
+        side_shape=SideShape(3, 5, 2, 64, 64, 4, 8, torch.float32),
+        **stock,
+    )
+    refused = {}
+    forbidden = ("set_kv_buffer", "get_cpu_copy", "load_cpu_copy", "get_contiguous_buf_infos")
+    for name in (*forbidden, "set_kv_buffer_prefix_valid"):
+        try:
+            getattr(pool, name)()
+        except NotImplementedError as error:
+            refused[name] = str(error)
+    pool.k_buffer[2][7] = 9
+    pool.v_scale_buffer[1][7] = 3.0
+    pool.move_kv_cache(torch.tensor([11]), torch.tensor([7]))
+    return {
+        "bytes": sum(pool.get_kv_size_bytes()),
+        "allocated": pool.slots.nbytes + pool.side.nbytes,
+        "slots": pool.k_buffer[0].shape[0],
+        "probes": [list(t.shape) for t in (*pool.get_kv_buffer(0), pool.get_key_buffer(1), pool.get_value_buffer(2))],
+        "moved": bool((pool.k_buffer[2][11] == 9).all() and (pool.v_scale_buffer[1][11] == 3.0).all()),
+        "refused": refused,
     }
 
 
