@@ -19,6 +19,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.errors import GeometryMismatch
+
 Array = NDArray[np.float32]
 Role = Literal["k", "v"]
 Grouping = Literal["layer", "kv_head"]
@@ -119,3 +122,32 @@ class RotationSet:
         if not self.orthogonal:
             needs.add("k_partner" if self.declared_role == "k" else "v_partner")
         return tuple(sorted(needs))
+
+    def require_geometry(self, role: Role, geometry: Geometry, model_name: str) -> None:
+        """Refuse to be used with another shape of model.
+
+        Args:
+            role: the side this set is used for.
+            geometry: of the model.
+            model_name: for the message.
+
+        Raises:
+            GeometryMismatch: head size, layers or KV heads differ; the message names both.
+        """
+        width = geometry.head_dim if role == "k" else geometry.v_head_dim
+        made_for: dict[str, int | tuple[int, ...] | None]
+        made_for = {"head_dim": self.head_dim, "layers": self.layer_ids, "KV heads": self.num_kv_heads}
+        has: dict[str, int | tuple[int, ...]]
+        has = {"head_dim": width, "layers": geometry.attention_layers, "KV heads": geometry.num_kv_heads}
+        for what, mine in made_for.items():
+            if mine is not None and mine != has[what]:
+                raise GeometryMismatch(
+                    f"this {role.upper()} rotation is for {what} {_short(mine)}; {model_name} has {_short(has[what])}.",
+                    hint=f"artifacts that fit: oscar-zoo list --for {model_name}",
+                )
+
+
+def _short(value: int | tuple[int, ...]) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return str(list(value)) if len(value) <= 6 else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"

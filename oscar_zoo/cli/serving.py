@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.loading import pick_device, require_serve, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
-from oscar_zoo.errors import GeometryMismatch, PathNotFound, ServerFailed, UsageError
+from oscar_zoo.errors import PathNotFound, ServerFailed, UsageError
 from oscar_zoo.sglang_plugin import launch, server, staging
 
 
@@ -114,7 +113,9 @@ def _fit_to_model(request: ServeRequest, artifact: OpenArtifact, choice: ModelCh
         geometry: Geometry | None = inspect_model(choice.source, model_id=choice.model_id).geometry
     else:
         geometry = choice.recipe.geometry if choice.recipe else None
-    check_shapes(artifact.verified, geometry, choice.name)
+    if geometry is not None and artifact.verified.k is not None and artifact.verified.v is not None:
+        artifact.verified.k.require_geometry("k", geometry, choice.name)
+        artifact.verified.v.require_geometry("v", geometry, choice.name)
     if artifact.recipe is not None:
         recipe = artifact.recipe
     elif geometry is not None:
@@ -124,34 +125,6 @@ def _fit_to_model(request: ServeRequest, artifact: OpenArtifact, choice: ModelCh
             "neither the artifact nor the zoo has a serving recipe.", hint="serve an artifact with an oscar.json"
         )
     return with_overrides(recipe, clip=request.clip)
-
-
-def check_shapes(verified: Verified, geometry: Geometry | None, model_name: str) -> None:
-    """Refuse rotations of another shape than the model.
-
-    Raises:
-        GeometryMismatch: naming both shapes.
-    """
-    if geometry is None or verified.k is None or verified.v is None:
-        return
-    hint = f"artifacts that fit: oscar-zoo list --for {model_name}"
-    for rotations, dim, side in ((verified.k, geometry.head_dim, "K"), (verified.v, geometry.v_head_dim, "V")):
-        if rotations.head_dim != dim:
-            raise GeometryMismatch(
-                f"this {side} rotation is for head_dim {rotations.head_dim}; {model_name} has {dim}.", hint=hint
-            )
-        if rotations.layer_ids != geometry.attention_layers:
-            raise GeometryMismatch(
-                f"this {side} rotation has {len(rotations.layers)} layers (last {rotations.layer_ids[-1]}); "
-                f"{model_name} has {len(geometry.attention_layers)} (last {geometry.attention_layers[-1]}).",
-                hint=hint,
-            )
-        if rotations.num_kv_heads not in (None, geometry.num_kv_heads):
-            raise GeometryMismatch(
-                f"this {side} rotation is for {rotations.num_kv_heads} KV heads; "
-                f"{model_name} has {geometry.num_kv_heads}.",
-                hint=hint,
-            )
 
 
 def _run(request: ServeRequest, prepared: _Prepared) -> int:

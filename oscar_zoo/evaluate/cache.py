@@ -19,7 +19,7 @@ from oscar_zoo.artifact.formats import Array, LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.transforms import hadamard
-from oscar_zoo.errors import GeometryMismatch, UsageError
+from oscar_zoo.errors import UsageError
 
 QUERY_BLOCK = 256
 """Queries per attention call: bounds the mask, and the rows read only for the sake of neighbours."""
@@ -68,20 +68,11 @@ class CacheSpec:
             GeometryMismatch: head size, KV heads or layers differ.
             UsageError: see `quant_spec`.
         """
-        for rotation, dim in ((self.k, model.head_dim), (self.v, model.v_head_dim)):
-            if rotation is None:
-                continue
-            heads = rotation.num_kv_heads or model.num_kv_heads
-            for what, made_for, has in (
-                ("head_dim", rotation.head_dim, dim),
-                ("num_kv_heads", heads, model.num_kv_heads),
-                ("attention layers", list(rotation.layer_ids), list(model.attention_layers)),
-            ):
-                if made_for != has:
-                    raise GeometryMismatch(
-                        f"this rotation is for {what} {made_for}; {model.id} has {has}.",
-                        hint="use the artifact of this model, or the model of this artifact",
-                    )
+        name = model.id.rpartition("/")[2]
+        if self.k is not None:
+            self.k.require_geometry("k", model.geometry, name)
+        if self.v is not None:
+            self.v.require_geometry("v", model.geometry, name)
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
 

@@ -39,7 +39,8 @@ class EvalRow:
     Attributes:
         cache: `bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip` or `artifact`.
         perplexity: `None` when not measured.
-        recall: fraction of answers, 0 .. 1; `None` when not measured.
+        recall: fraction of the digits of all answers that are predicted right, 0 .. 1 (guessing gives 0.1); `None` when
+            not measured. Counting whole answers would show 0 for every cache that loses a digit here and there.
         bits_per_element: of one stored element, scales included.
         bits_per_element_with_windows: everything one sequence of the measured length occupies, high-precision windows
             included, per element.
@@ -104,7 +105,9 @@ def evaluate(
         elif name == "recall":
             encode = partial(_encode, model)
             todo.append(
-                Recall.from_tokens(ids, encode, windows=recipe.windows, answers=answers, length=length, seed=seed)
+                Recall.from_tokens(
+                    ids, encode, windows=recipe.windows, answers=answers, length=length, seed=seed, unit="token"
+                )
             )
         else:
             raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")

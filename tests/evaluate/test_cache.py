@@ -142,7 +142,7 @@ def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones
     ("changes", "text"),
     [
         ({"head_dim": 64, "v_head_dim": 64}, "head_dim 16; small has 64"),
-        ({"num_kv_heads": 3}, "num_kv_heads 2; small has 3"),
+        ({"num_kv_heads": 3}, "KV heads 2; small has 3"),
         ({"attention_layers": (0, 1)}, r"layers \[1\]; small has \[0, 1\]"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_rotation_of_another_model_is_one_line(example: LoadedModel) -> None:
     artifact = hadamard_set(other, "k"), hadamard_set(other, "v")
     with pytest.raises(GeometryMismatch) as caught:
         evaluate(example, TEXT, artifact=artifact, recipe=RECIPE)
-    assert caught.value.message == "this rotation is for head_dim 128; tiny-qwen3-hard has 64."
+    assert caught.value.message == "this K rotation is for head_dim 128; tiny-qwen3-hard has 64."
 
 
 def test_unknown_tasks_and_short_texts_are_refused(small: LoadedModel) -> None:
