@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -138,5 +139,6 @@ def _report(error: BaseException, as_json: bool) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Entry point of the console script. SIGTERM unwinds like Ctrl-C, so that nothing temporary is left."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))

@@ -142,22 +142,53 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     Raises:
         ServerFailed: the program could not be started.
     """
-    with log.open("wb") as stream:
-        server = Server(_start(plan, stream), plan.url, log)
-    previous = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
-
-    def on_signal(number: int, frame: object) -> None:
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-    for name in previous:
-        signal.signal(name, on_signal)
+    signals = _Signals()
     try:
-        yield server
+        with log.open("wb") as stream:
+            server = Server(_start(plan, stream), plan.url, log)
+        try:
+            signals.deliver()
+            yield server
+        finally:
+            signals.ignore()  # a second Ctrl-C must not leave the child behind
+            server.stop()
     finally:
-        for name in previous:
-            signal.signal(name, signal.SIG_IGN)  # a second Ctrl-C must not leave the child behind
-        server.stop()
-        for name, handler in previous.items():
+        signals.restore()
+
+
+class _Signals:
+    """SIGINT and SIGTERM as exceptions, but never between starting the child and being able to stop it."""
+
+    def __init__(self) -> None:
+        self._pending: int | None = None
+        self._deliver = False
+        self._previous = {name: signal.signal(name, self._handle) for name in (signal.SIGTERM, signal.SIGINT)}
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._pending = number
+        if self._deliver:
+            self._raise()
+
+    def _raise(self) -> None:
+        number, self._pending = self._pending, None
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + int(number or 0))
+
+    def deliver(self) -> None:
+        """From here on a signal raises; one that came earlier raises now."""
+        self._deliver = True
+        if self._pending is not None:
+            self._raise()
+
+    def ignore(self) -> None:
+        """Signals have no effect until `restore`."""
+        for name in self._previous:
+            signal.signal(name, signal.SIG_IGN)
+
+    def restore(self) -> None:
+        """The handlers of before."""
+        for name, handler in self._previous.items():
             signal.signal(name, handler)
 
 

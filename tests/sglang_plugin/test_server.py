@@ -137,3 +137,26 @@ except KeyboardInterrupt:
     process.wait(timeout=30)
     assert not alive(int(pid_file.read_text()))
     server.check_port_free("127.0.0.1", port)
+
+
+def test_a_signal_while_the_child_is_being_started_still_ends_it(tmp_path: Path) -> None:
+    """The worst moment: the child runs, and nobody holds it yet."""
+    parent = f"""
+import os, signal
+from pathlib import Path
+from oscar_zoo.sglang_plugin import server
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
+start = server._start
+def interrupted_start(plan, stream):
+    process = start(plan, stream)
+    os.kill(os.getpid(), signal.SIGINT)
+    print(process.pid, flush=True)
+    return process
+server._start = interrupted_start
+plan = LaunchPlan(({sys.executable!r}, "-c", "import time; time.sleep(600)"), {{}}, "http://127.0.0.1:1")
+with server.running(plan, Path({str(tmp_path / "log")!r})):
+    print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
+    assert not alive(int(done.stdout))

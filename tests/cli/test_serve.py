@@ -1,0 +1,206 @@
+"""`oscar-zoo serve` for real: the command line, stock SGLang on loopback, the example model, a fitted rotation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MODEL, REPOSITORY, needs_sglang, recall_prompts, text_tokens
+from reference_server import ReferenceServer, equal_tokens
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.cli.main import run
+from oscar_zoo.evaluate.cache import CacheSpec
+from oscar_zoo.evaluate.models import load_model
+from oscar_zoo.sglang_plugin.server import check_port_free
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
+
+NEW = 16
+WHOLE_PROMPTS = 8192  # chunks as long as this never cut a prompt, whatever else is in the batch
+
+
+@dataclass(frozen=True)
+class Running:
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    port: int
+    temp: Path
+    artifact: Path
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as response:
+            return json.load(response)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(artifact: Path, port: int, folder: Path, *extra: str) -> subprocess.Popen[str]:
+    env = os.environ | {"TMPDIR": str(folder), "OSCAR_ZOO_STATE": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "serve", str(artifact)]
+    command += ["--model", str(MODEL), "--port", str(port), "--json", "--", *extra]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fitted") / "rotation"
+    text = REPOSITORY / "examples/text/calibration.txt"
+    arguments = ["--calib-data", text, "--calib-tokens", 2048, "--dtype", "float32", "--output-dir", folder, "-q"]
+    assert run(["compute", str(MODEL), *map(str, arguments)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    port, temp = free_port(), tmp_path_factory.mktemp("temp")
+    flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache")
+    process = start(artifact, port, temp, *flags)
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line.startswith("}"):
+            break
+    ready = json.loads(text or "{}")
+    try:
+        assert "url" in ready, (ready, process.stderr and process.stderr.read())
+        yield Running(process, ready, port, temp, artifact)
+    finally:
+        process.kill() if process.poll() is None else None
+        process.wait()
+
+
+def test_it_says_what_it_serves(served: Running) -> None:
+    manifest = Manifest.from_bytes((served.artifact / FILE_NAME).read_bytes())
+    assert served.ready["url"] == f"http://127.0.0.1:{served.port}/v1"
+    assert served.ready["digest"] == manifest.digest
+    assert served.ready["recipe"] == manifest.recipe.model_dump(mode="json")
+
+
+def test_it_answers_over_the_openai_api(served: Running) -> None:
+    reply = served.post("/v1/completions", {"model": "any", "prompt": "The quick", "max_tokens": 4, "temperature": 0})
+    assert reply["choices"][0]["text"] and reply["usage"]["completion_tokens"] == 4
+    chat = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    assert served.post("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+
+
+def test_ten_requests_at_once_give_the_tokens_of_the_reference(served: Running) -> None:
+    """Prompts far longer than both windows, so that every decode step reads INT2 history."""
+    ids = text_tokens()
+    prompts = recall_prompts() + [ids[at : at + 350 + at // 50] for at in range(1000, 8000, 1000)]
+    assert len(prompts) == 10
+
+    def ask(prompt: list[int]) -> list[int]:
+        sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+        return list(served.post("/generate", {"input_ids": prompt, "sampling_params": sampling})["output_ids"])
+
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(ask, prompts))
+    reference = reference_server(served.artifact)
+    equal = sum(
+        equal_tokens(answer, reference.generate(prompt, NEW)) for prompt, answer in zip(prompts, answers, strict=True)
+    )
+    assert equal > 0.8 * NEW * len(prompts)
+
+
+def test_the_comparison_depends_on_the_rotation(served: Running) -> None:
+    """INT2 history without a transform gives other tokens, so the test above does see the cache."""
+    reference = reference_server(served.artifact)
+    bare = ReferenceServer(reference.model, CacheSpec(None, None, reference.spec.recipe), WHOLE_PROMPTS)
+    prompts = [text_tokens()[at : at + 450] for at in (1000, 4000)]
+    assert any(bare.generate(p, NEW).answer != reference.generate(p, NEW).answer for p in prompts)
+
+
+def reference_server(artifact: Path) -> ReferenceServer:
+    manifest = Manifest.from_bytes((artifact / FILE_NAME).read_bytes())
+    sides = []
+    for role in ("k_rotation", "v_rotation"):
+        entry = manifest.file(role)  # type: ignore[arg-type]
+        assert entry is not None
+        sides.append(read_rotation((artifact / entry.path).read_bytes(), what=entry.path))
+    recipe = manifest.recipe
+    return ReferenceServer(load_model(str(MODEL), dtype="float32"), CacheSpec(*sides, recipe), WHOLE_PROMPTS)
+
+
+def test_secrets_and_loaders_stay_out_of_the_child(served: Running) -> None:
+    children = [pid for pid in all_children(served.process.pid) if b"sglang" in cmdline(pid)]
+    assert children
+    for pid in children:
+        assert b"--trust-remote-code" not in cmdline(pid)
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"TORCH_FORCE_WEIGHTS_ONLY_LOAD=1" in environ and b"HF_TOKEN" not in environ
+
+
+def test_only_loopback_is_listened_on(served: Running) -> None:
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    port = f"{served.port:04X}"
+    local = [line.split()[1] for table in tables for line in table if line.split()[3] == "0A"]
+    assert [address.split(":")[0] for address in local if address.endswith(f":{port}")] == ["0100007F"]
+
+
+def test_sigterm_leaves_nothing_behind(served: Running) -> None:
+    """Last of the server's tests: it ends it."""
+    tree = all_children(served.process.pid)
+    assert len(tree) > 2
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(timeout=60) == 0
+    assert not [pid for pid in tree if alive(pid)]
+    assert not list(served.temp.glob("oscar-zoo-serve-*"))
+    check_port_free("127.0.0.1", served.port)
+
+
+def test_ctrl_c_while_starting_leaves_nothing_behind(artifact: Path, tmp_path: Path) -> None:
+    process = start(artifact, free_port(), tmp_path)
+    while not (tree := [pid for pid in all_children(process.pid) if b"sglang" in cmdline(pid)]):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and json.loads(out)["error"]["code"] == "interrupted"
+    assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
+
+
+def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> None:
+    process = start(artifact, free_port(), tmp_path, "--enable-hierarchical-cache")
+    out, _ = process.communicate(timeout=300)
+    error = json.loads(out)["error"]
+    assert process.returncode == 1 and "--enable-hierarchical-cache" in error["message"]
+    assert "log" in error["hint"]
+
+
+def all_children(pid: int) -> list[int]:
+    direct = [int(p) for task in Path(f"/proc/{pid}/task").glob("*/children") for p in task.read_text().split()]
+    return [found for child in direct for found in (child, *all_children(child))]
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False
