@@ -7,6 +7,7 @@ error. Rules that need numbers (finite, orthogonal) or a model (which layers) ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -124,6 +125,7 @@ class _Builder:
         self.records = records
         self.what = what
         self.users: dict[str, str] = {}
+        self.arrays: dict[str, Array] = {}
 
     def bad(self, reason: str, message: str) -> NoReturn:
         raise MalformedFile(reason, f"{self.what}: {message}.")
@@ -140,7 +142,10 @@ class _Builder:
         self.keys(self.top, required, {"calibration"}, "the file")
         grouping = GROUPINGS[version].get(self.text("source_grouping"))
         if grouping is None:
-            self.bad("schema.grouping", f"source_grouping {self.top['source_grouping']!r} in format_version {version}")
+            self.bad(
+                "schema.grouping",
+                f"source_grouping {ascii(self.top['source_grouping'])[:80]} in format {version}",
+            )
         self.version, self.grouping, self.objective = version, grouping, self.text("objective")
         self.transform()
         layers = tuple(self.layer(key, entry) for key, entry in sorted(self.layer_entries().items()))
@@ -263,13 +268,20 @@ class _Builder:
         user = self.users.setdefault(DATA + ref.key, name if self.objective == "hadamard" else f"{name} of layer {key}")
         if user != name and user != f"{name} of layer {key}":
             self.bad("tensor.shared", f"{name} of layer {key} shares its record with {user}")
+        # One array per record: a shared record costs its own size, however many layers name it.
+        if ref.key not in self.arrays:
+            self.arrays[ref.key] = self.array(f"{name} of layer {key}", ref)
+        return self.arrays[ref.key]
+
+    def array(self, place: str, ref: TensorRef) -> Array:
         record = self.records.get(DATA + ref.key)
         if record is None:
-            self.bad("tensor.record", f"{name} of layer {key} has no record")
-        array = np.frombuffer(record, dtype="<f4") if len(record) % 4 == 0 else np.empty(0, dtype="<f4")
-        if array.size != int(np.prod(shape)):
-            self.bad("tensor.size", f"{name} of layer {key} has {len(record)} bytes of data")
-        return np.require(array.reshape(shape), dtype=np.float32, requirements=["C", "A"])
+            self.bad("tensor.record", f"{place} has no record")
+        if len(record) != 4 * math.prod(ref.shape):
+            self.bad("tensor.size", f"{place} has {len(record)} bytes of data")
+        array = np.require(np.frombuffer(record, dtype="<f4"), dtype=np.float32, requirements=["A"])
+        array.setflags(write=False)
+        return array.reshape(ref.shape)
 
     def uniform(self, layers: tuple[LayerTransform, ...]) -> None:
         first = layers[0]

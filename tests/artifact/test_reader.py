@@ -73,7 +73,16 @@ def test_arrays_are_aligned_read_only_float32() -> None:
             assert found.forward.dtype == "float32"
             assert found.forward.flags.aligned
             assert found.forward.flags.c_contiguous
+            assert not found.forward.flags.writeable
             assert found.partner is found.forward
+
+
+def test_a_shared_record_is_held_once_even_where_it_must_be_copied() -> None:
+    shared = tiny.hadamard_set(layers=range(50))
+    records = [Record(r.name, r.content, extra=b"") for r in good_records(rotation_bytes(shared))]
+    layers = read_rotation(archive(records), what="a").layers
+    assert len({id(layer.forward) for layer in layers}) == 1
+    assert len({id(layer.eigenvalues) for layer in layers}) == 1
 
 
 @pytest.mark.parametrize("location", ["cpu", "cuda", "cuda:0", "cuda:15"])

@@ -211,6 +211,15 @@ def test_a_precision_of_float32_is_a_warning_and_bf16_a_rejection() -> None:
     assert outcome.measured > outcome.limit
 
 
+def test_a_transform_that_scales_up_is_no_permutation() -> None:
+    good = tiny.partnered_set()
+    louder = [
+        replace(layer, forward=layer.forward * np.float32(16), partner=layer.partner / np.float32(16))
+        for layer in good.layers
+    ]
+    assert_verified(verify_files({"k.pt": rotation_bytes(replace(good, layers=tuple(louder)))}))
+
+
 def test_missing_and_tied_eigenvalues_are_warnings() -> None:
     bare = replace(K_SET, layers=tuple(replace(layer, eigenvalues=None) for layer in K_SET.layers))
     assert "eigenvalues.missing" in assert_verified(verify_files(pair(bare))).warnings

@@ -23,6 +23,7 @@ from hostile_archives import Case, Record, archive, good_records
 from hostile_pickles import Tensor, layer, of, of_layer, op, top
 
 from oscar_zoo.artifact.outcome import Outcome, Rejected, Unsupported
+from oscar_zoo.artifact.transforms import hadamard
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.artifact.writer import rotation_bytes
 
@@ -34,6 +35,20 @@ def corpus() -> Iterator[Case]:
     yield from _schemas()
     yield from _versions()
     yield from _numbers()
+
+
+def shared_record() -> bytes:
+    """A 4 MB file that names one unaligned matrix of 1,024 channels in 1,000 layers: allowed, and must stay cheap."""
+    d = tiny.D * 128
+    matrix, ones = Tensor("0", (d, d)), Tensor("1", (d,))
+    layers = {i: {"layer_id": i, "rotation": matrix, "eigenvalues": ones} for i in range(1000)}
+    content = {
+        "data.pkl": b"\x80\x02" + op(top(objective="hadamard", layers=layers)) + b".",
+        "version": b"3\n",
+        "data/0": hadamard(d).astype("<f4").tobytes(),
+        "data/1": np.ones(d, dtype="<f4").tobytes(),
+    }
+    return archive([Record(f"archive/{name}", data, extra=b"") for name, data in content.items()])
 
 
 def code_of(outcome: Outcome) -> str:
@@ -198,7 +213,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     signal.alarm(60)
     rows = []
-    for name, expected, data in corpus():
+    for name, expected, data in (*corpus(), ("shared-record", "Verified", shared_record())):
         start = time.perf_counter()
         got = code_of(verify_files({"k_rotation.pt": data}))
         rows.append([name, expected, got, time.perf_counter() - start])
