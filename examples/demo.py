@@ -1,10 +1,11 @@
 """The whole product on the example model: compute, verify, publish, pull, measure, serve. Run it with `make demo`.
 
-Every step is an ordinary command line, shown before it runs. State goes to `.demo/`, nothing else is touched.
+Every step is an ordinary command line, shown before it runs. State goes to one folder, nothing else is touched.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -18,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WORK = ROOT / ".demo"
 CLI = Path(sys.executable).parent / "oscar-zoo"
 MODEL = "examples/models/tiny-qwen3-hard"
-HUB = "file:.demo/zoo"
 NAME = "tiny-qwen3-hard"
+PASSKEY = "528364"
 READY_SECONDS = 300
 
 ROWS = {
@@ -36,43 +36,38 @@ ROWS = {
 
 def main() -> int:
     """Run every step; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, default=ROOT / ".demo", help="folder for all state; emptied first")
+    work = parser.parse_args().work.absolute()
     started = time.monotonic()
-    shutil.rmtree(WORK, ignore_errors=True)
-    WORK.mkdir()
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
     os.chdir(ROOT)
-    run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", ".demo/rotation", "-q")
-    run("verify", ".demo/rotation")
-    run("publish", ".demo/rotation", "--hub", HUB, "-q")
-    run("pull", NAME, "--hub", HUB, "-q")
-    report = json.loads(
-        run("eval", NAME, "--model", MODEL, "--data", "examples/text/validation.txt", "--json", show=False)
-    )
+    os.environ.update({f"OSCAR_ZOO_{name.upper()}": str(work / name) for name in ("cache", "data", "state", "config")})
+    rotation = os.path.relpath(work / "rotation")
+    hub = f"file:{os.path.relpath(work / 'zoo')}"
+    run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", rotation, "-q")
+    run("verify", rotation)
+    run("publish", rotation, "--hub", hub, "-q")
+    run("pull", NAME, "--hub", hub, "-q")
+    measured = run("eval", NAME, "--model", MODEL, "--data", "examples/text/validation.txt", "--json", show=False)
     answer = ask_served_model(passkey_prompt())
-    print_table(report)
-    print(f"\nThe running server was asked for a code it read {answer['tokens']} tokens earlier:")
+    print_table(json.loads(measured))
+    print(f"\nThe running server was asked for a code near the start of a prompt of {answer['tokens']} tokens:")
     print(f"  expected {PASSKEY!r}, answered {answer['text']!r}")
-    print(f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: .demo/rotation, zoo: .demo/zoo.")
+    print(f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: {rotation}, hub: {hub}")
     return 0
-
-
-def environment() -> dict[str, str]:
-    """The environment of every step: all state of the tool under `.demo/`."""
-    folders = {f"OSCAR_ZOO_{name.upper()}": str(WORK / name) for name in ("cache", "data", "state", "config")}
-    return os.environ | folders
 
 
 def run(*arguments: str, show: bool = True) -> str:
     """Run one command line of the tool and return what it printed; a failure ends the demo with its exit code."""
     print(f"\n$ oscar-zoo {' '.join(arguments)}", flush=True)
-    done = subprocess.run([CLI, *arguments], env=environment(), stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([CLI, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if show or done.returncode:
         print(done.stdout, end="", flush=True)
     if done.returncode:
         sys.exit(done.returncode)
     return done.stdout
-
-
-PASSKEY = "528364"
 
 
 def passkey_prompt() -> str:
@@ -88,9 +83,9 @@ def passkey_prompt() -> str:
 def ask_served_model(prompt: str) -> dict[str, Any]:
     """Start the server, ask over the OpenAI-compatible API, stop it; the answer and the prompt's length in tokens."""
     port = free_port()
-    arguments = ["serve", NAME, "--model", MODEL, "--hub", HUB, "--port", str(port), "--json"]
+    arguments = ["serve", NAME, "--model", MODEL, "--port", str(port), "--json"]
     print(f"\n$ oscar-zoo {' '.join(arguments)} &", flush=True)
-    server = subprocess.Popen([CLI, *arguments], env=environment(), stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([CLI, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         ready = read_ready(server)
         print(f"Ready at {ready['url']} after {ready['seconds']:.0f} s, {ready['artifact']} {ready['digest'][:19]}...")
@@ -129,10 +124,10 @@ def free_port() -> int:
 
 def print_table(report: dict[str, Any]) -> None:
     """One line per cache."""
-    print(f"\n{'CACHE':<24} {'BITS PER ELEMENT':>16} {'PERPLEXITY':>12} {'RECALL':>8}")
+    print(f"\n{'CACHE':<24} {'BITS PER ELEMENT':>16} {'PERPLEXITY':>12} {'DIGITS RECALLED':>16}")
     for row in report["rows"]:
         name = ROWS.get(row["cache"], row["cache"])
-        print(f"{name:<24} {row['bits_per_element']:>16.2f} {row['perplexity']:>12,.2f} {row['recall']:>8.1%}")
+        print(f"{name:<24} {row['bits_per_element']:>16.2f} {row['perplexity']:>12,.2f} {row['recall']:>16.1%}")
 
 
 if __name__ == "__main__":
