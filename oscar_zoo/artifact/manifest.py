@@ -34,6 +34,8 @@ from oscar_zoo.errors import InvalidName, MalformedFile
 SCHEMA = "oscar-zoo.manifest/1"
 FILE_NAME = "oscar.json"
 STATISTICS_NAME = "statistics.safetensors"
+MAX_PARTS = 4
+"""Folders of a payload file's path, and its name."""
 
 FileRole = Literal["k_rotation", "v_rotation", "statistics", "moments", "latent_rotation", "gguf"]
 Sha256OfFile = Hex64
@@ -203,6 +205,8 @@ class FileEntry(Spec):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
+        if self.path.count("/") >= MAX_PARTS:
+            raise ValueError(f"a file path has at most {MAX_PARTS} parts")
         for part in self.path.split("/"):
             try:
                 check_part(part, "file name")
@@ -274,7 +278,7 @@ class Manifest(Spec):
 
     schema_: Literal["oscar-zoo.manifest/1"] = Field(alias="schema")
     id: Text
-    created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    created: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
     digest: Digest | None
     tool: Harness
     kind: Literal["rotation_pair", "mla_latent", "gguf"]

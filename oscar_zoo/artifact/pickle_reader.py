@@ -70,7 +70,7 @@ _RECALLABLE = (str, _Global, _Tuple, TensorRef)
 _VALUES = (type(None), bool, int, float, str, TensorRef, _Dict)
 
 
-def load(data: bytes, *, what: str) -> Any:
+def load(data: bytes | memoryview, *, what: str) -> Any:
     """Evaluate an untrusted pickle.
 
     Args:
@@ -82,7 +82,7 @@ def load(data: bytes, *, what: str) -> Any:
     """
     if len(data) > MAX_BYTES:
         raise MalformedFile("pickle.limit", f"{what}: a pickle of {len(data)} bytes, at most {MAX_BYTES} are read.")
-    return _plain(_Machine(data, what).run())
+    return _plain(_Machine(bytes(data), what).run())
 
 
 def _plain(value: Any) -> Any:

@@ -48,7 +48,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         if status.st_size > max_bytes:
             raise MalformedFile("file.size", f"{path} has {status.st_size} bytes, at most {max_bytes} are read.")
         try:
-            data = stream.read(max_bytes + 1)
+            data = stream.read(status.st_size + 1)
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
     if len(data) != status.st_size:
@@ -73,7 +73,7 @@ def read_rotation(data: bytes, *, what: str) -> RotationSet:
     """
     _name_kind(data, what)
     records = archive.read_archive(data, what=what)
-    top = pickle_reader.load(bytes(records[archive.PICKLE]), what=what)
+    top = pickle_reader.load(records[archive.PICKLE], what=what)
     return rotation_schema.build(top, records, what=what)
 
 

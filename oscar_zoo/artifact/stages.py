@@ -22,6 +22,13 @@ from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
 SUFFIX = ".pt"
 PAYLOAD_SUFFIXES = (SUFFIX, ".safetensors", ".gguf")
+
+
+def is_payload(name: str) -> bool:
+    """Whether a file beside which no manifest lists anything belongs to an artifact: a rotation file or statistics."""
+    return name.endswith(SUFFIX) or name == STATISTICS_NAME
+
+
 _NO_STATISTICS = "not checked: no statistics in this artifact"
 
 
@@ -100,6 +107,9 @@ class Verification:
                 return DigestMismatch(entry.path, f"{entry.size} bytes", f"{got.size} bytes")
             if got.sha256 != entry.sha256:
                 return DigestMismatch(entry.path, f"sha256:{entry.sha256}", f"sha256:{got.sha256}")
+        if self.expected is not None:
+            for extra in sorted({entry.path for entry in self.payload()} - {entry.path for entry in self.expected}):
+                return Problem("unlisted_file", f"{extra} is not among the files whose digests are known", path=extra)
         size = sum(entry.size for entry in self.payload())
         summary = f"{len(self.payload())} files, {size:,} bytes"
         if not wanted:

@@ -41,7 +41,7 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
         raise MalformedFile("json.encoding", f"{what} starts with a byte-order mark.")
     _check_depth(text, what)
     try:
-        return json.loads(
+        value = json.loads(
             text,
             object_pairs_hook=lambda pairs: _unique(pairs, what),
             parse_constant=lambda name: _refuse_number(name, what),
@@ -52,6 +52,8 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
         raise MalformedFile(
             "json.syntax", f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from None
+    _check_text(value, what)  # what stands in no object
+    return value
 
 
 def canonical_bytes(value: Json) -> bytes:

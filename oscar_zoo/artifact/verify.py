@@ -6,21 +6,25 @@ reads a file or a folder once and hands them over. Nothing here trusts a name, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.checks import Problem
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable, Unsupported, Verified
 from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.stages import SUFFIX, Verification, rejected
+from oscar_zoo.artifact.stages import SUFFIX, Verification, is_payload, rejected
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
 
 MAX_PAYLOAD_BYTES = 256 << 20
 """Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have 2 to 17 MB."""
+
+MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""Most bytes of one artifact that are read into memory."""
 
 
 def verify_files(
@@ -37,7 +41,7 @@ def verify_files(
     Args:
         files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is given.
         manifest: what the artifact says about itself, from a source other than `files`.
-        expected: digests from a lock or an index; every one of them is compared.
+        expected: digests from a lock or an index; every one of them is compared, and there must be no other file.
         geometry: of the model; names the attention layers of hybrid models and is checked against the manifest.
         name_hint: original name of a single file, where `files` calls it something else.
         strict: rules for publishing our own artifacts: warnings about names and roles are rejections.
@@ -70,16 +74,14 @@ def verify_path(
         return Unreadable(error.message, str(path))
     except OSError as error:
         return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
-    if path.is_dir() and not files:
-        return Unreadable(f"no rotation files in {path}", str(path))
-    if path.is_dir() and (problem := _not_one_pair(files)):
-        return problem
+    if not isinstance(files, dict):
+        return files
     if expected_digest is not None and (mismatch := _compare_digest(path, files, expected_digest)):
         return mismatch
     outcome = verify_files(files, expected=expected, geometry=geometry, strict=strict)
     if expected_digest is not None and isinstance(outcome, Verified) and not expected and FILE_NAME not in files:
-        found = Check("bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one")
-        return replace(outcome, checks=(found, *outcome.checks[1:]))
+        checked = Check("bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one")
+        return replace(outcome, checks=(checked, *outcome.checks[1:]))
     return outcome
 
 
@@ -106,23 +108,30 @@ def find_artifacts(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def _read_folder(folder: Path, max_bytes: int) -> dict[str, bytes]:
-    """The manifest and the files it lists, or without one all rotation files and the statistics; never a link."""
+def _read_folder(folder: Path, max_bytes: int) -> dict[str, bytes] | Outcome:
+    """The manifest and the files it lists, or without one a pair and its statistics; never a link.
+
+    Names are judged before anything is read, so a folder of many files costs no memory.
+    """
     if folder.is_symlink():
         raise MalformedFile("file.kind", f"{folder} is a symbolic link.")
-    names = {entry.name for entry in folder.iterdir() if entry.suffix == SUFFIX or entry.name == STATISTICS_NAME}
+    names = {entry.name for entry in folder.iterdir() if is_payload(entry.name)}
     files: dict[str, bytes] = {}
     if (folder / FILE_NAME).exists() or (folder / FILE_NAME).is_symlink():
-        files[FILE_NAME] = read_file(folder / FILE_NAME)
+        files[FILE_NAME] = read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
         names |= _listed(files[FILE_NAME])
+    elif problem := _not_one_pair(folder, names):
+        return problem
+    left = MAX_ARTIFACT_BYTES
     for name in sorted(names):
         parents = [folder.joinpath(*PurePosixPath(name).parts[:depth]) for depth in range(1, name.count("/") + 1)]
         if any(parent.is_symlink() for parent in parents):
             raise MalformedFile("file.kind", f"{name} lies behind a symbolic link.")
         try:
-            files[name] = read_file(folder / name, max_bytes=max_bytes)
+            files[name] = read_file(folder / name, max_bytes=min(max_bytes, left))
         except PathNotFound:
             continue  # listed and absent: stage `bytes` says so
+        left -= len(files[name])
     return files
 
 
@@ -133,9 +142,11 @@ def _listed(manifest: bytes) -> set[str]:
         return set()  # stage `schema` says why
 
 
-def _not_one_pair(files: Mapping[str, bytes]) -> Outcome | None:
-    names = sorted(name for name in files if name.endswith(SUFFIX))
-    if FILE_NAME in files or len(names) == 2:
+def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
+    names = sorted(name for name in payload if name.endswith(SUFFIX))
+    if not payload:
+        return Unreadable(f"no rotation files in {folder}", str(folder))
+    if len(names) == 2:
         return None
     if names and all(name.startswith("layer_") for name in names):
         return Unsupported("mla_latent", "one file per layer: rotations of MLA latents cannot be served")

@@ -14,6 +14,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.artifact.stages import is_payload
 from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES, verify_files
 from oscar_zoo.errors import (
     DigestMismatchError,
@@ -26,7 +27,6 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.pull import refuse
-from oscar_zoo.registry.resolve import is_payload
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
-from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.stages import is_payload
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, MalformedFile
 from oscar_zoo.hubs.base import Hub, HubFile
 from oscar_zoo.registry.catalog import Catalog
@@ -123,11 +124,6 @@ def offer(artifact: ArtifactId, hub: Hub, catalog: Catalog) -> ResolvedArtifact:
         recipe.geometry if recipe else None,
         warnings,
     )
-
-
-def is_payload(name: str) -> bool:
-    """Whether a file of an artifact without manifest belongs to its payload."""
-    return name.endswith(".pt") or name == STATISTICS_NAME
 
 
 def _versions(name: str, on_hub: Sequence[ArtifactId], hub: Hub, catalog: Catalog) -> list[ArtifactId]:

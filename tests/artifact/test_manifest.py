@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_artifacts as artifacts
 
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status, json_schema
 from oscar_zoo.errors import MalformedFile
 
@@ -50,6 +51,8 @@ BAD: dict[str, Change] = {
     "unknown key inside": lambda v: v["model"].update(extra=1),
     "id without tag": lambda v: v.update(id="Model"),
     "id with dots": lambda v: v.update(id="../evil"),
+    "digits of another script": lambda v: v.update(created="٢٠٢٦-01-02T03:04:05Z"),
+    "path too deep": lambda v: v["files"][0].update(path="a/b/c/d/k.pt"),
     "local time": lambda v: v.update(created="2026-01-02T03:04:05"),
     "digest": lambda v: v.update(digest="sha256:" + "0" * 64),
     "digest short": lambda v: v.update(digest="sha256:00"),
@@ -90,6 +93,10 @@ BAD: dict[str, Change] = {
 def test_refused(name: str, value: dict[str, Any]) -> None:
     changed = json.loads(json.dumps(value))
     BAD[name](changed)
+    if changed["files"] != value["files"] and all(entry["sha256"] for entry in changed["files"]):
+        # the right digest of the wrong list, so that only the rule in question is broken
+        rows = (FileDigest(entry["path"], entry["sha256"], entry["size"]) for entry in changed["files"])
+        changed["digest"] = artifact_digest(rows)
     with pytest.raises(MalformedFile) as caught:
         read(changed)
     assert caught.value.reason == "manifest.schema"

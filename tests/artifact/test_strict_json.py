@@ -35,6 +35,8 @@ REFUSED = {
     b'{"a":"\\u0000"}': "json.encoding",
     b'{"\\ud800":1}': "json.encoding",
     b'{"a":["\\ud800"]}': "json.encoding",
+    b'"\\ud800"': "json.encoding",
+    b'[["\\u0000"]]': "json.encoding",
     b"[" * 17 + b"]" * 17: "json.depth",
     b"[" * 100_000: "json.depth",
     b'{"a":' * 17 + b"1" + b"}" * 17: "json.depth",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import tiny_artifacts as artifacts
 import tiny_rotations as tiny
 
+from oscar_zoo.artifact import verify
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FileEntry, Manifest, StatisticsBlock
@@ -285,6 +287,8 @@ def test_one_fit_id_proves_the_pair() -> None:
     fit = artifacts.manifest(dict(files), geometry=SHAPE).fit
     other = described(files, fit=fit.model_copy(update={"fit_id": "cd" * 16}))
     assert_rejected(verify_files(other), "roles", "pair.fit_id")
+    half = pair(replace(K_SET, calibration=label))
+    assert assert_verified(verify_files(half)).warnings == ("pair.unproven",)
     tokens = pair(replace(K_SET, calibration={"tokens": 1}), replace(V_SET, calibration={"tokens": 2}))
     assert assert_verified(verify_files(tokens)).warnings == ("pair.tokens",)
 
@@ -365,6 +369,29 @@ def test_expected_digests(tmp_path: Path) -> None:
         outcome = verify_path(path, expected_digest=want)
         assert isinstance(outcome, DigestMismatch)
         assert outcome.want == want
+
+
+def test_no_file_escapes_the_digests_that_are_known() -> None:
+    lock = [file_digest(name, data) for name, data in pair().items()]
+    assert_verified(verify_files(pair(), expected=lock))
+    assert_rejected(verify_files(pair(), expected=lock[:1]), "bytes", "unlisted_file")
+    more = {**pair(), "statistics.safetensors": fingerprint()}
+    assert_rejected(verify_files(more, expected=lock), "bytes", "unlisted_file")
+
+
+def test_a_folder_is_judged_by_its_names_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        os.mkfifo(folder / f"{name}.pt")  # reading one would be another outcome
+    assert_rejected(verify_path(folder), "schema", "ambiguous_pair")
+    whole = write(tmp_path / "pair", pair())
+    monkeypatch.setattr(verify, "MAX_ARTIFACT_BYTES", sum(map(len, pair().values())))
+    assert_verified(verify_path(whole))
+    monkeypatch.setattr(verify, "MAX_ARTIFACT_BYTES", sum(map(len, pair().values())) - 1)
+    assert isinstance(verify_path(whole), Unreadable)
 
 
 def test_folders_that_are_no_pair(tmp_path: Path) -> None:
