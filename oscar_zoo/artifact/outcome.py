@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from oscar_zoo.artifact.digest import FileDigest
 from oscar_zoo.artifact.formats import RotationSet
@@ -82,4 +82,20 @@ class Unreadable:
     checks: tuple[Check, ...] = ()
 
 
-Outcome = Verified | DigestMismatch | Rejected | Unsupported | Unreadable
+Failure = DigestMismatch | Rejected | Unsupported | Unreadable
+Outcome = Verified | Failure
+
+
+def why(failure: Failure) -> str:
+    """The cause in one clause without a full stop, for messages."""
+    match failure:
+        case DigestMismatch(path, want, got):
+            return f"{path} has {got}, expected {want}"
+        case Rejected():
+            return f"{failure.message.rstrip('.')} ({failure.code})"
+        case Unsupported(kind, reason):
+            return f"{kind} is not supported: {reason.rstrip('.')}"
+        case Unreadable(cause):
+            return cause.rstrip(".")
+        case _:
+            assert_never(failure)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import assert_never
 
 import torch
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Numerics
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
-from oscar_zoo.artifact.outcome import DigestMismatch, Outcome, Rejected, Unreadable, Unsupported, Verified
+from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.assemble import Facts, assemble
@@ -163,21 +162,10 @@ def _facts(
 
 
 def _require_verified(outcome: Outcome) -> Verified:
-    match outcome:
-        case Verified():
-            return outcome
-        case Rejected():
-            reason = f"{outcome.code}: {outcome.message}"
-        case Unsupported():
-            reason = outcome.reason
-        case Unreadable():
-            reason = outcome.cause
-        case DigestMismatch():
-            reason = f"{outcome.path} has sha256 {outcome.got}, expected {outcome.want}"
-        case _:
-            assert_never(outcome)
+    if isinstance(outcome, Verified):
+        return outcome
     raise ComputeFailed(
-        f"the result failed its own verification: {reason}", hint="nothing was written; try more or other text"
+        f"the result failed its own verification: {why(outcome)}.", hint="nothing was written; try more or other text"
     )
 
 

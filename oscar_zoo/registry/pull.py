@@ -13,8 +13,8 @@ from typing import NoReturn
 from oscar_zoo.artifact.digest import FileDigest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.outcome import DigestMismatch, Outcome, Rejected, Unreadable, Unsupported, Verified
-from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.artifact.outcome import Failure, Outcome, Verified, why
+from oscar_zoo.artifact.verify import MAX_ARTIFACT_BYTES, verify_files
 from oscar_zoo.errors import DigestMismatchError, MalformedFile, VerificationFailed
 from oscar_zoo.hubs.base import Hub, HubFile, Progress
 from oscar_zoo.registry.catalog import Catalog
@@ -64,23 +64,25 @@ def pull(
     Raises:
         NotFoundError, AmbiguousName: see `resolve`.
         DigestMismatchError: the hub's bytes differ from its listing, or from what was stored before.
+        MalformedFile: the hub lists more bytes than any artifact has.
         VerificationFailed: the bytes must not be used; `error.outcome` says why.
         StorageError: the disk refused.
     """
     reference = Reference.parse(reference) if isinstance(reference, str) else reference
     resolved = resolve(reference, hub, catalog)
     known = store.find(resolved.id)
-    stored = _open_intact(store, known) if known else None
-    if stored is not None and not accept_new:
-        _refuse_change(resolved, stored)
-    if stored is not None and _same(resolved, stored):
+    if known is not None and not accept_new:
+        _refuse_change(resolved, known)
+    stored = _open_intact(store, known) if known and _same(resolved, known) else None
+    if stored is not None:
         verified = _verify(resolved, stored.payload)
         return PullResult(stored, verified, True, False, resolved)
-    payload = {file.path: _fetch(hub, resolved, file, progress) for file in resolved.files}
-    verified = _verify(resolved, payload)
-    if reference.digest and not verified.digest.startswith(reference.digest):
-        raise DigestMismatchError.for_content(str(resolved.id), want=reference.digest, got=verified.digest)
-    files = dict(payload)
+    files = _fetch_all(hub, resolved, progress)
+    verified = _verify(resolved, files)
+    # A listing without digests promised nothing before; what is known must hold for the bytes themselves.
+    for want in (reference.digest, known.digest if known and not accept_new else None):
+        if want and not verified.digest.startswith(want):
+            raise DigestMismatchError.for_content(str(resolved.id), want=want, got=verified.digest)
     if resolved.manifest_bytes is not None:
         files[FILE_NAME] = resolved.manifest_bytes
     artifact = store.put(resolved.id, files, source=hub.name)
@@ -102,54 +104,51 @@ def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> O
     )
 
 
-def refuse(name: str, outcome: DigestMismatch | Rejected | Unsupported | Unreadable) -> NoReturn:
+def refuse(name: str, outcome: Failure) -> NoReturn:
     """Raise the error for an outcome that is not `Verified`.
 
     Raises:
         VerificationFailed: always.
     """
-    match outcome:
-        case DigestMismatch(path, want, got):
-            why = f"{path} has {got}, expected {want}"
-        case Rejected():
-            why = f"{outcome.message} ({outcome.code})"
-        case Unsupported(kind, reason):
-            why = f"{kind} is not supported: {reason}"
-        case Unreadable(cause):
-            why = cause
     raise VerificationFailed(
-        f"{name} failed verification: {why.rstrip('.')}.",
+        f"{name} failed verification: {why(outcome)}.",
         hint=f"do not use this copy; details: oscar-zoo verify {name}",
         outcome=outcome,
     )
 
 
 def _open_intact(store: Store, record: Record) -> StoredArtifact | None:
-    """The stored copy, or `None` when it rotted and has to be fetched again."""
+    """The stored copy, or `None` when it rotted; its record stays, which says what the hub must offer."""
     try:
         return store.open(record.digest, record.id)
     except (DigestMismatchError, MalformedFile):
-        store.remove(record)
         return None
 
 
-def _same(resolved: ResolvedArtifact, stored: StoredArtifact) -> bool:
+def _same(resolved: ResolvedArtifact, known: Record) -> bool:
     manifest = sha256_hex(resolved.manifest_bytes) if resolved.manifest_bytes is not None else None
-    return resolved.digest in (None, stored.record.digest) and manifest == stored.record.manifest_sha256
+    return resolved.digest in (None, known.digest) and manifest == known.manifest_sha256
 
 
-def _refuse_change(resolved: ResolvedArtifact, stored: StoredArtifact) -> None:
-    if _same(resolved, stored):
+def _refuse_change(resolved: ResolvedArtifact, known: Record) -> None:
+    if _same(resolved, known):
         return
-    if resolved.digest not in (None, stored.record.digest):
-        what, want, got = str(resolved.id), stored.record.digest, resolved.digest
+    if resolved.digest not in (None, known.digest):
+        what, want, got = str(resolved.id), known.digest, resolved.digest
     else:
         offered = sha256_hex(resolved.manifest_bytes) if resolved.manifest_bytes is not None else "no file"
-        what, want, got = f"{FILE_NAME} of {resolved.id}", stored.record.manifest_sha256 or "no file", offered
+        what, want, got = f"{FILE_NAME} of {resolved.id}", known.manifest_sha256 or "no file", offered
     raise DigestMismatchError(
-        f"{what} changed: {want} was stored on {stored.record.fetched[:10]}, the hub now offers {got}.",
+        f"{what} changed: {want} was stored on {known.fetched[:10]}, the hub now offers {got}.",
         hint="versions never change; ask the publisher, or accept the new bytes with --accept-new-digest",
     )
+
+
+def _fetch_all(hub: Hub, resolved: ResolvedArtifact, progress: Progress | None) -> dict[str, bytes]:
+    size = sum(file.size for file in resolved.files)
+    if size > MAX_ARTIFACT_BYTES:
+        raise MalformedFile("file.size", f"{resolved.id} has {size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched.")
+    return {file.path: _fetch(hub, resolved, file, progress) for file in resolved.files}
 
 
 def _fetch(hub: Hub, resolved: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:

@@ -10,8 +10,8 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Rejected, Unreadable, Verified
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.errors import DigestMismatchError, IntegrityError, StorageError, VerificationFailed
-from oscar_zoo.hubs.base import Progress
+from oscar_zoo.errors import DigestMismatchError, IntegrityError, MalformedFile, StorageError, VerificationFailed
+from oscar_zoo.hubs.base import HubFile, Progress
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.pull import pull, verify_stored
 from oscar_zoo.registry.store import Store
@@ -90,6 +90,44 @@ def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(tmp_path: P
     assert new.record.digest in caught.value.message
     assert store.installed() == (new.record,)
     assert pull("tiny-qwen3-hard", hub, store).already_present
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_rotten_entry_still_says_what_the_hub_must_offer(tmp_path: Path, store: Store, listed: bool) -> None:
+    old = pull("tiny-qwen3-hard", hub_with(tmp_path / "one", payload()), store).artifact.record
+    (old.path / K_NAME).chmod(0o600)
+    (old.path / K_NAME).write_bytes(b"rot")
+    hub = hub_with(tmp_path / "two", payload(seed=1))
+    hub = hub if listed else SilentHub(hub.root)
+    for _ in range(2):
+        with pytest.raises(DigestMismatchError) as caught:
+            pull("tiny-qwen3-hard", hub, store)
+        assert old.digest in caught.value.message
+    assert pull("tiny-qwen3-hard", hub, store, accept_new=True).artifact.record.digest != old.digest
+
+
+class SilentHub(LocalHub):
+    """A hub that lists no digests."""
+
+    def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
+        return tuple(HubFile(file.path, file.size, None) for file in super().files(artifact))
+
+
+class BoastfulHub(LocalHub):
+    """A hub that lists far more bytes than it has; fetching any would fail the test."""
+
+    def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
+        return tuple(HubFile(file.path, 1 << 40, file.sha256) for file in super().files(artifact))
+
+    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+        raise AssertionError(f"{path} was fetched with a limit of {limit} bytes")
+
+
+def test_more_bytes_than_an_artifact_has_are_not_fetched(tmp_path: Path, store: Store) -> None:
+    hub = BoastfulHub(hub_with(tmp_path / "hub", payload()).root)
+    with pytest.raises(MalformedFile) as caught:
+        pull("tiny-qwen3-hard", hub, store)
+    assert caught.value.reason == "file.size"
 
 
 @pytest.mark.parametrize("change", ["swapped", "removed"])
