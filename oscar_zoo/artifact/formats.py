@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.specs import Geometry, brief
 from oscar_zoo.errors import GeometryMismatch
 
 Array = NDArray[np.float32]
@@ -27,7 +27,7 @@ Role = Literal["k", "v"]
 Grouping = Literal["layer", "kv_head"]
 CalibrationValue = str | int | float | bool | None
 
-HESSIANS = MappingProxyType({"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"})
+HESSIANS: Mapping[str, Role] = MappingProxyType({"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"})
 """Objective prefix -> the role it belongs to."""
 
 COMPOSITIONS = ("plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr")
@@ -100,7 +100,7 @@ class RotationSet:
             return self.role
         head = self.objective.split("_", 1)[0]
         if head in HESSIANS:
-            return "k" if HESSIANS[head] == "k" else "v"
+            return HESSIANS[head]
         if self.objective.endswith("_k"):
             return "k"
         return "v" if self.objective.endswith("_v") else None
@@ -142,12 +142,6 @@ class RotationSet:
         for what, mine in made_for.items():
             if mine is not None and mine != has[what]:
                 raise GeometryMismatch(
-                    f"this {role.upper()} rotation is for {what} {_short(mine)}; {model_name} has {_short(has[what])}.",
+                    f"this {role.upper()} rotation is for {what} {brief(mine)}; {model_name} has {brief(has[what])}.",
                     hint=f"artifacts that fit: oscar-zoo list --for {model_name}",
                 )
-
-
-def _short(value: int | tuple[int, ...]) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return str(list(value)) if len(value) <= 6 else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"

@@ -5,7 +5,7 @@ All models are frozen and refuse unknown keys. "Not reported" is `None`, never a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,15 +15,21 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
-QUANTIZERS = ("asym-minmax-u2/1", "lloydmax-uniform-u2/1")
-CLIP_ALGORITHMS = ("none", "absrank-floor/1", "absrank-bisect7/1")
-CAPABILITIES = ("per_head", "k_partner", "v_partner", "k_mean", "grouped")
+Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"]
+CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
 class Spec(BaseModel):
     """Base of every block: frozen, closed, strict about types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def brief(value: int | tuple[int, ...]) -> str:
+    """A number, or a list of layers that is cut in the middle when it is long, for messages."""
+    if isinstance(value, int):
+        return str(value)
+    return str(list(value)) if len(value) <= 6 else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
 
 
 class Rope(Spec):
@@ -61,7 +67,7 @@ class Geometry(Spec):
         for name in Geometry.model_fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                return f"{name} is {_short(mine)} here and {_short(theirs)} there"
+                return f"{name} is {brief(mine)} here and {brief(theirs)} there"
         return None
 
 
@@ -97,7 +103,7 @@ class ServingRecipe(Spec):
     windows: Windows = Windows()
     v_absorption: Literal["required", "allowed", "forbidden"] = "allowed"
     origin: Literal["shipped", "default", "measured"] = "default"
-    requires: tuple[Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"], ...] = ()
+    requires: tuple[Capability, ...] = ()
 
     @property
     def bits_per_element(self) -> float:
@@ -156,9 +162,3 @@ class Score(Spec):
     artifact_digest: Digest | None = None
     baseline: Score | None = None
     history: tuple[HistoryEntry, ...] = ()
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple) and len(value) > 6:
-        return f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
-    return str(list(value)) if isinstance(value, tuple) else str(value)

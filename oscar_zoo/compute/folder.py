@@ -10,8 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from oscar_zoo.artifact import durable
+from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.errors import MalformedFile, OutputExists, StorageError, UsageError
 
 
@@ -65,7 +66,7 @@ def _check_replaceable(target: Path, *, force: bool) -> None:
     if not force:
         raise OutputExists(f"{target} already holds an artifact.", hint="replace it with --force, or choose a folder")
     try:
-        manifest = Manifest.from_bytes((target / FILE_NAME).read_bytes())
+        manifest = Manifest.from_bytes(read_file(target / FILE_NAME, max_bytes=strict_json.MAX_BYTES))
     except MalformedFile as error:
         raise OutputExists(f"{target}: {error.message}", hint="remove the folder, or choose another") from None
     if others := sorted(names - {FILE_NAME, *(file.path for file in manifest.files)}):

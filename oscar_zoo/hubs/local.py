@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from oscar_zoo.artifact import durable
@@ -53,7 +53,7 @@ class LocalHub:
                     ArtifactId(model, tag)
                     for model in _folders(self.root)
                     for tag in _folders(self.root / model)
-                    if any(True for _ in os.scandir(self.root / model / tag))
+                    if _has_entries(self.root / model / tag)
                 )
             )
 
@@ -122,10 +122,14 @@ class LocalHub:
         return folder
 
 
-def _folders(folder: Path) -> Iterator[str]:
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False) and _is_safe(entry.name):
-            yield entry.name
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and _is_safe(entry.name)]
+
+
+def _has_entries(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return next(entries, None) is not None
 
 
 def _plain_files(folder: Path) -> list[str]:

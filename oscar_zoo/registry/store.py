@@ -12,6 +12,7 @@ part of the path keeps them apart. Files in an entry are hard links to blobs whe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -128,13 +129,14 @@ class Store:
             return tuple(sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest)))
 
     def remove(self, record: Record) -> None:
-        """Remove an entry and those of its blobs that no other entry links; used for entries that went bad."""
+        """Remove an entry and those of its blobs that no other entry links; used for entries that were replaced."""
         with durable.storage_errors(f"cannot remove {record.path}"):
             self._retire(record.path)
             for entry in record.files:
                 blob = self._blobs / entry.sha256
-                if blob.exists() and blob.stat().st_nlink == 1:
-                    blob.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # another process may remove it just now
+                    if blob.lstat().st_nlink == 1:
+                        blob.unlink()
 
     def _read(self, record: Record) -> StoredArtifact:
         expected = {entry.path: entry.sha256 for entry in record.files}
