@@ -1,7 +1,7 @@
-"""Where state lives on this machine: cache, state and configuration folders.
+"""Where state lives on this machine: cache, data and state folders.
 
-Environment variables win over the platform's defaults: `OSCAR_ZOO_CACHE`, `OSCAR_ZOO_DATA`, `OSCAR_ZOO_STATE`,
-`OSCAR_ZOO_CONFIG`. Nothing here creates a folder.
+Environment variables win over the platform's defaults: `OSCAR_ZOO_CACHE`, `OSCAR_ZOO_DATA`, `OSCAR_ZOO_STATE`.
+Nothing here creates a folder.
 """
 
 from __future__ import annotations
@@ -35,10 +35,5 @@ def default_zoo_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Folder of first-seen digests."""
+    """Folder of logs."""
     return _folder("OSCAR_ZOO_STATE", platformdirs.user_state_path(APP))
-
-
-def config_dir() -> Path:
-    """Folder of `config.toml`."""
-    return _folder("OSCAR_ZOO_CONFIG", platformdirs.user_config_path(APP))

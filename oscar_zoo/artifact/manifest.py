@@ -27,6 +27,7 @@ from oscar_zoo.artifact.specs import (
     Score,
     ServingRecipe,
     Spec,
+    StatisticName,
     Text,
 )
 from oscar_zoo.errors import InvalidName, MalformedFile
@@ -224,7 +225,7 @@ class StatisticsBlock(Spec):
 
     file: Text
     version: Literal["oscar-zoo.stats/1"]
-    matrices: tuple[Literal["qq", "kk", "sst", "oo", "vv", "wo"], ...]
+    matrices: tuple[StatisticName, ...]
     n_tokens: Count
 
 

@@ -16,6 +16,9 @@ Text = Annotated[str, Field(min_length=1, max_length=4000)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"]
+StatisticName = Literal["qq", "kk", "sst", "oo", "vv", "wo"]
+"""Matrices of the statistics fingerprint."""
+
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 

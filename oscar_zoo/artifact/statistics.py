@@ -15,22 +15,23 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact import tensor_file
 from oscar_zoo.artifact.formats import HESSIANS, LayerTransform, RotationSet
+from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
 from oscar_zoo.errors import MalformedFile, UsageError
 
 Matrix = NDArray[np.float64]
 
-VERSION = "oscar-zoo.stats/1"
 LIMIT = 1e-5
 """Largest relative error of an honest file; measured ones are below 1e-7, the mildest mistake seen is 0.07."""
 
-MATRICES = ("qq", "kk", "sst", "oo", "vv", "wo")
+MATRICES: tuple[str, ...] = get_args(StatisticName)
 TARGETS: Mapping[str, str] = MappingProxyType({"ktk": "kk", "qqt": "qq", "vtv": "vv", "sst": "sst", "oo": "oo"})
 """Hessian of an objective -> name of its matrix."""
 

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import Coverage
-from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.specs import Geometry, StatisticName
 from oscar_zoo.artifact.transforms import is_power_of_two
 from oscar_zoo.compute.methods import hadamard, oscar
-from oscar_zoo.compute.methods.base import Matrix, Method, StatisticName
+from oscar_zoo.compute.methods.base import Matrix, Method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import UnsupportedModel, UsageError
 

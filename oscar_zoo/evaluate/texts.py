@@ -1,7 +1,6 @@
 """Texts known by name, so that `compute` and `eval` work without a file of one's own. Needs no torch.
 
-Each name has a calibration split and a validation split whose documents do not overlap; `--data` defaults to the
-validation split of `manuals`.
+Each name has a calibration split and a validation split whose documents do not overlap.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Literal
 from oscar_zoo.errors import PathNotFound, UsageError
 
 NAMES = ("manuals",)
-DEFAULT = "manuals"
 Split = Literal["calibration", "validation"]
 
 

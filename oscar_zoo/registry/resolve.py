@@ -71,8 +71,8 @@ def resolve(reference: Reference | str, hub: Hub, catalog: Catalog | None = None
         reference = Reference.parse(reference)
     catalog = catalog or Catalog.packaged()
     on_hub = hub.artifacts()
-    exact = next((a for a in on_hub if a.key == reference.name.casefold()), None)
-    versions = [exact] if exact and not reference.tag else _versions(reference.name, on_hub, hub, catalog)
+    exact = [a for a in on_hub if a.key == reference.name.casefold()]
+    versions = exact if exact and not reference.tag else _versions(reference.name, on_hub, hub, catalog)
     if not versions:
         raise _not_found(reference, on_hub, hub, catalog)
     if reference.tag is not None:
@@ -140,7 +140,7 @@ def _versions(name: str, on_hub: Sequence[ArtifactId], hub: Hub, catalog: Catalo
     if catalog.recipe(folder) is not None:
         return []
     offers = (offer(a, hub, catalog) for a in found)
-    return [o.id for o in offers if o.manifest is None or o.manifest.model.id.casefold() == name.casefold()]
+    return [o.id for o in offers if o.manifest is not None and o.manifest.model.id.casefold() == name.casefold()]
 
 
 def _with_digest(
@@ -167,10 +167,10 @@ def _choose(reference: Reference, versions: list[ArtifactId], hub: Hub, catalog:
         return usable[0]
     recipe = catalog.recipe(reference.name)
     default = recipe.default_tag.casefold() if recipe and recipe.default_tag else None
-    chosen = next((a for a in usable if a.tag.casefold() == default), None)
-    if chosen is None:
+    chosen = [a for a in usable if a.tag.casefold() == default]
+    if len(chosen) != 1:  # none is the default, or a hub in a folder has two that differ in case
         raise AmbiguousName.for_name(str(reference), [a.reference for a in usable])
-    return chosen
+    return chosen[0]
 
 
 def _yanked(artifact: ArtifactId, catalog: Catalog) -> bool:

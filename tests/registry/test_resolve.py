@@ -120,8 +120,19 @@ def test_an_organisation_the_zoo_does_not_know_must_be_the_manifests(tmp_path: P
     hub = LocalHub(tmp_path, must_exist=False)
     hub.commit(ArtifactId.parse("Mine/tag"), artifact_files(artifact="Mine/tag"))
     assert str(resolve("oscar-zoo/mine", hub).id) == "Mine/tag"
-    with pytest.raises(ArtifactNotFound):
-        resolve("someone/mine", hub)
+    hub.commit(ArtifactId.parse("Bare/tag"), PAIR)
+    assert str(resolve("bare", hub).id) == "Bare/tag"
+    for name in ("someone/mine", "someone/bare"):
+        with pytest.raises(ArtifactNotFound):
+            resolve(name, hub)
+
+
+def test_names_that_differ_in_case_only_are_ambiguous(hub: LocalHub) -> None:
+    (hub.root / "custom" / "ONE").mkdir(parents=True)
+    (hub.root / "custom" / "ONE" / "k.pt").write_bytes(b"other")
+    for name in ("Custom/one", "Custom:one", "custom"):
+        with pytest.raises(AmbiguousName, match=r"Custom:one, .*custom:ONE"):
+            resolve(name, hub)
 
 
 def status(state: str, *, aliases: tuple[str, ...] = ()) -> Catalog:

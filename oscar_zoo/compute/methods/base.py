@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimators
+from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.moments import Moments
 
 Matrix = NDArray[np.float64]
-StatisticName = Literal["qq", "kk", "sst", "oo", "vv", "wo"]
-"""Names of matrices in the statistics fingerprint."""
 Need = Literal["nothing", "rows", "weighted"]
 """No calibration at all; the first pass of the capture; both passes."""
 
