@@ -48,6 +48,13 @@ def test_size_and_absence_are_named(tmp_path: Path) -> None:
             read_file(path)
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="no file here that is longer than it says")
+def test_a_file_that_is_longer_than_it_says_is_refused() -> None:
+    with pytest.raises(MalformedFile) as caught:
+        read_file(Path("/proc/self/status"))  # a regular file of size 0 with content
+    assert caught.value.reason == "file.changed"
+
+
 @pytest.mark.parametrize("flags", [0, 0x8, 0x800, 0x808])
 @pytest.mark.parametrize("zip64", [False, True])
 def test_archive_spellings(flags: int, zip64: bool) -> None:

@@ -250,3 +250,19 @@ def test_shapes_and_values_of_a_fingerprint() -> None:
         with pytest.raises(MalformedFile) as caught:
             read_fingerprint(tensor_file.write({**good, name: np.ascontiguousarray(array)}))
         assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_wrong_layer_is_found_wherever_it_stands(bad: int) -> None:
+    matrices = {"qq": tiny.covariances(2, seed=1)}
+    good = tiny.rotation_set(matrices=matrices["qq"])
+    fingerprint = read_fingerprint(fingerprint_bytes(matrices, tiny.LAYERS, "model", None))
+    other = tiny.rotated(tiny.covariances(1, seed=9)[0], bad)
+    layers = tuple(other if layer.layer_id == bad else layer for layer in good.layers)
+    found = compare(replace(good, layers=layers), fingerprint, "model", None)
+    assert found is not None
+    assert found.layer == bad
+    assert min(found.trace, found.diag, found.sketch) > statistics.LIMIT
+    honest = compare(good, fingerprint, "model", None)
+    assert honest is not None
+    assert honest.worst < statistics.LIMIT

@@ -1,0 +1,128 @@
+"""The limits of the numeric checks, from both sides, and that one bad head among good ones is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny_rotations as tiny
+from numpy.typing import NDArray
+from tiny_artifacts import rotation
+
+from oscar_zoo.artifact import checks
+from oscar_zoo.artifact.checks import Finding, Problem
+from oscar_zoo.artifact.formats import RotationSet
+
+GOOD = tiny.rotation_set()
+HEADS = tiny.per_head_set()
+PARTNERED = tiny.partnered_set()
+
+
+def off_by(error: float) -> RotationSet:
+    """A Hadamard set (exact in float64) with `R R^T - I` off by `error` in one entry of the diagonal."""
+    d = 64  # entries of 1/8 are exact
+    good = tiny.hadamard_set(d=d)
+    forward = good.layers[-1].forward.astype(np.float64)
+    forward[3] *= np.sqrt(1 + error)
+    return tiny.change(good, forward=forward.astype(np.float32))
+
+
+def first_values(*changed: float) -> NDArray[np.float32]:
+    values = GOOD.layers[-1].eigenvalues
+    assert values is not None
+    return np.concatenate([np.array(changed, dtype=np.float32) * values[-1], values[len(changed) :]])
+
+
+@pytest.mark.parametrize(
+    ("error", "grade"), [(1e-7, "fp64"), (4e-7, "fp32"), (4.5e-6, "fp32"), (5.5e-6, None), (-5.5e-6, None)]
+)
+def test_grades_of_precision(error: float, grade: str | None) -> None:
+    result = checks.numeric(off_by(error))
+    if grade is None:
+        assert isinstance(result, Problem)
+        assert (result.code, result.layer, result.limit) == ("not_orthogonal", 1, 5e-6)
+        assert result.measured == pytest.approx(abs(error), rel=0.1)
+    else:
+        assert isinstance(result, tuple)
+        assert result[1] == grade
+        assert result[0].warnings == (() if grade == "fp64" else ("numeric.fp32_grade",))
+
+
+def test_the_worst_head_is_named() -> None:
+    forward = HEADS.layers[-1].forward.copy()
+    forward[1] *= np.float32(1.001)
+    result = checks.numeric(tiny.change(HEADS, forward=forward))
+    assert isinstance(result, Problem)
+    assert (result.layer, result.head) == (1, 1)
+
+
+def test_a_partner_is_part_of_what_makes_a_layer() -> None:
+    broken = tiny.change(PARTNERED, forward=PARTNERED.layers[0].forward)  # the partner is still the last layer's
+    assert isinstance(checks.numeric(broken), Problem)
+
+
+@pytest.mark.parametrize(("ratio", "warned"), [(300.0, False), (3000.0, True)])
+def test_an_ill_conditioned_transform_is_a_warning(ratio: float, warned: bool) -> None:
+    scale = np.geomspace(1, ratio, tiny.D)
+    basis = HEADS.layers[-1].forward.astype(np.float64)
+    forward = basis * scale
+    changed = tiny.change(PARTNERED, forward=forward.astype(np.float32), partner=(basis / scale).astype(np.float32))
+    exact = [
+        replace(layer, partner=np.linalg.inv(layer.forward.astype(np.float64)).swapaxes(-1, -2).astype(np.float32))
+        for layer in changed.layers
+    ]
+    result = checks.numeric(replace(changed, layers=tuple(exact)))
+    if isinstance(result, Problem):  # float32 cannot hold the inverse that well: the limit is the other one then
+        pytest.fail(result.message)
+    assert ("numeric.condition" in result[0].warnings) is warned
+
+
+@pytest.mark.parametrize(("low", "allowed"), [(0.0, True), (-5e-7, True), (-2e-6, False), (-1.0, False)])
+def test_eigenvalues_may_be_noise_below_zero(low: float, allowed: bool) -> None:
+    result = checks.eigenvalues(tiny.change(GOOD, eigenvalues=first_values(low)))
+    assert isinstance(result, Finding) is allowed
+    assert allowed or (isinstance(result, Problem) and result.code == "eigenvalues.sign")
+
+
+def test_one_bad_head_is_enough() -> None:
+    last = HEADS.layers[-1]
+    assert last.eigenvalues is not None
+    silent = last.eigenvalues.copy()
+    silent[1] = 0
+    found = checks.eigenvalues(tiny.change(HEADS, eigenvalues=silent))
+    assert isinstance(found, Problem)
+    assert found.code == "eigenvalues.sign"
+    for code, matrix in {
+        "content.identity": np.eye(tiny.D),
+        "content.permutation": np.eye(tiny.D)[::-1],
+        "content.hadamard": tiny.hadamard_set().layers[0].forward,
+    }.items():
+        forward = last.forward.copy()
+        forward[1] = matrix
+        found = checks.content(tiny.change(HEADS, forward=forward))
+        assert isinstance(found, Problem)
+        assert (found.code, found.layer) == (code, 1)
+
+
+def test_layers_that_share_a_matrix_are_still_checked_for_their_own_eigenvalues() -> None:
+    shared = tiny.hadamard_set()
+    assert shared.layers[0].forward is shared.layers[1].forward
+    found = checks.numeric(tiny.change(shared, eigenvalues=np.full(tiny.D, np.nan, dtype=np.float32)))
+    assert isinstance(found, Problem)
+    assert (found.code, found.layer) == ("not_finite", 1)
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "warnings"),
+    [
+        (0.02, 0.1, ()),
+        (0.02, 0.02, ("localisation.order",)),
+        (0.1, 0.02, ("localisation.order",)),
+        (3.0, 0.1, ("localisation.k", "localisation.order")),
+        (0.02, 3.0, ("localisation.v",)),
+    ],
+)
+def test_localisation_compares_keys_values_and_both(k: float, v: float, warnings: tuple[str, ...]) -> None:
+    sides = {"k": rotation("qqt_r_h_pbr", spread=k), "v": rotation("qqt_r_h_pbr", spread=v)}
+    assert checks.localisation(sides).warnings == warnings
