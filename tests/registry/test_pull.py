@@ -6,13 +6,14 @@ import pytest
 from failing_calls import Injection, killed_at, raise_error
 from tiny_artifacts import K_NAME, TINY, V_NAME, artifact_files, payload, rotation
 
-from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.outcome import Rejected, Unreadable, Verified
+from oscar_zoo.artifact.outcome import DigestMismatch, Rejected, Unreadable, Verified
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import DigestMismatchError, IntegrityError, MalformedFile, StorageError, VerificationFailed
 from oscar_zoo.hubs.base import HubFile, Progress
 from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.pull import pull, verify_stored
 from oscar_zoo.registry.store import Store
 
@@ -111,6 +112,28 @@ class SilentHub(LocalHub):
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         return tuple(HubFile(file.path, file.size, None) for file in super().files(artifact))
+
+
+def test_a_delivery_of_another_length_is_refused_without_a_listed_digest(tmp_path: Path, store: Store) -> None:
+    class Longer(SilentHub):
+        def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+            return super().fetch(artifact, path, limit=limit, progress=progress) + b"?"
+
+    with pytest.raises(DigestMismatchError, match="bytes"):
+        pull("tiny-qwen3-hard", Longer(hub_with(tmp_path / "hub", payload()).root), store)
+
+
+@pytest.mark.parametrize("more", [{}, {"statistics.safetensors": b"unknown"}])
+def test_bytes_are_those_the_package_promises(tmp_path: Path, store: Store, more: dict[str, bytes]) -> None:
+    promised = Manifest.from_bytes(artifact_files()[FILE_NAME])
+    catalog = Catalog(Catalog.packaged().recipes(), [promised])
+    other = hub_with(tmp_path / "one", {**payload(seed=0 if more else 1), **more})
+    with pytest.raises(VerificationFailed) as caught:
+        pull("tiny-qwen3-hard", other, store, catalog=catalog)
+    assert isinstance(caught.value.outcome, Rejected if more else DigestMismatch)
+    result = pull("tiny-qwen3-hard", hub_with(tmp_path / "two", payload()), store, catalog=catalog)
+    assert result.verified.digest == promised.digest
+    assert not result.first_use
 
 
 class BoastfulHub(LocalHub):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,12 @@ def test_another_organisations_model_is_not_taken_for_a_known_one(hub: LocalHub)
     for name in ("someone/Qwen3-8B", "someone/tiny-qwen3-hard"):
         with pytest.raises(ArtifactNotFound):
             resolve(name, hub)
+    value = json.loads(artifact_files(artifact="Qwen3-8B/claims")["oscar.json"])
+    value["model"]["id"] = "someone/Qwen3-8B"
+    claim = Manifest.from_bytes(json.dumps(value).encode()).to_bytes()
+    hub.commit(ArtifactId.parse("Qwen3-8B/claims"), artifact_files() | {"oscar.json": claim})
+    with pytest.raises(ArtifactNotFound):
+        resolve("someone/Qwen3-8B", hub)
 
 
 def test_an_organisation_the_zoo_does_not_know_must_be_the_manifests(tmp_path: Path) -> None:

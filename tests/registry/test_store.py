@@ -81,8 +81,10 @@ def test_two_ids_may_share_their_bytes(store: Store) -> None:
     assert one.digest == two.digest
     assert store.open(one.digest, ID).record.id == ID
     assert store.open(two.digest, other).record.id == other
+    blobs = set((store.root / "blobs" / "sha256").iterdir())
     store.remove(one)
     assert store.open(two.digest, other).files == PLAIN
+    assert set((store.root / "blobs" / "sha256").iterdir()) == blobs
     store.remove(two)
     assert store.installed() == ()
     assert list((store.root / "blobs" / "sha256").iterdir()) == []
@@ -144,11 +146,23 @@ def test_a_record_moved_to_another_digest_is_no_entry(store: Store) -> None:
     assert store.installed() == ()
 
 
-def test_a_store_that_others_can_write_is_refused(store: Store) -> None:
+@pytest.mark.parametrize("older", [0, 1])
+def test_the_latest_of_several_contents_of_one_id_is_found(store: Store, older: int) -> None:
+    records = [store.put(ID, files, source="s").record for files in (PLAIN, {**PLAIN, "k.pt": b"other"})]
+    path = records[older].path / "record.json"
+    path.chmod(0o600)
+    path.write_text(path.read_text().replace(records[older].fetched, "2001-02-03T04:05:06Z"))
+    found = store.find(ID)
+    assert found is not None
+    assert found.digest == records[1 - older].digest
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+def test_a_store_that_others_can_write_is_refused(store: Store, mode: int) -> None:
     store.put(ID, PLAIN, source="s")
-    store.root.chmod(0o777)
+    store.root.chmod(mode)
     for use in (store.installed, lambda: store.put(ID, PLAIN, source="s")):
-        with pytest.raises(StorageError, match="0777") as caught:
+        with pytest.raises(StorageError, match=f"{mode:04o}") as caught:
             use()
         assert "chmod 700" in (caught.value.hint or "")
 
