@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.cache import CacheSpec, LayerCache, SimulatedCache, hadamard_set
 
@@ -51,6 +53,23 @@ def general_pair(seed: int, *, per_head: bool, centered: bool) -> RotationSet:
     mean = rng.standard_normal((*shape, D)).astype(np.float32) if centered else None
     layer = LayerTransform(1, forward.astype(np.float32), partner.astype(np.float32), mean)
     return RotationSet(3, "test", "kv_head" if per_head else "layer", "test", False, centered, (layer,))
+
+
+def test_every_layer_of_a_hybrid_model_uses_its_own_transform() -> None:
+    ids = (3, 7, 11)
+    layers = [
+        replace(general_pair(i, per_head=False, centered=True).layers[0], layer_id=layer) for i, layer in enumerate(ids)
+    ]
+    rotations = replace(general_pair(0, per_head=False, centered=True), layers=tuple(layers))
+    geometry = Geometry(
+        num_layers=12, num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=D, v_head_dim=D, attention_layers=ids
+    )
+    _, key, value = qkv(tokens=5)
+    for layer in layers:
+        k, _ = LayerCache(CacheSpec(rotations, None, recipe()), geometry, layer.layer_id, CPU).encode(key, value)
+        assert layer.mean is not None
+        expected = (key - torch.tensor(layer.mean)) @ torch.tensor(layer.forward)
+        torch.testing.assert_close(k[0], expected)
 
 
 def qkv(seed: int = 0, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,7 +71,9 @@ def archive(records: Sequence[Record], **end: Any) -> bytes:
         fields = [44, 0x031E, 45, 0, 0, count, count, size, start]
         fields[end["zip64"]] += end["zip64"] > 0
         where = len(body) + len(directory)
-        tail64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", *fields) + struct.pack("<4sIQI", b"PK\6\7", 0, where, 1)
+        tail64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", *fields) + struct.pack(
+            "<4sIQI", b"PK\6\7", end.get("disk64", 0), where + end.get("shift64", 0), end.get("disks64", 1)
+        )
     comment = end.get("comment", b"")
     disks = end.get("disks", (0, 0))
     last = struct.pack("<4s4H2IH", b"PK\5\6", *disks, end.get("here", count), count, size, start, len(comment))
@@ -155,6 +157,8 @@ def _archives() -> Iterator[Case]:
     yield "middle", "zip.gap", archive(good, middle=b"hidden")
     for place in range(1, 9):
         yield f"zip64-{place}", "zip.zip64", archive(good, zip64=place)
+    for lie in ("disk64", "shift64", "disks64"):
+        yield f"zip64-locator-{lie}", "zip.zip64", archive(good, **{"zip64": 0, lie: 2})
     yield "gap", "zip.gap", archive([good[0], Record(good[1].name, good[1].content, before=b"x"), *good[2:]])
     yield "overlap", "zip.gap", with_record(2, central={"offset": 0})
     yield "offset-far", "zip.gap", with_record(2, central={"offset": 0xFFFFFF00})
