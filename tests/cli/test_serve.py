@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from oscar_zoo.sglang_plugin.server import check_port_free
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 
 NEW = 16
+KEY = "key-with-#-and-'quotes'"
 WHOLE_PROMPTS = 8192  # chunks as long as this never cut a prompt, whatever else is in the batch
 
 
@@ -41,9 +43,8 @@ class Running:
     artifact: Path
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=300) as response:
             return json.load(response)
 
@@ -54,10 +55,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(artifact: Path, port: int, folder: Path, *extra: str) -> subprocess.Popen[str]:
+def start(artifact: Path, port: int, folder: Path, *extra: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     env = os.environ | {"TMPDIR": str(folder), "OSCAR_ZOO_STATE": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "serve", str(artifact)]
-    command += ["--model", str(MODEL), "--port", str(port), "--json", "--", *extra]
+    command += ["--model", str(MODEL), "--port", str(port), "--json", *options, "--", *extra]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -74,7 +75,9 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     port, temp = free_port(), tmp_path_factory.mktemp("temp")
     flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache")
-    process = start(artifact, port, temp, *flags)
+    (temp / "key").write_text(KEY + "\n")
+    options = ("--expose", "127.0.0.1", "--api-key-file", str(temp / "key"))
+    process = start(artifact, port, temp, *flags, options=options)
     assert process.stdout is not None
     text = ""
     for line in process.stdout:
@@ -102,6 +105,15 @@ def test_it_answers_over_the_openai_api(served: Running) -> None:
     assert reply["choices"][0]["text"] and reply["usage"]["completion_tokens"] == 4
     chat = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     assert served.post("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+
+
+def test_the_api_key_is_needed_and_never_an_argument(served: Running) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{served.port}/v1/models")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=60)
+    assert caught.value.code == 401
+    for pid in [served.process.pid, *all_children(served.process.pid)]:
+        assert KEY.encode() not in cmdline(pid)
 
 
 def test_ten_requests_at_once_give_the_tokens_of_the_reference(served: Running) -> None:
