@@ -154,14 +154,18 @@ class UnsupportedFormat(MalformedFile):
 
 
 class DigestMismatchError(IntegrityError):
-    """Content does not have the digest it must have."""
+    """Content does not have the digest it must have; `what`, `want` and `got` are the facts where they are known."""
 
     code = "integrity.digest"
+    what = want = got = ""
 
     @classmethod
-    def for_content(cls, what: str, *, want: str, got: str) -> Self:
-        """Build the error that shows both digests."""
-        return cls(f"{what} has sha256 {got}, expected {want}.", hint="fetch it again; do not use this copy")
+    def for_content(cls, what: str, *, want: str, got: str | None, hint: str | None = None) -> Self:
+        """Build the error that shows both digests; `got` is `None` when the content is missing."""
+        seen = "is missing" if got is None else f"has sha256 {got}"
+        error = cls(f"{what} {seen}, expected {want}.", hint=hint or "fetch it again; do not use this copy")
+        error.what, error.want, error.got = what, want, got or "no file"
+        return error
 
 
 class VerificationFailed(IntegrityError):

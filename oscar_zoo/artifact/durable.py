@@ -137,6 +137,10 @@ def storage_errors(what: str) -> Iterator[None]:
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.EACCES: "check who owns the folder and its permissions",
             errno.EPERM: "check who owns the folder and its permissions",
+            errno.ENOTDIR: "check the path: a part of it is a file",
+            errno.EEXIST: "check the path: a part of it is a file or a broken link",
+            errno.ENOENT: "check the path: a part of it is a broken link",
+            errno.ENAMETOOLONG: "choose a shorter path",
         }
         hint = hints.get(error.errno or 0, "nothing was half-written; run the same command again")
         raise StorageError(f"{what}: {error.strerror or error}.", hint=hint) from error

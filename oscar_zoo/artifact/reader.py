@@ -46,7 +46,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         raise MalformedFile("file.kind", f"{path} is not a regular file.")
     with os.fdopen(descriptor, "rb") as stream:
         if status.st_size > max_bytes:
-            raise MalformedFile("file.size", f"{path} has {status.st_size} bytes, at most {max_bytes} are read.")
+            raise MalformedFile("file.size", f"{path} has {status.st_size:,} bytes, at most {max_bytes:,} are read.")
         try:
             data = stream.read(status.st_size + 1)
         except OSError as error:

@@ -111,7 +111,8 @@ class Verification:
             for extra in sorted({entry.path for entry in self.payload()} - {entry.path for entry in self.expected}):
                 return Problem("unlisted_file", f"{extra} is not among the files whose digests are known", path=extra)
         size = sum(entry.size for entry in self.payload())
-        summary = f"{len(self.payload())} files, {size:,} bytes"
+        count = len(self.payload())
+        summary = f"{count} file{'s' if count != 1 else ''}, {size:,} bytes"
         if not wanted:
             return Finding(f"{summary}; no digest is known to compare with", "not checked")
         return Finding(f"{summary}; as listed")

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render
-from oscar_zoo.cli.targets import existing_path, geometry_from_path, looks_like_path
+from oscar_zoo.cli.targets import artifact_folders, artifact_name, existing_path, geometry_from_path, looks_like_path
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.pull import refuse
@@ -50,12 +49,15 @@ def open_artifact(text: str, *, hub: str | None, quiet: bool) -> OpenArtifact:
 
 def _from_folder(path: Path) -> OpenArtifact:
     from oscar_zoo.artifact.reader import read_file
-    from oscar_zoo.artifact.verify import find_artifacts, verify_path
+    from oscar_zoo.artifact.verify import verify_path
 
     if path.is_file():
         raise UsageError(f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both")
-    if not list(path.glob("*.pt")) and len(found := find_artifacts(path)) > 1:
-        raise UsageError(f"{path} holds {len(found)} artifacts.", hint=f"name one, for example {found[0]}")
+    found = artifact_folders(path)
+    if path not in found:
+        if len(found) > 1:
+            raise UsageError(f"{path} holds {len(found)} artifacts.", hint=f"name one, for example {found[0]}")
+        path = found[0]
     verified = verify_path(path, geometry=geometry_from_path(path))
     if not isinstance(verified, Verified):
         refuse(str(path), verified)
@@ -72,7 +74,7 @@ def _from_registry(text: str, hub: str | None, quiet: bool) -> OpenArtifact:
     from oscar_zoo.registry.pull import pull, verify_stored
     from oscar_zoo.registry.store import Store
 
-    reference, store = Reference.parse(text), Store()
+    reference, store = artifact_name(text), Store()
     record = find_installed(reference, store) if hub is None else None
     if record is None:
         with render.progress("pulling", enabled=not quiet) as advance:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.cli import render
-from oscar_zoo.errors import ArtifactNotFound
+from oscar_zoo.cli.targets import artifact_name
+from oscar_zoo.errors import ArtifactNotFound, IntegrityError
 from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
 
 
@@ -19,24 +22,33 @@ def describe(name: str, hub: str | None) -> dict[str, Any]:
     Raises:
         ArtifactNotFound: nothing known has this name.
     """
-    reference, catalog = Reference.parse(name), Catalog.packaged()
+    reference, catalog = artifact_name(name), Catalog.packaged()
     recipe = catalog.recipe(reference.name)
     model = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
     manifests = {m.artifact_id.key: m for m in catalog.manifests(model)}
     manifests |= _local_manifests(model, hub)
-    if reference.tag is not None:
-        manifests = {k: m for k, m in manifests.items() if m.artifact_id.tag.casefold() == reference.tag.casefold()}
-    if reference.digest is not None:
-        manifests = {k: m for k, m in manifests.items() if (m.digest or "").startswith(reference.digest)}
+    copies = _installed(model)
+    tags = {m.artifact_id.reference for m in manifests.values()} | {record.id.reference for record in copies}
+    manifests = {k: m for k, m in manifests.items() if _means(reference, m.artifact_id, m.digest)}
+    copies = [record for record in copies if _means(reference, record.id, record.digest)]
     narrowed = reference.tag is not None or reference.digest is not None
-    if not manifests and (recipe is None or narrowed):
+    if not manifests and not copies and (recipe is None or narrowed):
+        if tags:
+            raise ArtifactNotFound(f"no artifact is called {name!r}.", hint=f"known: {', '.join(sorted(tags))}")
         known = {a.model for a in open_hub(hub).artifacts()}
-        raise ArtifactNotFound.for_name(name, () if narrowed and recipe else catalog.close_matches(name, known))
+        raise ArtifactNotFound.for_name(name, () if recipe else catalog.close_matches(name, known))
     return {
         "name": model,
         "recipe": recipe.model_dump(mode="json") if recipe else None,
         "artifacts": [manifests[key].to_json() for key in sorted(manifests)],
+        "installed": [_copy(record) for record in copies],
     }
+
+
+def _means(reference: Reference, artifact: ArtifactId, digest: str | None) -> bool:
+    """Whether tag and digest of `reference`, where it has them, are those of `artifact`."""
+    tagged = reference.tag is None or artifact.tag.casefold() == reference.tag.casefold()
+    return tagged and (reference.digest is None or (digest or "").startswith(reference.digest))
 
 
 def _local_manifests(model: str, hub: str | None) -> dict[str, Manifest]:
@@ -46,12 +58,26 @@ def _local_manifests(model: str, hub: str | None) -> dict[str, Manifest]:
     for artifact in source.artifacts():
         if artifact.model.casefold() == model.casefold() and any(f.path == FILE_NAME for f in source.files(artifact)):
             found[artifact.key] = Manifest.from_bytes(source.fetch(artifact, FILE_NAME, limit=1 << 20))
-    for record in store.installed():
-        if record.id.model.casefold() == model.casefold() and record.manifest_sha256 is not None:
+    for record in _installed(model):
+        with contextlib.suppress(IntegrityError):  # a rotten copy takes nothing away from what is known
             stored = store.open(record.digest, record.id)
             if stored.manifest is not None:
                 found[record.id.key] = stored.manifest
     return found
+
+
+def _installed(model: str) -> list[Record]:
+    return [record for record in Store().installed() if record.id.model.casefold() == model.casefold()]
+
+
+def _copy(record: Record) -> dict[str, Any]:
+    """A copy in the store as JSON, hashed just now."""
+    try:
+        Store().open(record.digest, record.id)
+        intact = True
+    except IntegrityError:
+        intact = False
+    return {"id": str(record.id), "digest": record.digest, "path": str(record.path), "intact": intact}
 
 
 def print_facts(facts: dict[str, Any]) -> None:
@@ -67,7 +93,11 @@ def print_facts(facts: dict[str, Any]) -> None:
         _line("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
         for topic, source in recipe["sources"].items():
             _line("source", f"{topic}: {source}")
-    if not facts["artifacts"]:
+    for copy in facts["installed"]:
+        reference = copy["id"].replace("/", ":", 1)
+        state = copy["path"] if copy["intact"] else f"damaged, fetch it again: oscar-zoo pull {reference}"
+        _line("installed", f"{reference}  {state}")
+    if not facts["artifacts"] and not facts["installed"]:
         console.print("No published rotation is known; make one: oscar-zoo compute --help")
     for manifest in facts["artifacts"]:
         _print_manifest(manifest)

@@ -26,6 +26,7 @@ EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
     (errors.OscarZooError, 1),
 )
 INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
 
 COMMANDS = {
     "list": "Show the artifacts that can be had, and what is installed.",
@@ -90,6 +91,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code for `error`; see the table in the group's help."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return TERMINATED
     if isinstance(error, click.UsageError):
         return 2
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
@@ -97,10 +100,18 @@ def exit_code(error: BaseException) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Prints errors as one line, or as one JSON object with `--json`."""
-    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_json = "--json" in ours
     try:
+        _refuse_empty(ours)
         result = cli.main(list(arguments), prog_name="oscar-zoo", standalone_mode=False)
-    except (errors.OscarZooError, click.ClickException, KeyboardInterrupt, click.Abort, OSError) as error:
+        sys.stdout.flush()  # what a full disk refuses is an error now, not a remark at exit
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != TERMINATED:
+            raise
         if os.environ.get("OSCAR_ZOO_DEBUG") == "1":
             raise
         _report(_as_ours(error), as_json)
@@ -108,13 +119,27 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse empty values: as a path they would mean the current folder, and a shell makes them of unset variables."""
+    for argument in arguments:
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise errors.UsageError(f"the argument {argument!r} is empty.", hint="is a shell variable unset?")
+
+
 def _as_ours(error: BaseException) -> BaseException:
-    """Give operating-system errors that no use case translated a cause and a next step."""
+    """Give operating-system errors that no use case translated, and bugs of ours, a cause and a next step."""
     import errno
 
-    if isinstance(error, BrokenPipeError) or not isinstance(error, OSError) or isinstance(error, errors.OscarZooError):
+    expected = isinstance(error, BrokenPipeError | errors.OscarZooError | click.ClickException | click.Abort)
+    if expected or not isinstance(error, Exception):
         return error
-    where = f" ({error.filename})" if error.filename else ""
+    if not isinstance(error, OSError):
+        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        return errors.OscarZooError(
+            f"internal error, {type(error).__name__}: {cause[:300]}",
+            hint="please report it with what OSCAR_ZOO_DEBUG=1 shows",
+        )
+    where = f" ({str(error.filename)[:200]})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return errors.StorageError(f"no space left on the disk{where}.", hint="free some space and run it again")
     return errors.StorageError(f"{error.strerror or error}{where}.", hint="check the path and its permissions")
@@ -132,13 +157,15 @@ def _report(error: BaseException, as_json: bool) -> None:
         hint = f"{context.command_path} --help" if context is not None else None
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
+    elif isinstance(error, SystemExit):
+        code, message = "terminated", "stopped by SIGTERM; nothing was left half-written"
     elif isinstance(error, BrokenPipeError):
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
         return
     render.print_error(code, message, hint, as_json=as_json)
 
 
 def main() -> NoReturn:
     """Entry point of the console script. SIGTERM unwinds like Ctrl-C, so that nothing temporary is left."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     sys.exit(run(sys.argv[1:]))

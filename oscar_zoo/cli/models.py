@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.errors import InvalidName, PathNotFound
+from oscar_zoo.errors import InvalidName, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.recipe import ModelRecipe
 
@@ -30,14 +30,16 @@ class ModelChoice:
 
 
 def choose_model(text: str) -> ModelChoice:
-    """Resolve `text`; raises `PathNotFound` or `InvalidName` when it can be neither a folder nor a hub id."""
+    """Resolve `text`; raises `PathNotFound`, `UsageError` or `InvalidName` when it is neither folder nor hub id."""
     catalog = Catalog.packaged()
     path = Path(text).expanduser()
     if path.is_dir():
         name = path.resolve().name
         recipe = catalog.recipe(name)
         return ModelChoice(str(path), recipe.hf_id if recipe else name, recipe.name if recipe else _safe(name), recipe)
-    if text.startswith((".", "/", "~")) or path.is_file():
+    if path.exists():
+        raise UsageError(f"{text} is a file, not a model folder.", hint="give the folder that holds config.json")
+    if text.startswith((".", "/", "~")):
         raise PathNotFound.for_path(text, "model folder")
     recipe = catalog.recipe(text)
     if recipe is not None:

@@ -76,15 +76,16 @@ def outcome_json(path: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def headline(outcome: Outcome) -> str:
-    """One line for people; never "verified" without the level that was reached."""
+    """One line for people; never "verified" without the level that was reached, nor what a failed check says below."""
+    told = any(check.state == "failed" for check in outcome.checks)
     match outcome:
         case Verified():
             what = {"fp64": "to float64 rounding", "fp32": "to float32 rounding only"}[outcome.grade]
             return f"verified to level {outcome.level}, {what}"
         case DigestMismatch():
-            return f"{outcome.path}: sha256 is {outcome.got}, expected {outcome.want}"
+            return "digest" if told else f"{outcome.path}: sha256 is {outcome.got}, expected {outcome.want}"
         case Rejected():
-            return f"{outcome.code}: {outcome.message}"
+            return outcome.code if told else f"{outcome.code}: {outcome.message}"
         case Unsupported():
             return f"unsupported ({outcome.kind}): {outcome.reason}"
         case Unreadable():
@@ -93,8 +94,10 @@ def headline(outcome: Outcome) -> str:
             assert_never(outcome)
 
 
-def next_step(outcome: Outcome) -> str | None:
-    """What a person can do about a failed outcome."""
+def next_step(outcome: Outcome, *, stored_as: str | None = None) -> str | None:
+    """What a person can do about a failed outcome; `stored_as` is its reference when it is in the local store."""
+    if stored_as is not None and not isinstance(outcome, Verified):
+        return f"oscar-zoo pull {stored_as}"
     match outcome:
         case Verified():
             return None
@@ -107,7 +110,7 @@ def next_step(outcome: Outcome) -> str | None:
         case Rejected():
             return "do not serve it; get it again from its author or compute a new one: oscar-zoo compute --help"
         case Unsupported() | Unreadable():
-            return "give a rotation file or a folder with a K/V pair"
+            return "give a rotation file or a folder with a K/V pair, and check that you may read it"
         case _:
             assert_never(outcome)
 

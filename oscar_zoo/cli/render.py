@@ -61,7 +61,7 @@ def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> 
         return
     line = f"[bold red]error:[/] {clean(message)}"
     if hint:
-        line += f" {clean(_sentence(hint))}"
+        line += ("" if message.endswith((".", "!", "?", ":")) else ".") + f" {clean(_sentence(hint))}"
     err().print(line)
 
 

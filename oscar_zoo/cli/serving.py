@@ -140,8 +140,8 @@ def _run(request: ServeRequest, prepared: _Prepared) -> int:
             staging.check_unchanged(prepared.staged, prepared.staged_digest)
             ready = True
             _report(request, prepared, log, time.monotonic() - started)
-            status = child.wait()
-            raise ServerFailed(f"the server ended (status {status}): {child.cause()}", hint=f"log: {log}")
+            child.wait()
+            raise ServerFailed(f"the server ended ({child.status}): {child.cause()}.", hint=f"log: {log}")
     except KeyboardInterrupt:
         if not ready:
             raise

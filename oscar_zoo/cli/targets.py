@@ -2,27 +2,63 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.outcome import Outcome
+from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, PathNotFound, UsageError
+
+WANTED = "give a rotation file, or a folder that holds a K/V pair"
 
 
 def looks_like_path(text: str) -> bool:
     """Whether `text` can only be meant as a path: it exists, or it is written like one."""
-    path = Path(text).expanduser()
-    return path.exists() or path.is_symlink() or text.startswith((".", "/", "~")) or text.endswith((".pt", "/"))
+    return _written_as_path(text) or text.endswith(".pt") or os.path.lexists(text)
 
 
 def existing_path(text: str) -> Path:
-    """The path `text` names; raises `PathNotFound`."""
+    """The file or folder `text` names: a manifest means its folder, a link to a folder the folder itself.
+
+    Raises:
+        PathNotFound: nothing is there.
+        UsageError: a pipe, a device or a socket.
+    """
     path = Path(text).expanduser()
-    if not path.exists() and not path.is_symlink():
+    if path.is_symlink() and not path.exists():
+        raise PathNotFound(f"{text} is a symbolic link that leads nowhere.", hint=f"see where: ls -l {text}")
+    if not path.exists():
         raise PathNotFound.for_path(text)
-    return path
+    if path.is_dir():
+        return path.resolve() if path.is_symlink() else path
+    if not path.is_file():
+        raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
+    return path.parent if path.name == FILE_NAME else path
+
+
+def artifact_name(text: str) -> Reference:
+    """The reference that `text` is, for commands that take names only; raises `UsageError` for a path."""
+    if _written_as_path(text):
+        raise UsageError(f"{text} is a path; this takes a name.", hint=f"oscar-zoo verify {shlex.quote(text)}")
+    return Reference.parse(text)
+
+
+def artifact_folders(path: Path) -> list[Path]:
+    """The folders of artifacts at and below `path`; raises `PathNotFound` when there are none."""
+    from oscar_zoo.artifact.verify import find_artifacts
+
+    found = find_artifacts(path)
+    if not found:
+        raise PathNotFound(f"no rotation files in {path}.", hint=WANTED)
+    return found
+
+
+def _written_as_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or text.endswith("/")
 
 
 def verify_targets(
@@ -44,11 +80,9 @@ def verify_targets(
 
 
 def _verify_tree(path: Path, geometry: Geometry | None, digest: str | None, strict: bool) -> list[tuple[str, Outcome]]:
-    from oscar_zoo.artifact.verify import find_artifacts, verify_path
+    from oscar_zoo.artifact.verify import verify_path
 
-    found = [path] if path.is_file() else find_artifacts(path)
-    if not found:
-        raise PathNotFound(f"no rotation files in {path}.", hint="give a .pt file or a folder that holds some")
+    found = [path] if path.is_file() else artifact_folders(path)
     if digest is not None and len(found) > 1:
         raise UsageError(f"--digest goes with one artifact, {path} holds {len(found)}.")
     return [
@@ -69,8 +103,15 @@ def _verify_installed(text: str, geometry: Geometry | None, strict: bool) -> tup
     store = Store()
     record = find_installed(Reference.parse(text), store)
     if record is None:
-        raise ArtifactNotFound(f"no artifact called {text!r} is installed.", hint=f"fetch it: oscar-zoo pull {text}")
-    stored = store.open(record.digest, record.id)
+        raise ArtifactNotFound(
+            f"no file, folder or installed artifact is called {text!r}.", hint=f"fetch it: oscar-zoo pull {text}"
+        )
+    try:
+        stored = store.open(record.digest, record.id)
+    except DigestMismatchError as error:
+        return record.id.reference, DigestMismatch(
+            error.what, error.want, error.got, (Check("bytes", "failed", error.message),)
+        )
     recipe = recipe_for(record.id.model)
     known = geometry or (recipe.geometry if recipe else None)
     outcome = verify_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -34,7 +35,8 @@ def open_hub(text: str | None = None) -> Hub:
             f"hub {text[:120]!r}: {_REMOTE[scheme]} is not supported by this version.",
             hint="use a hub in a folder: file:PATH",
         )
-    raise UsageError(f"{text[:120]!r} is not a hub.", hint="a hub in a folder is written file:PATH")
+    form = f"file:{text}" if os.path.lexists(text) else "file:PATH"
+    raise UsageError(f"{text[:120]!r} is not a hub.", hint=f"a hub in a folder is written {form}")
 
 
 def _file_path(text: str, rest: str) -> Path:

@@ -148,10 +148,10 @@ class Store:
             try:
                 files[name] = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
             except (PathNotFound, MalformedFile) as error:
-                raise DigestMismatchError.for_content(f"{path} in the store", want=want, got="no file") from error
+                raise _changed(record, name, want, None) from error
             got = sha256_hex(files[name])
             if got != want:
-                raise DigestMismatchError.for_content(f"{path} in the store", want=want, got=got)
+                raise _changed(record, name, want, got)
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
@@ -220,6 +220,12 @@ def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
         if check_part(name, "file name").casefold() == records.FILE_NAME:
             raise InvalidName(f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file")
     return tuple(sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME))
+
+
+def _changed(record: Record, name: str, want: str, got: str | None) -> DigestMismatchError:
+    what = f"{name} of {record.id} in the store"
+    hint = f"fetch it again: oscar-zoo pull {record.id.reference}"
+    return DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
 
 
 def _is_intact(blob: Path, entry: FileDigest) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.specs import Score
+from oscar_zoo.errors import MalformedFile, NotFoundError, StorageError
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.record import Record
@@ -50,15 +54,27 @@ def list_artifacts(catalog: Catalog, installed: Iterable[Record], hub: Hub) -> l
     """
     rows = {m.artifact_id.key: artifact_summary(m) | {"status": "public"} for m in catalog.manifests()}
     for artifact in hub.artifacts():
-        rows.setdefault(artifact.key, _bare(artifact))["status"] = "local"
+        if artifact.key not in rows:
+            rows[artifact.key] = _row(artifact, partial(hub.fetch, artifact, FILE_NAME, limit=strict_json.MAX_BYTES))
+        rows[artifact.key]["status"] = "local"
     for record in installed:
-        row = rows.setdefault(record.id.key, _bare(record.id))
-        row["status"], row["digest"] = "installed", record.digest
+        if record.id.key not in rows:
+            rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME))
+        rows[record.id.key] |= {"status": "installed", "digest": record.digest}
     return [rows[key] for key in sorted(rows)]
 
 
+def _row(artifact: ArtifactId, read: Callable[[], bytes]) -> dict[str, Any]:
+    """What the manifest that `read` returns says; the name alone when there is none, or none of this artifact."""
+    try:
+        manifest = Manifest.from_bytes(read())
+    except (NotFoundError, MalformedFile, StorageError):
+        return _bare(artifact)
+    return artifact_summary(manifest) if manifest.artifact_id == artifact else _bare(artifact)
+
+
 def _bare(artifact: ArtifactId) -> dict[str, Any]:
-    """A row for an artifact of which only the name is known without opening it."""
+    """A row for an artifact of which only the name is known."""
     unknown = dict.fromkeys(("format_version", "method", "bits_per_element", "digest"))
     return {
         "id": str(artifact),

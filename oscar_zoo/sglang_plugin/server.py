@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import http.client
 import os
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from oscar_zoo.errors import PortInUse, ServerFailed
+from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 PR_SET_PDEATHSIG = 1
@@ -34,23 +35,29 @@ def check_port_free(host: str, port: int) -> None:
 
     Raises:
         PortInUse: with the next free port as hint.
+        UsageError: a port that needs privileges, or an address that is not this machine's.
     """
-    if _can_bind(host, port):
+    refusal = _bind_error(host, port)
+    if refusal is None:
         return
-    free = next((p for p in range(port + 1, min(port + 100, 65536)) if _can_bind(host, p)), None)
-    hint = f"choose another: oscar-zoo serve ... --port {free}" if free else "choose another with --port"
-    raise PortInUse(f"port {port} on {host} is taken by another process.", hint=hint)
+    if refusal.errno == errno.EADDRINUSE:
+        free = next((p for p in range(port + 1, min(port + 100, 65536)) if _bind_error(host, p) is None), None)
+        hint = f"choose another: oscar-zoo serve ... --port {free}" if free else "choose another with --port"
+        raise PortInUse(f"port {port} on {host} is taken by another process.", hint=hint)
+    if refusal.errno in (errno.EACCES, errno.EPERM):
+        raise UsageError(f"you may not listen on port {port}.", hint="choose one above 1023, for example --port 30000")
+    raise UsageError(f"{host} is not an address of this machine.", hint="see them: ip address; all: --expose 0.0.0.0")
 
 
-def _can_bind(host: str, port: int) -> bool:
+def _bind_error(host: str, port: int) -> OSError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:  # gaierror of an unknown name included
+            return error
+    return None
 
 
 class Server:
@@ -84,7 +91,7 @@ class Server:
                 if self.stopping:
                     return
                 raise ServerFailed(
-                    f"the server ended while starting (status {self.returncode}): {self.cause()}",
+                    f"the server ended while starting ({self.status}): {self.cause()}.",
                     hint=f"log: {self.log}",
                 )
             if self.healthy():
@@ -107,13 +114,21 @@ class Server:
         finally:
             connection.close()
 
+    @property
+    def status(self) -> str:
+        """How the child ended, in words."""
+        code = self.returncode or 0
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+
     def cause(self) -> str:
-        """The last line of the log that names an error, else its last line."""
+        """The last line of the log that names an error, without a full stop, or that there is none."""
         with self.log.open("rb") as stream:
             stream.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             lines = [line.strip() for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception", "Mismatch", "error"))]
-        return (errors or lines or ["no output"])[-1][:400]
+        return (
+            errors[-1][:400].removeprefix(f"{UsageError.__module__}.").rstrip(".") if errors else "no error in its log"
+        )
 
     def wait(self) -> int:
         """Block until the child ends; its exit status."""

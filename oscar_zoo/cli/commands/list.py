@@ -42,6 +42,11 @@ def command(installed: bool, model: str | None, hub: str | None, as_json: bool) 
         render.emit_json({"schema": "oscar-zoo.list/1", "artifacts": rows, "recipes_without_artifact": recipes})
         return
     _print(rows, recipes)
+    if model is not None and not rows:
+        close = () if recipe else catalog.close_matches(model)
+        render.note(f"No artifacts for {model}." + (f" Did you mean {' or '.join(close)}?" if close else ""))
+    elif not rows:
+        render.note("No artifacts.")
 
 
 def _print(rows: list[dict[str, Any]], recipes: list[str]) -> None:
@@ -54,8 +59,6 @@ def _print(rows: list[dict[str, Any]], recipes: list[str]) -> None:
             cells = (row["model"], row["tag"], row["format_version"] or "-", bits, _gpqa(row["scores"]), state)
             table.add_row(*(render.clean(cell) for cell in cells))
         console.print(table)
-    else:
-        render.note("No artifacts.")
     if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
         console.print("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
     if recipes:

@@ -25,10 +25,12 @@ def command(folder: Path, hub: str | None, quiet: bool, as_json: bool) -> None:
       oscar-zoo publish ./my-rotation
       oscar-zoo publish ./my-rotation --hub file:/srv/zoo
     """
-    from oscar_zoo.errors import PathNotFound
+    from oscar_zoo.errors import PathNotFound, UsageError
     from oscar_zoo.hubs.address import open_hub
     from oscar_zoo.registry.publish import publish
 
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file, not an artifact folder.", hint="give the folder that holds it")
     if not folder.is_dir():
         raise PathNotFound.for_path(folder, "artifact folder")
     target = open_hub(hub)

@@ -24,7 +24,7 @@ def command(names: tuple[str, ...], accept_new_digest: bool, hub: str | None, qu
       oscar-zoo pull Qwen3-8B:seq20000_prompt83_group128
       oscar-zoo pull Qwen3-8B@sha256:3f9a12b4c5d6
     """
-    from oscar_zoo.artifact.names import Reference
+    from oscar_zoo.cli.targets import artifact_name
     from oscar_zoo.hubs.address import open_hub
     from oscar_zoo.registry.pull import pull
     from oscar_zoo.registry.store import Store
@@ -33,7 +33,7 @@ def command(names: tuple[str, ...], accept_new_digest: bool, hub: str | None, qu
     for name in names:
         with render.progress("pulling", enabled=not (quiet or as_json)) as advance:
             result = pull(
-                Reference.parse(name),
+                artifact_name(name),
                 source,
                 store,
                 accept_new=accept_new_digest,

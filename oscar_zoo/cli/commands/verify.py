@@ -27,7 +27,7 @@ def command(targets: tuple[str, ...], model: str | None, digest: str | None, str
     """
     from oscar_zoo.artifact.outcome import Verified
     from oscar_zoo.cli import outcomes
-    from oscar_zoo.cli.targets import verify_targets
+    from oscar_zoo.cli.targets import looks_like_path, verify_targets
     from oscar_zoo.errors import UsageError
 
     if digest is not None and len(targets) > 1:
@@ -41,8 +41,10 @@ def command(targets: tuple[str, ...], model: str | None, digest: str | None, str
     console = render.out()
     for path, outcome in results:
         outcomes.print_outcome(console, path, outcome)
-    for outcome in failed[:1]:
-        render.note(f"Next: {outcomes.next_step(outcome)}")
     if len(results) > 1:
         console.print(f"{len(results) - len(failed)} of {len(results)} artifacts passed")
+    for path, outcome in results:
+        step = outcomes.next_step(outcome, stored_as=None if looks_like_path(path) else path)
+        if step is not None:
+            render.note(f"Next: {step}" if len(results) == 1 else f"Next, {path}: {step}")
     return 4 if failed else 0

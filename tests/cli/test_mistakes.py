@@ -1,0 +1,199 @@
+"""Mistakes of a hurried person, in process: what is said, the exit code, and one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_artifacts import K_NAME, artifact_files, write_folder
+
+from oscar_zoo.cli import main
+from oscar_zoo.cli.main import COMMANDS, run
+
+TAG = "seq512_prompt2_group64"
+TINY = "tiny-qwen3-hard"
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "artifact", artifact_files())
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    write_folder(tmp_path / "hub" / TINY / TAG, artifact_files())
+    return tmp_path / "hub"
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    """Run what must fail with `code`: one line on stderr (returned), nothing on stdout; the same facts as JSON."""
+    words = [str(argument) for argument in arguments]
+    assert run(words) == code
+    text = capsys.readouterr()
+    assert text.out == "" and text.err.count("\n") == 1 and text.err.startswith("error: "), text
+    assert run([*words, "--json"]) == code
+    structured = capsys.readouterr()
+    assert structured.err == ""
+    error = json.loads(structured.out)["error"]
+    assert error["code"] and error["message"].strip() and set(error) == {"code", "message", "hint"}
+    return text.err
+
+
+def test_an_empty_argument_is_never_the_current_folder(
+    capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(artifact)
+    for arguments in (["verify", ""], ["publish", ""], ["compute", "model", "--output-dir="], ["list", "--hub", ""]):
+        assert "empty" in refused(capsys, 2, *arguments)
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.startswith("Usage: oscar-zoo") and all(name in done.err for name in COMMANDS)
+
+
+def test_a_bug_is_one_line_that_says_how_to_see_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the first line\nthe second")
+
+    monkeypatch.setattr("oscar_zoo.cli.describe.describe", broken)
+    line = refused(capsys, 1, "info", TINY)
+    assert "RuntimeError: the first line" in line and "OSCAR_ZOO_DEBUG=1" in line
+    monkeypatch.setenv("OSCAR_ZOO_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        run(["info", TINY])
+
+
+def test_sigterm_is_reported_and_other_exits_pass(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_: sys.exit(main.TERMINATED))
+    assert "SIGTERM" in refused(capsys, 143, "info", TINY)
+    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_: sys.exit(5))
+    with pytest.raises(SystemExit):
+        run(["info", TINY])
+
+
+def test_a_cause_and_a_next_step_are_two_sentences(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert f"{tmp_path}/nowhere. Check" in refused(capsys, 3, "verify", f"{tmp_path}/nowhere")
+
+
+def test_paths_that_are_neither_file_nor_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    (tmp_path / "broken").symlink_to("nothing")
+    (tmp_path / "loop").symlink_to("loop")
+    for command in ("verify", "eval", "serve"):
+        assert "neither a file nor a folder" in refused(capsys, 2, command, tmp_path / "pipe.pt")
+        for name in ("broken", "loop"):
+            assert "leads nowhere" in refused(capsys, 3, command, tmp_path / name)
+
+
+@pytest.mark.parametrize("command", ["verify", "eval", "serve"])
+def test_a_folder_without_rotations(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    (tmp_path / "folder.pt").mkdir()
+    assert "no rotation files" in refused(capsys, 3, command, tmp_path / "folder.pt")
+
+
+@pytest.mark.parametrize("command", ["eval", "serve"])
+def test_one_file_where_a_pair_is_needed(capsys: pytest.CaptureFixture[str], artifact: Path, command: str) -> None:
+    assert "needs K and V" in refused(capsys, 2, command, artifact / K_NAME)
+
+
+def test_a_file_where_a_folder_is_meant(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    assert "is a file" in refused(capsys, 2, "publish", artifact / K_NAME)
+    assert "is a file" in refused(capsys, 2, "compute", artifact / K_NAME)
+
+
+def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(artifact)
+    for path in (artifact / "oscar.json", tmp_path / "link"):
+        assert run(["verify", str(path)]) == 0
+        assert capsys.readouterr().out.startswith(f"{artifact}  OK")
+
+
+@pytest.mark.parametrize("command", ["pull", "info"])
+@pytest.mark.parametrize("path", ["./artifact", "/tmp/artifact", "~/artifact", "artifact/"])
+def test_a_path_where_a_name_is_needed(capsys: pytest.CaptureFixture[str], command: str, path: str) -> None:
+    line = refused(capsys, 2, command, path)
+    assert "is a path" in line and "oscar-zoo verify" in line
+
+
+def test_a_folder_given_as_a_hub_names_the_right_form(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+    assert f"file:{hub}" in refused(capsys, 2, "list", "--hub", hub)
+
+
+def test_a_very_long_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("a" * 5000, "/" + "a" * 5000):
+        assert len(refused(capsys, 2 if text[0] == "a" else 1, "verify", text)) < 500
+
+
+def test_an_unknown_tag_lists_the_tags_there_are(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+    for command in ("info", "pull"):
+        assert TAG in refused(capsys, 3, command, f"{TINY}:seq1", "--hub", f"file:{hub}")
+    assert "seq20000_prompt83_group128" in refused(capsys, 3, "info", "Qwen3-8B:seq1")
+
+
+def test_a_list_for_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "--for", "qwen3-7b"]) == 0
+    done = capsys.readouterr()
+    assert done.out == "" and "qwen3-7b" in done.err and "Qwen3-8B" in done.err
+
+
+def test_list_shows_format_and_bits_of_what_is_here(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+    for arguments in (["--hub", f"file:{hub}"], []):
+        assert run(["list", "--json", *arguments]) == 0
+        row = next(r for r in json.loads(capsys.readouterr().out)["artifacts"] if r["tag"] == TAG)
+        assert (row["format_version"], row["bits_per_element"], row["method"]) == (1, 2.5, "oscar")
+        assert run(["pull", TINY, "--hub", f"file:{hub}"]) == 0
+        capsys.readouterr()
+
+
+def test_list_survives_a_manifest_that_is_none(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+    (hub / TINY / TAG / "oscar.json").write_text("{")
+    assert run(["list", "--hub", f"file:{hub}"]) == 0
+    assert TAG in capsys.readouterr().out
+
+
+def test_a_rotten_entry_of_the_store(capsys: pytest.CaptureFixture[str], hub: Path, tmp_path: Path) -> None:
+    """`verify` fails with both digests and the next command, `info` and `list` still work, `pull` repairs."""
+    pull = ["pull", TINY, "--hub", f"file:{hub}"]
+    assert run(pull) == 0
+    entry = next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}"))
+    entry.chmod(0o600)
+    data = bytearray(entry.read_bytes())
+    data[len(data) // 2] ^= 1
+    entry.write_bytes(data)
+    capsys.readouterr()
+    assert run(["verify", TINY, "--json"]) == 4
+    result = json.loads(capsys.readouterr().out)["results"][0]
+    assert result["outcome"] == "digest_mismatch" and len(result["want"]) == 64 and result["got"] != result["want"]
+    assert run(["verify", TINY]) == 4
+    assert f"oscar-zoo pull {TINY}:{TAG}" in capsys.readouterr().err
+    for arguments in (["info", TINY], ["list", "--installed"]):
+        assert run(arguments) == 0
+        assert TAG in capsys.readouterr().out
+    entry.unlink()
+    assert "missing" in refused(capsys, 4, "eval", TINY, "--model", "Qwen3-8B")
+    assert run(pull) == 0 and run(["verify", TINY]) == 0
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and done.stderr.startswith("error: no space left") and done.stderr.count("\n") == 1
