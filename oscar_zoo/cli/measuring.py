@@ -64,15 +64,15 @@ def print_report(report: EvalReport) -> None:
     facts = report.to_json()
     rows = facts["rows"]
     base = rows[0]["perplexity"]
-    table = render.table("CACHE", "BITS", "PERPLEXITY", "vs BF16", "RECALL", right=(1, 2, 3, 4))
+    with_recall = any(row["recall"] is not None for row in rows)
+    columns = (["PERPLEXITY", "vs BF16"] if base is not None else []) + (["RECALL"] if with_recall else [])
+    table = render.table("CACHE", "BITS", *columns, right=(1, 2, 3, 4))
     for row in rows:
-        value, recall = row["perplexity"], row["recall"]
-        change = f"{100 * (value / base - 1):+.1f} %" if value is not None and base and row is not rows[0] else ""
-        table.add_row(
-            NAMES.get(row["cache"], row["cache"]),
-            f"{row['bits_per_element']:.2f}",
-            "not measured" if value is None else f"{value:,.3f}",
-            change,
-            "not measured" if recall is None else f"{recall:.1%}",
-        )
+        cells = [NAMES.get(row["cache"], row["cache"]), f"{row['bits_per_element']:.2f}"]
+        if base is not None:
+            value = row["perplexity"]
+            cells += [f"{value:,.3f}", "" if row is rows[0] else f"{100 * (value / base - 1):+,.1f} %"]
+        if with_recall:
+            cells.append(f"{row['recall']:.1%}")
+        table.add_row(*cells)
     render.out().print(table)

@@ -147,9 +147,16 @@ def _run(request: ServeRequest, prepared: _Prepared) -> int:
             raise
         render.note("Stopped.", quiet=silent)
         return 130
-    except SystemExit as stop:
+    except SystemExit:
+        if not ready:
+            raise
         render.note("Stopped by SIGTERM.", quiet=silent)
-        return 0 if ready else int(stop.code or 1)
+        return 0
+    except ServerFailed as error:
+        if not (ready and request.as_json):
+            raise
+        render.print_error(error.code, error.message, error.hint, as_json=False)  # stdout has its one object
+        return 1
 
 
 def _log_file(port: int) -> Path:

@@ -8,6 +8,7 @@ nothing else, so whatever is simulated inside it needs no copy of any architectu
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound, UnsupportedModel
+from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound, StorageError, UnsupportedModel
 from oscar_zoo.evaluate import torchvision_ops  # noqa: F401  (transformers imports torchvision when it is there)
 from oscar_zoo.evaluate.geometry import model_block
 
@@ -109,7 +110,7 @@ def load_model(
     model = _load_weights(where, source, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **source)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # as for the configuration: a tokenizer's own error types are not public
         raise _unusable(path_or_id, "its tokenizer", error) from None
     return LoadedModel(model.to(device).eval(), tokenizer, block, str(model.dtype).removeprefix("torch."))
 
@@ -183,7 +184,7 @@ def _read_config(path_or_id: str, revision: str | None, model_id: str | None) ->
     try:
         config_file = Path(cached_file(where, "config.json", **source))
         config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # a file anybody wrote, read by code that raises whatever it meets
         raise _unusable(path_or_id, "its config.json", error) from None
     return model_block(
         config,
@@ -198,6 +199,7 @@ def check_model_folder(folder: Path) -> None:
 
     Raises:
         InvalidModel: no safetensors weights, or no tokenizer.
+        StorageError: weights that cannot be read.
     """
     if not any(folder.glob("*.safetensors")):
         others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
@@ -205,20 +207,34 @@ def check_model_folder(folder: Path) -> None:
         raise InvalidModel(f"{folder} has no *.safetensors weights{seen}.", hint="convert or download them")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InvalidModel(f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}")
+    for path in sorted(folder.glob("*.safetensors")):
+        if not os.access(path, os.R_OK):
+            raise StorageError(
+                f"cannot read {path}: permission denied, or a broken link.", hint="check its permissions"
+            )
 
 
 def _load_weights(where: str, source: dict[str, Any], dtype: Dtype) -> Any:
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            where, dtype=dtype, use_safetensors=True, attn_implementation="sdpa", output_loading_info=True, **source
-        )
+        with _silent_transformers():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                where,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with the name of a tensor
+                **source,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _unusable(where, "its weights", error) from None
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        raise InvalidModel(
+            f"the weights of {where} do not fit its config.json: "
+            f"{name} has shape {list(stored)}, the configuration wants {list(wanted)}.",
+            hint="the two files belong to different models; download both again",
+        )
     if missing := sorted(report["missing_keys"]):
         raise InvalidModel(
             f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}.",
@@ -227,8 +243,23 @@ def _load_weights(where: str, source: dict[str, Any], dtype: Dtype) -> Any:
     return model
 
 
+@contextmanager
+def _silent_transformers() -> Iterator[None]:
+    """No progress bar and no report of its own from transformers: what it would say becomes one error of ours."""
+    bars, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
 def _unusable(where: str, what: str, error: Exception) -> InvalidModel:
-    cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return InvalidModel(
         f"cannot load {where}: {what}: {cause[:300]}",
         hint="check the name and revision; a local folder needs config.json, *.safetensors and a tokenizer",

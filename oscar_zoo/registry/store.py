@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,7 +84,7 @@ class Store:
         present = self._intact(digest, artifact)
         if present is not None and present.record.manifest_sha256 == manifest:
             return present
-        with durable.storage_errors(f"cannot store {artifact} in {self.root}"):
+        with durable.storage_errors(f"cannot store {artifact} in {self.root}"), self._tidy(digests):
             self._prepare()
             durable.make_folders(target.parent, mode=0o700)
             with durable.staged_folder(self._artifacts, mode=0o700) as staged:
@@ -132,11 +132,25 @@ class Store:
         """Remove an entry and those of its blobs that no other entry links; used for entries that were replaced."""
         with durable.storage_errors(f"cannot remove {record.path}"):
             self._retire(record.path)
-            for entry in record.files:
-                blob = self._blobs / entry.sha256
-                with contextlib.suppress(FileNotFoundError):  # another process may remove it just now
-                    if blob.lstat().st_nlink == 1:
-                        blob.unlink()
+            self._drop_blobs(record.files)
+
+    @contextlib.contextmanager
+    def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
+        """Take back the blobs of an entry that could not be stored: a full disk would keep them for nobody."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._drop_blobs(files)
+            raise
+
+    def _drop_blobs(self, files: Sequence[FileDigest]) -> None:
+        """Remove those blobs of `files` that no entry links."""
+        for entry in files:
+            blob = self._blobs / entry.sha256
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process may remove it just now
+                if blob.lstat().st_nlink == 1:
+                    blob.unlink()
 
     def _read(self, record: Record) -> StoredArtifact:
         expected = {entry.path: entry.sha256 for entry in record.files}

@@ -8,6 +8,7 @@ sglang.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,17 +21,30 @@ from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import DigestMismatchError, VerificationFailed
 
+PREFIX = "oscar-zoo-serve-"
 FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
 
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new 0700 folder in the temporary directory; gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="oscar-zoo-serve-"))
+    """A new 0700 folder in the temporary directory; gone afterwards.
+
+    Its name carries the process id: what a killed process left behind (a key file may be in it) goes at the next start.
+    """
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}[0-9]*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.getuid() and pid.isdigit() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def stage_rotations(verified: Verified, folder: Path) -> str:

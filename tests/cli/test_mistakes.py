@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,9 @@ from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli import main
 from oscar_zoo.cli.main import COMMANDS, run
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 TAG = "seq512_prompt2_group64"
 TINY = "tiny-qwen3-hard"
 
@@ -197,3 +201,65 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
             text=True,
         )
     assert done.returncode == 1 and done.stderr.startswith("error: no space left") and done.stderr.count("\n") == 1
+
+
+FAKE_SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.server.done = True
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler); server.done = False
+while not server.done:
+    server.handle_request()
+sys.stderr.write("RuntimeError: it fell over.\\n"); sys.exit(3)
+"""
+
+
+def test_a_server_that_dies_while_serving(
+    capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs still get one object; the cause goes to stderr, and the exit code says it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    plan = LaunchPlan((sys.executable, "-c", FAKE_SERVER, str(port)), dict(os.environ), f"http://127.0.0.1:{port}")
+    monkeypatch.setattr("oscar_zoo.cli.serving.require_serve", lambda: None)
+    monkeypatch.setattr("oscar_zoo.cli.serving.launch.plan", lambda *_: plan)
+    command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--device", "cpu"]
+    assert run([*command, "--json"]) == 1
+    done = capsys.readouterr()
+    assert json.loads(done.out)["url"] == f"{plan.url}/v1"
+    assert done.err.count("\n") == 1 and "status 3" in done.err and "it fell over. Log: " in done.err
+    assert run([*command, "-q"]) == 1
+    assert "it fell over. Log: " in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine(capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    expose = ["--api-key-file", tmp_path / "key", "--expose"]
+    for address in ("192.0.2.1", "no.such.host.invalid", "2001:db8::1"):
+        line = refused(capsys, 2, "serve", artifact, "--model", MODEL, *expose, address)
+        assert f"{address} is not an address of this machine" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("config.json", b"{bad", "config.json"),
+        ("config.json", b"[]", "config.json"),
+        ("config.json", b'{"num_hidden_layers": "four"}', "four"),
+        ("tokenizer.json", b"nope", "tokenizer"),
+        ("model.safetensors", b"", "weights"),
+    ],
+)
+def test_a_model_with_a_damaged_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: bytes, cause: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    if content.startswith(b'{"'):
+        content = json.dumps(json.loads((MODEL / name).read_bytes()) | json.loads(content)).encode()
+    (model / name).write_bytes(content)
+    line = refused(capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", tmp_path / "out")
+    assert cause in line and not (tmp_path / "out").exists()

@@ -116,6 +116,21 @@ def test_damaged_and_partial_weights_are_refused(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
+def test_weights_of_another_shape_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(EXAMPLE, folder)
+    with_config(folder, hidden_size=384)
+    with pytest.raises(InvalidModel, match=r"has shape \[.*256.*\], the configuration wants \[.*384.*\]"):
+        load_model(str(folder))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_configuration_with_values_of_wrong_kinds_is_one_line(tmp_path: Path) -> None:
+    for changes in ({"num_hidden_layers": "four"}, {"num_hidden_layers": -3}, {"rope_parameters": 5}):
+        with pytest.raises(InvalidModel, match="its config"):
+            inspect_model(with_config(tmp_path / "model", **changes))
+
+
 def test_the_scope_sees_heads_before_repetition_and_changes_no_logit(tmp_path: Path) -> None:
     model = load_model(str(write_model(tmp_path)), dtype="float32")
     ids = torch.arange(3, 90)[None]

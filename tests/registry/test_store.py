@@ -185,6 +185,14 @@ def test_without_hard_links_an_entry_keeps_copies(store: Store, monkeypatch: pyt
     assert store.open(record.digest).files == PLAIN
 
 
+def test_blobs_of_an_entry_that_could_not_be_stored_go_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(ID, {"k.pt": PLAIN["k.pt"]}, source="s")
+    monkeypatch.setattr("oscar_zoo.registry.store.durable.move_into_place", lambda *_: raise_error(errno.ENOSPC)())
+    with pytest.raises(StorageError, match="No space"):
+        store.put(ArtifactId("other", "tag"), PLAIN, source="s")
+    assert [path.read_bytes() for path in (store.root / "blobs/sha256").iterdir()] == [PLAIN["k.pt"]]
+
+
 def test_old_leftovers_are_removed(store: Store) -> None:
     store.put(ID, PLAIN, source="s")
     old = store.root / "artifacts" / ".tmp.old"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -56,4 +57,4 @@ def command(
     render.out().print(f"Saved {render.clean(result.path)}  {result.manifest.id}  {result.manifest.digest}")
     for note in result.notes:
         render.note(f"note: {note}", quiet=quiet)
-    render.note(f"Next: oscar-zoo eval {result.path} --model {model}", quiet=quiet)
+    render.note(f"Next: oscar-zoo eval {quote(str(result.path))} --model {quote(model)}", quiet=quiet)

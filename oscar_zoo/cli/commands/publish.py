@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -41,5 +42,5 @@ def command(folder: Path, hub: str | None, quiet: bool, as_json: bool) -> None:
         return
     verb = "Already published" if result.already_published else "Published"
     render.out().print(f"{verb}: {render.clean(result.id.reference)} on {render.clean(target.name)}  {result.digest}")
-    where = f" --hub {hub}" if hub else ""
+    where = f" --hub {quote(hub)}" if hub else ""
     render.note(f"Next: oscar-zoo pull {result.id.reference}{where}", quiet=quiet)

@@ -1,0 +1,37 @@
+"""The private folder of a server: gone afterwards, and gone at the next start when the process was killed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.sglang_plugin import staging
+
+
+@pytest.fixture(autouse=True)
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_folder_is_private_and_gone_afterwards(temp: Path) -> None:
+    with staging.private_folder() as folder:
+        assert folder.parent == temp and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(temp.iterdir()) == []
+
+
+def test_what_a_killed_process_left_behind_goes_at_the_next_start(temp: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = temp / f"{staging.PREFIX}{gone.pid}-abc"
+    kept = [temp / f"{staging.PREFIX}{os.getpid()}-abc", temp / "oscar-zoo-serve-mine", temp / "other"]
+    for folder in (left, *kept):
+        folder.mkdir()
+        (folder / "engine.yaml").write_text("api-key: secret")
+    with staging.private_folder():
+        assert not left.exists() and all((folder / "engine.yaml").exists() for folder in kept)
