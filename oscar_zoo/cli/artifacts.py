@@ -77,7 +77,7 @@ def _from_registry(text: str, hub: str | None, quiet: bool) -> OpenArtifact:
     reference, store = artifact_name(text), Store()
     record = find_installed(reference, store) if hub is None else None
     if record is None:
-        with render.progress("pulling", enabled=not quiet) as advance:
+        with render.progress("bytes", enabled=not quiet) as advance:
             pulled = pull(reference, open_hub(hub), store, progress=lambda name, n, total: advance(n, total, name))
         return _open_stored(pulled.artifact, pulled.verified)
     stored = store.open(record.digest, record.id)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -114,8 +115,13 @@ def run(arguments: Sequence[str]) -> int:
             raise
         if os.environ.get("OSCAR_ZOO_DEBUG") == "1":
             raise
-        _report(_as_ours(error), as_json)
-        return exit_code(_as_ours(error))
+        shown = _as_ours(error)
+        try:
+            _report(shown, as_json)
+        except OSError:  # stdout takes nothing any more
+            _discard_output()
+            _report(shown, as_json=False)
+        return exit_code(shown)
     return result if isinstance(result, int) else 0
 
 
@@ -160,12 +166,20 @@ def _report(error: BaseException, as_json: bool) -> None:
     elif isinstance(error, SystemExit):
         code, message = "terminated", "stopped by SIGTERM; nothing was left half-written"
     elif isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+        _discard_output()
         return
     render.print_error(code, message, hint, as_json=as_json)
 
 
+def _discard_output() -> None:
+    """Send what stdout still holds nowhere, so that the flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> NoReturn:
     """Entry point of the console script. SIGTERM unwinds like Ctrl-C, so that nothing temporary is left."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (stays open until the end)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     sys.exit(run(sys.argv[1:]))

@@ -107,6 +107,8 @@ def next_step(outcome: Outcome, *, stored_as: str | None = None) -> str | None:
             return "name the model so that its attention layers are known: oscar-zoo verify PATH --model NAME"
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
+        case Rejected(code="layers.missing" | "layers.extra") | Rejected(stage="model"):
+            return "it fits another model; name the one it is for with --model, or see: oscar-zoo list"
         case Rejected():
             return "do not serve it; get it again from its author or compute a new one: oscar-zoo compute --help"
         case Unsupported() | Unreadable():

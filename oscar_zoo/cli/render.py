@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 NOT_REPORTED = "not reported"
@@ -30,11 +31,13 @@ ProgressCallback = Callable[[int, int, str], None]
 
 
 def out() -> Console:
-    """Console of stdout, for data. Never wraps when it is not a terminal."""
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-    if not sys.stdout.isatty():
-        console = Console(width=200, soft_wrap=True, highlight=False)
-    return console
+    """Console of stdout, for data: never breaks a line or shortens a cell, so that what it shows can be copied."""
+    return Console(width=max(200, shutil.get_terminal_size().columns), soft_wrap=True, highlight=False)
+
+
+def is_narrow(columns: int) -> bool:
+    """Whether stdout is a terminal with fewer than `columns` columns."""
+    return sys.stdout.isatty() and shutil.get_terminal_size().columns < columns
 
 
 def err() -> Console:
@@ -90,26 +93,40 @@ def megabytes(size: int) -> str:
 
 
 @contextlib.contextmanager
-def progress(title: str, *, enabled: bool) -> Iterator[ProgressCallback]:
-    """A bar with time left on stderr, only on a terminal; the callback takes (done, total, text)."""
+def progress(unit: str, *, enabled: bool) -> Iterator[ProgressCallback]:
+    """Bars with time left on stderr, only on a terminal; the callback takes (done, total, what).
+
+    Args:
+        unit: of the numbers: `bytes`, or a word to show behind them. A total of 0 is work of unknown length.
+        enabled: whether to show anything.
+    """
     if not enabled or not sys.stderr.isatty():
         yield lambda done, total, text: None
         return
     columns = (
-        TextColumn("  {task.description:<24}"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TextColumn("  {task.description:<26}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[count]:>22}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=err(), transient=True) as bars:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def update(done: int, total: int, text: str) -> None:
             if text not in tasks:
-                tasks[text] = bars.add_task(text or title, total=total)
-            bars.update(tasks[text], completed=done, total=total)
+                for phase in [task.id for task in bars.tasks if task.total is None]:
+                    bars.remove_task(phase)
+                tasks[text] = bars.add_task(text, total=total or None, count="", left="")
+            if total and tasks[text] in bars.task_ids:
+                left = "left" if done < total else ""
+                bars.update(tasks[text], completed=done, total=total, count=_count(done, total, unit), left=left)
 
         yield update
+
+
+def _count(done: int, total: int, unit: str) -> str:
+    return f"{megabytes(done)} of {megabytes(total)}" if unit == "bytes" else f"{done:,} of {total:,} {unit}".rstrip()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import ComputeOptions, check_options, sequence_length
-from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.models import LoadedModel, load_model
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
@@ -99,7 +99,7 @@ def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progres
             device=options.device,
             model_id=options.model_id,
         )
-    data = _read_data(options, loaded)
+    data = _read_data(options, loaded, method)
     artifact_id = _artifact_id(options, method, data)
     target = options.output_dir or Path(artifact_id.model) / artifact_id.tag
     check_target(target, force=options.force)
@@ -114,11 +114,17 @@ def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progres
     return ComputeResult(target, artifact_id, manifest, verified, _notes(data, method), clock.seconds)
 
 
-def _read_data(options: ComputeOptions, loaded: LoadedModel) -> CalibrationData:
+def _read_data(options: ComputeOptions, loaded: LoadedModel, method: Method) -> CalibrationData:
     seq_len = sequence_length(options, loaded.block)
-    return load_calibration(
+    data = load_calibration(
         options.calib_data, loaded.tokenizer, tokens=options.calib_tokens, seq_len=seq_len, seed=options.seed
     )
+    if method.needs != "nothing" and data.tokens_used < loaded.block.head_dim:
+        raise UsageError(
+            f"{options.calib_data} gives {data.tokens_used} tokens for {loaded.block.head_dim} channels per head.",
+            hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
+        )
+    return data
 
 
 def _artifact_id(options: ComputeOptions, method: Method, data: CalibrationData) -> ArtifactId:

@@ -262,5 +262,7 @@ def _unusable(where: str, what: str, error: Exception) -> InvalidModel:
     cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return InvalidModel(
         f"cannot load {where}: {what}: {cause[:300]}",
-        hint="check the name and revision; a local folder needs config.json, *.safetensors and a tokenizer",
+        hint="it needs config.json, *.safetensors and a tokenizer"
+        if Path(where).is_dir()
+        else "check its name, the revision and the network, or give a local folder",
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
-import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.cli import main as cli
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NARROW = Geometry(
@@ -23,14 +24,12 @@ NARROW = Geometry(
 SHALLOW = Geometry(num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, attention_layers=(0, 1))
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=dict(os.environ),
-    )
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command line, run in this process: what the heavy libraries cost is paid once."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.run([str(argument) for argument in arguments])
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 def refused(code: int, *arguments: object) -> str:

@@ -263,3 +263,23 @@ def test_a_model_with_a_damaged_file(
     (model / name).write_bytes(content)
     line = refused(capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", tmp_path / "out")
     assert cause in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["hi", "one two three", ""])
+def test_a_text_too_short_to_fit_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "text.txt").write_text(text)
+    command = ["compute", MODEL, "--calib-data", tmp_path / "text.txt", "--output-dir", tmp_path / "out"]
+    assert "text.txt" in refused(capsys, 2, *command) and not (tmp_path / "out").exists()
+
+
+def test_closed_and_full_streams_are_no_tracebacks() -> None:
+    program = f"{sys.executable} -c 'from oscar_zoo.cli.main import main; main()'"
+    for redirection in (">&-", "2>&-", ">&- 2>&-", "--json >&-", "--json >/dev/full"):
+        done = subprocess.run(["bash", "-c", f"{program} list {redirection}"], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr and "internal" not in done.stderr, (redirection, done.stderr)
+        assert done.returncode == ("/dev/full" in redirection), redirection
+
+
+def test_an_artifact_of_another_model_says_so(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    assert run(["verify", str(artifact), "--model", "Qwen3-8B"]) == 4
+    assert "another model" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def command(
     from oscar_zoo.compute.job import compute_artifact
 
     wanted = compute_options(model, calib_data, clip, group_size, choices)
-    with render.progress("calibrating", enabled=not (quiet or as_json)) as advance:
+    with render.progress("tokens", enabled=not (quiet or as_json)) as advance:
         result = compute_artifact(wanted, progress=advance)
     if as_json:
         facts = {"schema": "oscar-zoo.compute/1", "path": str(result.path), "notes": list(result.notes)}

@@ -40,7 +40,7 @@ def command(
     from oscar_zoo.cli.measuring import measure, print_report
 
     require_compute()
-    with render.progress("measuring", enabled=not (quiet or as_json)) as advance:
+    with render.progress("", enabled=not (quiet or as_json)) as advance:
         report = measure(artifact, model, tasks or TASKS, data, choices, advance)
     if as_json:
         render.emit_json(report.to_json())

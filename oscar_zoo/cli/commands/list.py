@@ -52,12 +52,14 @@ def command(installed: bool, model: str | None, hub: str | None, as_json: bool) 
 def _print(rows: list[dict[str, Any]], recipes: list[str]) -> None:
     console = render.out()
     if rows:
-        table = render.table("MODEL", "TAG", "FMT", "BITS", "GPQA BF16 → INT2", "STATUS", right=(2, 3))
+        narrow = render.is_narrow(92)  # names and tags are there to be copied: leave numbers out before they wrap
+        numbers = () if narrow else ("FMT", "BITS")
+        table = render.table("MODEL", "TAG", *numbers, "GPQA BF16 → INT2", "STATUS", right=() if narrow else (2, 3))
         for row in rows:
             bits = f"{row['bits_per_element']:.2f}" if row["bits_per_element"] else "-"
             state = row["status"] if row["state"] == "active" else f"{row['status']}, {row['state']}"
-            cells = (row["model"], row["tag"], row["format_version"] or "-", bits, _gpqa(row["scores"]), state)
-            table.add_row(*(render.clean(cell) for cell in cells))
+            shape = () if narrow else (row["format_version"] or "-", bits)
+            table.add_row(*map(render.clean, (row["model"], row["tag"], *shape, _gpqa(row["scores"]), state)))
         console.print(table)
     if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
         console.print("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")

@@ -31,7 +31,7 @@ def command(names: tuple[str, ...], accept_new_digest: bool, hub: str | None, qu
 
     source, store, rows = open_hub(hub), Store(), []
     for name in names:
-        with render.progress("pulling", enabled=not (quiet or as_json)) as advance:
+        with render.progress("bytes", enabled=not (quiet or as_json)) as advance:
             result = pull(
                 artifact_name(name),
                 source,
