@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
+from oscar_zoo.cli.models import ModelChoice, check_model_id, choose_model, serving_recipe
 from oscar_zoo.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -43,12 +43,13 @@ def parse_clip(text: str) -> Clip:
 
 
 def pick_device(wanted: str | None) -> str:
-    """The device to run on: what was asked for, else the first GPU, else the CPU."""
-    if wanted is not None:
-        return wanted
-    from oscar_zoo.evaluate.device import default_device
+    """The device to run on: what was asked for, else the first GPU, else the CPU; raises `UsageError`."""
+    from oscar_zoo.evaluate.device import check_device, default_device
 
-    return default_device()
+    if wanted is None:
+        return default_device()
+    check_device(wanted)
+    return wanted
 
 
 def with_overrides(recipe: ServingRecipe, *, clip: str | None, group_size: int | None = None) -> ServingRecipe:
@@ -71,6 +72,8 @@ def compute_options(
 
     choice = choose_model(model)
     revision = choices["revision"]
+    if choices["model_id"] is not None:
+        check_model_id(choices["model_id"])
     block = inspect_model(choice.source, revision=revision, model_id=choices["model_id"] or choice.model_id)
     recipe = serving_recipe(choice, block.geometry)
     calibration = choice.recipe.calibration if choice.recipe else None

@@ -56,6 +56,15 @@ def choose_model(text: str) -> ModelChoice:
     )
 
 
+def check_model_id(text: str) -> None:
+    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`; raises `InvalidName`."""
+    parts = text.split("/")
+    if len(parts) > 2:
+        raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
+    for part in parts:
+        check_part(part, "model id")
+
+
 def serving_recipe(choice: ModelChoice, geometry: Geometry) -> ServingRecipe:
     """The recipe to calibrate and serve with: the zoo's for this model when its geometry fits, else the default."""
     if choice.recipe is not None and choice.recipe.geometry == geometry:

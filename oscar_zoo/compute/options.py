@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
@@ -15,6 +13,7 @@ from oscar_zoo.compute.fit import check_model, find_method
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.evaluate.device import check_device
 from oscar_zoo.evaluate.models import Dtype
 
 LONGEST_DEFAULT = 4096
@@ -72,7 +71,7 @@ def check_options(options: ComputeOptions) -> Method:
         raise PathNotFound.for_path(options.calib_data, "calibration file")
     if options.output_dir is not None:
         check_target(options.output_dir, force=options.force)
-    _check_device(options.device)
+    check_device(options.device)
     return method
 
 
@@ -99,12 +98,3 @@ def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
             hint=f"use a sequence length of at most {longest}",
         )
     return options.seq_len
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"{name!r} is not a device.", hint="devices are called cpu, cuda or cuda:0") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU")

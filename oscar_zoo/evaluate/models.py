@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound, StorageError, UnsupportedModel
+from oscar_zoo.errors import InvalidModel, MissingDependency, NetworkError, PathNotFound, StorageError, UnsupportedModel
 from oscar_zoo.evaluate import torchvision_ops  # noqa: F401  (transformers imports torchvision when it is there)
 from oscar_zoo.evaluate.geometry import model_block
 
@@ -257,9 +257,11 @@ def _silent_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _unusable(where: str, what: str, error: Exception) -> InvalidModel:
+def _unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if not Path(where).is_dir() and ("connect" in cause or "offline" in cause):
+        return NetworkError(f"cannot load {where}: {cause[:300]}", hint="check the network, or give a local folder")
     return InvalidModel(
         f"cannot load {where}: {what}: {cause[:300]}",
         hint="it needs config.json, *.safetensors and a tokenizer"

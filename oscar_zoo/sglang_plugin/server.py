@@ -11,6 +11,7 @@ import ctypes
 import errno
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,6 +29,8 @@ PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.5
 TAIL_BYTES = 16_384
+NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
+"""Lines of a log that name an error: the end of a traceback, and what an argument parser says."""
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -125,7 +128,7 @@ class Server:
         with self.log.open("rb") as stream:
             stream.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             lines = [line.strip() for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception", "Mismatch", "error"))]
+        errors = [line for line in lines if NAMES_ERROR.match(line)]
         return (
             errors[-1][:400].removeprefix(f"{UsageError.__module__}.").rstrip(".") if errors else "no error in its log"
         )

@@ -283,3 +283,28 @@ def test_closed_and_full_streams_are_no_tracebacks() -> None:
 def test_an_artifact_of_another_model_says_so(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
     assert run(["verify", str(artifact), "--model", "Qwen3-8B"]) == 4
     assert "another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "word"), [("frob", "not a device"), ("cuda:99", "no device cuda:99"), ("mps", "not supported")]
+)
+def test_a_device_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, device: str, word: str
+) -> None:
+    assert word in refused(capsys, 2, "eval", artifact, "--model", MODEL, "--device", device)
+    assert word in refused(capsys, 2, "compute", MODEL, "--device", device, "--output-dir", tmp_path / "out")
+
+
+def test_a_digest_and_a_model_id_that_are_none(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    for digest in ("zz", "sha256:3f9a", "0" * 63):
+        assert "64 hex digits" in refused(capsys, 2, "verify", artifact, "--digest", digest)
+    for name in ("../x", "a/b/c", "a b"):
+        assert "not a" in refused(capsys, 2, "compute", MODEL, "--model-id", name, "--output-dir", artifact / "x")
+    assert not (artifact / "x").exists()
+
+
+def test_a_model_that_cannot_be_fetched(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "network" in refused(capsys, 5, "compute", "no-such-org/no-such-model", "--output-dir", tmp_path / "out")

@@ -87,6 +87,23 @@ def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> Non
     assert str(tmp_path / "log") in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("dying", "status", "cause"),
+    [
+        ("sys.exit('launch: error: unrecognized arguments: --frob.')", "status 1", "arguments: --frob"),
+        ("raise oscar_zoo.errors.UsageError('--frob does not work.')", "status 1", "UsageError: --frob does not work"),
+        ("print('server_args=', flush=True); os.kill(os.getpid(), 9)", "killed by SIGKILL", "no error in its log"),
+    ],
+)
+def test_how_a_child_ended_in_words(tmp_path: Path, dying: str, status: str, cause: str) -> None:
+    program = f"import os, sys, oscar_zoo.errors; print('loading', flush=True); {dying}"
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(plan(program), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+    assert caught.value.message.startswith(f"the server ended while starting ({status}): ")
+    assert caught.value.message.endswith(f"{cause}.")
+
+
 def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="not ready after"):
         with server.running(plan("import time; time.sleep(600)", port=free_port()), tmp_path / "log") as child:

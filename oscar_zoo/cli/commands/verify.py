@@ -25,6 +25,7 @@ def command(targets: tuple[str, ...], model: str | None, digest: str | None, str
       oscar-zoo verify k_rotation.pt --digest sha256:3f9a...
       oscar-zoo verify ./Qwen3.5-4B/calibrated --model Qwen3.5-4B --json
     """
+    from oscar_zoo.artifact.names import check_digest
     from oscar_zoo.artifact.outcome import Verified
     from oscar_zoo.cli import outcomes
     from oscar_zoo.cli.targets import looks_like_path, verify_targets
@@ -32,6 +33,8 @@ def command(targets: tuple[str, ...], model: str | None, digest: str | None, str
 
     if digest is not None and len(targets) > 1:
         raise UsageError("--digest goes with exactly one target.")
+    if digest is not None:
+        digest = check_digest("sha256:" + digest.lower().removeprefix("sha256:"))
     results = verify_targets(targets, model=model, digest=digest, strict=strict)
     failed = [outcome for _, outcome in results if not isinstance(outcome, Verified)]
     if as_json:
