@@ -35,3 +35,14 @@ def device_option(function: F) -> F:
     return click.option(
         "--device", metavar="cpu|cuda[:N]", help="Where to run. Default: cuda if there is one, else cpu."
     )(function)
+
+
+def dtype_option(function: F) -> F:
+    """`--dtype`: of the model's weights in memory."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+        show_default=True,
+        help="Type of the weights in memory; auto keeps the stored one.",
+    )(function)

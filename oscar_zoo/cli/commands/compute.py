@@ -12,10 +12,22 @@ from oscar_zoo.cli import options, render
 
 @click.command("compute")
 @click.argument("model")
-@click.option("--calib-data", default="manuals", show_default=True, metavar="FILE|NAME", help="Text or .jsonl file.")
+@click.option(
+    "--calib-data",
+    default="manuals",
+    show_default=True,
+    metavar="FILE|NAME",
+    help="Text, JSONL, or a text known by name.",
+)
 @click.option("--calib-tokens", type=click.IntRange(1), metavar="N", help="Tokens to read. [default: the recipe's]")
 @click.option("--seq-len", type=click.IntRange(2), metavar="N", help="Tokens per sequence. [default: up to 4096]")
-@click.option("--method", type=click.Choice(["oscar", "hadamard"]), default="oscar", show_default=True)
+@click.option(
+    "--method",
+    type=click.Choice(["oscar", "hadamard"]),
+    default="oscar",
+    show_default=True,
+    help="How to fit; hadamard needs no data.",
+)
 @click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
 @click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
@@ -23,7 +35,7 @@ from oscar_zoo.cli import options, render
     "--clip", metavar="K,V", help="Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]"
 )
 @click.option("--group-size", type=click.IntRange(4), metavar="N", help="Channels per scale. [default: the recipe's]")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
+@options.dtype_option
 @options.device_option
 @click.option("--force", is_flag=True, help="Replace an artifact that is already in the output folder.")
 @options.quiet_option

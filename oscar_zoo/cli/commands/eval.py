@@ -13,12 +13,14 @@ TASKS = ("perplexity", "recall")
 @click.argument("artifact", metavar="NAME|DIR")
 @click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
 @click.option("--task", "tasks", type=click.Choice(TASKS), multiple=True, help="May be repeated. [default: both]")
-@click.option("--data", default="manuals", show_default=True, metavar="FILE|NAME", help="Text to measure on.")
+@click.option(
+    "--data", default="manuals", show_default=True, metavar="FILE|NAME", help="Text file, or a text known by name."
+)
 @click.option("--windows", type=click.IntRange(1), metavar="N", help="Text windows for perplexity. [default: 6]")
 @click.option("--length", type=click.IntRange(2), metavar="N", help="Tokens of a window. [default: up to 2048]")
 @click.option("--answers", type=click.IntRange(1), metavar="N", help="Recall questions. [default: 64]")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
+@options.dtype_option
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
 @options.hub_option
 @options.device_option

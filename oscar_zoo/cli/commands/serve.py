@@ -14,11 +14,26 @@ from oscar_zoo.cli import options
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
 @click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
-@click.option("--port", type=click.IntRange(1, 65535), default=30000, show_default=True, envvar="OSCAR_ZOO_PORT")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=30000,
+    show_default=True,
+    envvar="OSCAR_ZOO_PORT",
+    metavar="PORT",
+    help="Port to listen on.",
+)
 @click.option("--expose", metavar="ADDRESS", help="Listen on this address instead of loopback; needs --api-key-file.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File holding the API key.")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
-@click.option("--timeout", type=click.FloatRange(1), default=1800, show_default=True, help="Seconds to wait for ready.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=1800,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until it is ready.",
+)
 @options.hub_option
 @options.device_option
 @options.quiet_option
