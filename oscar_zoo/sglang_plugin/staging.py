@@ -29,10 +29,11 @@ FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
 def private_folder() -> Iterator[Path]:
     """A new 0700 folder in the temporary directory; gone afterwards.
 
-    Its name carries the process id: what a killed process left behind (a key file may be in it) goes at the next start.
+    Its name carries process id and pid namespace: what a killed process left behind (a key file may be in it) goes at
+    the next start, what a process of another container uses stays.
     """
     _sweep(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_namespace()}-{os.getpid()}-"))
     try:
         yield folder
     finally:
@@ -40,11 +41,17 @@ def private_folder() -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    for folder in parent.glob(f"{PREFIX}[0-9]*-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+    ours = f"{PREFIX}{_namespace()}-"
+    for folder in parent.glob(f"{ours}[0-9]*-*"):
+        pid = folder.name.removeprefix(ours).partition("-")[0]
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid == os.getuid() and pid.isdigit() and not Path("/proc", pid).exists():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _namespace() -> int:
+    """Inode of the namespace in which our process ids mean something."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def stage_rotations(verified: Verified, folder: Path) -> str:

@@ -28,8 +28,10 @@ def test_the_folder_is_private_and_gone_afterwards(temp: Path) -> None:
 def test_what_a_killed_process_left_behind_goes_at_the_next_start(temp: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = temp / f"{staging.PREFIX}{gone.pid}-abc"
-    kept = [temp / f"{staging.PREFIX}{os.getpid()}-abc", temp / "oscar-zoo-serve-mine", temp / "other"]
+    here = Path("/proc/self/ns/pid").stat().st_ino
+    left = temp / f"{staging.PREFIX}{here}-{gone.pid}-abc"
+    running, elsewhere = f"{staging.PREFIX}{here}-{os.getpid()}-abc", f"{staging.PREFIX}{here + 1}-{gone.pid}-abc"
+    kept = [temp / name for name in (running, elsewhere, "oscar-zoo-serve-mine", "other")]
     for folder in (left, *kept):
         folder.mkdir()
         (folder / "engine.yaml").write_text("api-key: secret")
