@@ -83,7 +83,9 @@ def headline(outcome: Outcome) -> str:
             what = {"fp64": "to float64 rounding", "fp32": "to float32 rounding only"}[outcome.grade]
             return f"verified to level {outcome.level}, {what}"
         case DigestMismatch():
-            return "digest" if told else f"{outcome.path}: sha256 is {outcome.got}, expected {outcome.want}"
+            if told:
+                return "these are not the bytes that were promised"
+            return f"{outcome.path}: sha256 is {outcome.got}, expected {outcome.want}"
         case Rejected():
             return outcome.code if told else f"{outcome.code}: {outcome.message}"
         case Unsupported():

@@ -47,4 +47,4 @@ def _file_path(text: str, rest: str) -> Path:
         rest = "/" + unquote(path)
     if not rest or "\0" in rest:
         raise UsageError(f"{text[:120]!r} has no path.", hint="a hub in a folder is written file:PATH")
-    return Path(rest).expanduser().absolute()
+    return Path(rest).expanduser().resolve()
