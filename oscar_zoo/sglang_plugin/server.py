@@ -23,6 +23,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
+from oscar_zoo.sglang_plugin import watchdog
 from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 PR_SET_PDEATHSIG = 1
@@ -71,6 +72,11 @@ class Server:
         self.url = url
         self.log = log
         self.stopping = False
+
+    @property
+    def group(self) -> int:
+        """Process group of the child and of everything it starts."""
+        return self._process.pid
 
     @property
     def returncode(self) -> int | None:
@@ -164,12 +170,13 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     try:
         with log.open("wb") as stream:
             server = Server(_start(plan, stream), plan.url, log)
-        try:
-            signals.deliver()
-            yield server
-        finally:
-            signals.ignore()  # a second Ctrl-C must not leave the child behind
-            server.stop()
+        with _watchdog(server):
+            try:
+                signals.deliver()
+                yield server
+            finally:
+                signals.ignore()  # a second Ctrl-C must not leave the child behind
+                server.stop()
     finally:
         signals.restore()
 
@@ -223,6 +230,26 @@ def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ServerFailed(f"the server could not be started: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def _watchdog(server: Server) -> Iterator[None]:
+    """A process that ends the server's group if this one is killed before the block ends."""
+    command = [sys.executable, str(Path(watchdog.__file__)), str(server.group)]
+    quiet = subprocess.DEVNULL
+    try:
+        guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+    except OSError as error:
+        server.stop()
+        raise ServerFailed(f"the server could not be watched: {error.strerror}.") from error
+    assert guard.stdin is not None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.write(b".")
+            guard.stdin.close()
+        guard.wait()
 
 
 def _die_with_parent() -> None:

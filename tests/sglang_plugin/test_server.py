@@ -177,3 +177,35 @@ with server.running(plan, Path({str(tmp_path / "log")!r})):
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
     assert not alive(int(done.stdout))
+
+
+def test_sigkill_to_us_ends_the_child_and_what_it_started(tmp_path: Path) -> None:
+    """Nobody is left to clean up but the watchdog; the grandchild ignores SIGTERM, and its parent is gone before it."""
+    stubborn = (
+        "import signal, subprocess, sys, time\n"
+        "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'\n"
+        "print(subprocess.Popen([sys.executable, '-c', code]).pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    log = tmp_path / "log"
+    parent = f"""
+from pathlib import Path
+from oscar_zoo.sglang_plugin import server
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
+plan = LaunchPlan(({sys.executable!r}, "-c", {stubborn!r}), {{}}, "http://127.0.0.1:1")
+with server.running(plan, Path({str(log)!r})) as child:
+    print(child.group, flush=True)
+    child.wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    group = int(process.stdout.readline())
+    while not log.read_text().strip():
+        assert process.poll() is None
+    grandchild = int(log.read_text())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while (alive(grandchild) or alive(group)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(grandchild) and not alive(group)
