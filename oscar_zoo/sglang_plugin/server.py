@@ -235,10 +235,12 @@ def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
 @contextlib.contextmanager
 def _watchdog(server: Server) -> Iterator[None]:
     """A process that ends the server's group if this one is killed before the block ends."""
-    command = [sys.executable, str(Path(watchdog.__file__)), str(server.group)]
+    command = [sys.executable, "-I", str(Path(watchdog.__file__)), str(server.group)]
     quiet = subprocess.DEVNULL
     try:
-        guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+        guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, env={}, start_new_session=True
+        )
     except OSError as error:
         server.stop()
         raise ServerFailed(f"the server could not be watched: {error.strerror}.") from error
