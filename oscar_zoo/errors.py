@@ -86,6 +86,17 @@ class AmbiguousName(UsageError):
         return cls(f"{name!r} could be any of {', '.join(choices)}.", hint=f"name one, for example {choices[0]}")
 
 
+class NotLocked(UsageError):
+    """Something that the lock file does not have, in locked mode."""
+
+    code = "usage.locked"
+
+    @classmethod
+    def for_name(cls, name: str, lock: object) -> Self:
+        """Build the error for an artifact `name` without an entry in the file `lock`."""
+        return cls(f"{name} is not in {lock}.", hint=f"add it without --locked: oscar-zoo pull {name}")
+
+
 class UnsupportedModel(UsageError):
     """A model whose attention this version cannot handle."""
 
@@ -127,6 +138,28 @@ class MissingDependency(OscarZooError):
     def for_extra(cls, library: str, extra: str) -> Self:
         """Build the error naming the extra of this package that brings `library`."""
         return cls(f"this needs {library}, which is not installed.", hint=f"pip install 'oscar-zoo[{extra}]'")
+
+
+class RepositoryNotFound(NotFoundError):
+    """A hub has no such repository, or hides it from this user."""
+
+    code = "not_found.repository"
+
+    @classmethod
+    def for_hub(cls, hub: str) -> Self:
+        """Build the error for the missing or private repository `hub`."""
+        return cls(f"{hub} does not exist, or is private.", hint="check the name; if it is private: oscar-zoo login")
+
+
+class RevisionNotFound(NotFoundError):
+    """A hub no longer has the commit, branch or tag asked for."""
+
+    code = "not_found.revision"
+
+    @classmethod
+    def for_hub(cls, hub: str, revision: str) -> Self:
+        """Build the error for a `revision` that is gone from `hub`."""
+        return cls(f"{hub} has no revision {revision}.", hint="its history was rewritten, or the name is wrong")
 
 
 # --- integrity -----------------------------------------------------------------------------------------------------
@@ -178,6 +211,106 @@ class VerificationFailed(IntegrityError):
         self.outcome = outcome
 
 
+class RollbackError(IntegrityError):
+    """A hub offers an older index than it did before."""
+
+    code = "integrity.rollback"
+
+    @classmethod
+    def for_serial(cls, hub: str, seen: int, offered: int) -> Self:
+        """Build the error for an index whose serial went from `seen` down to `offered`."""
+        return cls(
+            f"the index of {hub} went back from serial {seen} to {offered}.",
+            hint="ask its owner; if that is intended: --allow-downgrade",
+        )
+
+
+# --- network -------------------------------------------------------------------------------------------------------
+
+
+class HubUnreachable(NetworkError):
+    """A hub could not be reached, broke off, or answered with a server error."""
+
+    code = "network.unreachable"
+
+    @classmethod
+    def for_hub(cls, hub: str, cause: str) -> Self:
+        """Build the error naming `hub` and the `cause` in a few words, such as `connection refused`."""
+        return cls(f"{hub} cannot be reached: {cause}.", hint="check the connection; here already: list --installed")
+
+
+class HubTimeout(NetworkError, TimeoutError):
+    """A hub did not answer in time, or sends too slowly."""
+
+    code = "network.timeout"
+
+    @classmethod
+    def for_hub(cls, hub: str, what: str) -> Self:
+        """Build the error naming `hub` and `what` it failed to do, such as `did not answer within 8 s`."""
+        return cls(f"{hub} {what}.", hint="try again later; here already: oscar-zoo list --installed")
+
+
+class RateLimited(NetworkError):
+    """A hub asks to slow down."""
+
+    code = "network.rate_limited"
+
+    @classmethod
+    def for_hub(cls, hub: str, seconds: float | None) -> Self:
+        """Build the error; `seconds` is what the hub asked to wait, where it said so."""
+        wait = "later" if seconds is None else f"in {seconds:.0f} s"
+        return cls(f"{hub} limits the rate of requests.", hint=f"try again {wait}; logged-in users are allowed more")
+
+
+class OfflineError(NetworkError):
+    """Something is needed from a hub in offline mode."""
+
+    code = "network.offline"
+
+    @classmethod
+    def for_name(cls, name: str) -> Self:
+        """Build the error for an artifact `name` that is not on this machine."""
+        return cls(f"{name} is not on this machine, and offline mode asks no hub.", hint="run it without --offline")
+
+
+# --- access --------------------------------------------------------------------------------------------------------
+
+
+class LoginRequired(AccessError):
+    """A hub wants a (valid) token."""
+
+    code = "access.login"
+
+    @classmethod
+    def for_hub(cls, hub: str, *, sent_token: bool) -> Self:
+        """Build the error; `sent_token` says whether a token was sent and refused."""
+        if sent_token:
+            return cls(f"{hub} refused the token.", hint="log in again: oscar-zoo login")
+        return cls(f"{hub} does not exist, or is private.", hint="check the name; if it is private: oscar-zoo login")
+
+
+class GatedRepository(AccessError):
+    """A repository whose owner must grant access."""
+
+    code = "access.gated"
+
+    @classmethod
+    def for_hub(cls, hub: str) -> Self:
+        """Build the error for a gated repository."""
+        return cls(f"{hub} is gated.", hint="ask for access on its web page, then: oscar-zoo login")
+
+
+class Forbidden(AccessError):
+    """A hub knows the user and does not allow this."""
+
+    code = "access.forbidden"
+
+    @classmethod
+    def for_hub(cls, hub: str, what: str = "this") -> Self:
+        """Build the error for an action `what` (`reading`, `writing`) that `hub` does not allow."""
+        return cls(f"{hub} does not allow {what} with this account.", hint="check the token's rights: oscar-zoo doctor")
+
+
 # --- conflict ------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +318,17 @@ class VersionExists(ConflictError):
     """A published version exists with other content; versions never change."""
 
     code = "conflict.version"
+
+
+class StaleRevision(ConflictError):
+    """A hub moved on between reading and writing; nothing was written."""
+
+    code = "conflict.stale"
+
+    @classmethod
+    def for_hub(cls, hub: str) -> Self:
+        """Build the error for a change that was made for an older state of `hub`."""
+        return cls(f"{hub} changed while this was being published.", hint="nothing was written; run it again")
 
 
 class OutputExists(ConflictError):
