@@ -28,6 +28,9 @@ class Record:
         source: the hub it came from.
         fetched: RFC 3339 UTC.
         path: folder of the entry.
+        revision: commit of the hub, or `None` where it has none.
+        level: what verification reached before the entry was stored, or `None` in entries of older versions.
+        warnings: codes of what it remarked.
     """
 
     id: ArtifactId
@@ -37,6 +40,9 @@ class Record:
     source: str
     fetched: str
     path: Path
+    revision: str | None = None
+    level: str | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The content of `record.json`; the folder is not part of it."""
@@ -49,6 +55,9 @@ class Record:
                 "manifest_sha256": self.manifest_sha256,
                 "source": self.source,
                 "fetched": self.fetched,
+                "revision": self.revision,
+                "level": self.level,
+                "warnings": list(self.warnings),
             }
         )
 
@@ -70,6 +79,9 @@ class Record:
                 source=str(value["source"]),
                 fetched=str(value["fetched"]),
                 path=folder,
+                revision=_text_or_none(value.get("revision")),
+                level=_text_or_none(value.get("level")),
+                warnings=tuple(str(code) for code in value.get("warnings", ())),
             )
         except (MalformedFile, LookupError, TypeError, ValueError):
             return None
@@ -79,3 +91,7 @@ class Record:
 
 def _checked_hex(text: str) -> str:
     return check_digest(f"sha256:{text}").removeprefix("sha256:")
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)

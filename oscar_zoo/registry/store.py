@@ -16,7 +16,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,6 +55,15 @@ class StoredArtifact:
         return {name: data for name, data in self.files.items() if name != FILE_NAME}
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What is remembered of an entry besides its bytes; see `Record`."""
+
+    revision: str | None = None
+    level: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
 class Store:
     """The store in the folder `root` (default: the cache folder of this user).
 
@@ -67,20 +76,24 @@ class Store:
         self._blobs = self.root / "blobs" / "sha256"
         self._artifacts = self.root / "artifacts"
 
-    def put(self, artifact: ArtifactId, files: Mapping[str, bytes], *, source: str) -> StoredArtifact:
+    def put(
+        self, artifact: ArtifactId, files: Mapping[str, bytes], *, source: str, origin: Origin | None = None
+    ) -> StoredArtifact:
         """Store verified `files` under `artifact`; an intact entry with the same bytes stays, any other is replaced.
 
         Args:
             artifact: the id.
             files: file name -> bytes, `oscar.json` included when there is one.
             source: where the bytes came from, for people.
+            origin: the commit they came from and what verification said of them.
         """
+        origin = origin or Origin()
         digests = _digests(files)
         digest = artifact_digest(digests)
         target = self._entry(digest, artifact)
         fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None
-        record = Record(artifact, digest, digests, manifest, source, fetched, target)
+        record = Record(artifact, digest, digests, manifest, source, fetched, target, *astuple(origin))
         present = self._intact(digest, artifact)
         if present is not None and present.record.manifest_sha256 == manifest:
             return present
