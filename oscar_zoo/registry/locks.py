@@ -1,0 +1,80 @@
+"""Locks that save work, such as a second download of the same bytes; nothing is correct because of them.
+
+flock lies or is missing on some network file systems, so whoever takes a lock must do the right thing without it too.
+Lock files are never deleted: two processes would hold locks on two files of one name. A killed process holds nothing.
+
+Names in use: `store`, shared while entries are added and exclusive while `gc` looks; see `STORE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from oscar_zoo import paths
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.digest import sha256_hex
+
+STORE = "store"
+"""The lock of the whole store."""
+_LONGEST_SLEEP = 0.05
+
+
+@contextlib.contextmanager
+def held(name: str, *, timeout: float = 600.0, shared: bool = False, root: Path | None = None) -> Iterator[bool]:
+    """Hold the lock `name` while the body runs, and say whether it is held; not re-entrant.
+
+    Waiting ends at once on Ctrl-C. Where the file system has no locks, or the folder cannot be written, the body runs
+    without one; after `timeout` too.
+
+    Args:
+        name: any text.
+        timeout: seconds to wait for others.
+        shared: together with other shared holders, against exclusive ones.
+        root: the folder of the store; default the cache folder of this user.
+    """
+    descriptor = _open((root or paths.cache_dir()) / "locks" / f"{sha256_hex(name.encode())[:16]}.lock")
+    if descriptor is None:
+        yield False
+        return
+    try:
+        locked = _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout)
+        try:
+            yield locked
+        finally:
+            if locked:  # closing is not enough while a forked child has the same open file
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    """The lock file, created where it is missing, or `None` where that cannot be."""
+    try:
+        durable.make_folders(path.parent, mode=0o700)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int, kind: int, deadline: float) -> bool:
+    """Try until `deadline`; False when it passed, or when the file system knows no locks."""
+    sleep = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(sleep, left))
+            sleep = min(2 * sleep, _LONGEST_SLEEP)
+        except OSError:
+            return False
+        else:
+            return True
