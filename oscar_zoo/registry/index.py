@@ -1,0 +1,182 @@
+"""The index `oscar-zoo.index/1`: what a hub says about its artifacts, one `index.json` in its root.
+
+The index is the mutable part of the registry: status, scores, aliases and places beside the digest they belong to. Its
+`serial` only grows, so that a reader notices when a hub goes back. The bytes of an artifact are named by its digest
+alone; nothing in the index can change what a digest means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, HubLocation, Status
+from oscar_zoo.artifact.names import ArtifactId, Reference, check_part
+from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
+from oscar_zoo.errors import MalformedFile, UsageError
+from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
+
+SCHEMA: Final = "oscar-zoo.index/1"
+
+
+class IndexFile(Spec):
+    """One payload file of an artifact: POSIX path in its folder, sha256, size in bytes."""
+
+    path: Text
+    sha256: Hex64
+    size: Annotated[int, Field(ge=1, lt=1 << 40)]
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        if self.path.count("/") >= MAX_PARTS or self.path.casefold() == FILE_NAME:
+            raise ValueError(f"{self.path!r} is no path of a payload file")
+        for part in self.path.split("/"):
+            check_part(part, "file name")  # raises a ValueError, as validators do
+        return self
+
+
+class IndexEntry(Spec):
+    """One artifact.
+
+    Attributes:
+        id: `<Model>/<tag>`.
+        digest: of `files`, which is the payload without `oscar.json`.
+        files: payload files, sorted by path.
+        manifest_sha256: of `oscar.json`, or null where the artifact has none.
+        model: hub id of the base model, or null where nobody says.
+        aliases: other names of exactly this artifact.
+        status: whether it is offered by name.
+        scores: quality claims.
+        hubs: pinned places of copies on other hubs.
+    """
+
+    id: Text
+    digest: Digest
+    files: tuple[IndexFile, ...]
+    manifest_sha256: Hex64 | None
+    model: Text | None
+    aliases: tuple[Text, ...] = ()
+    status: Status = Status()
+    scores: tuple[Score, ...] = ()
+    hubs: dict[Literal["hf", "ms"], HubLocation] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        ArtifactId.parse(self.id)
+        aliases = [Reference.parse(alias) for alias in self.aliases]
+        paths = [file.path.casefold() for file in self.files]
+        if len(set(paths)) != len(paths) or not paths:
+            raise ValueError("file paths must be unique and at least one")
+        if artifact_digest(self.file_digests) != self.digest:
+            raise ValueError(f"digest is not that of the file list ({artifact_digest(self.file_digests)})")
+        for alias in aliases:
+            if alias.tag is not None or alias.digest is not None:
+                raise ValueError(f"the alias {alias} is not a plain name")
+        return self
+
+    @property
+    def artifact_id(self) -> ArtifactId:
+        """`id`, parsed."""
+        return ArtifactId.parse(self.id)
+
+    @property
+    def file_digests(self) -> tuple[FileDigest, ...]:
+        """The payload, sorted by path, in the form of `artifact.digest`."""
+        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
+
+
+class Index(Spec):
+    """All artifacts of a hub, sorted by id without case, which is unique."""
+
+    schema_: Literal["oscar-zoo.index/1"] = Field(alias="schema")
+    serial: Annotated[int, Field(ge=0, lt=1 << 53)]
+    artifacts: tuple[IndexEntry, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        keys = [entry.artifact_id.key for entry in self.artifacts]
+        if keys != sorted(set(keys)):
+            raise ValueError("artifacts must be sorted by id and unique without case")
+        _check_aliases(self.artifacts)
+        return self
+
+    @classmethod
+    def empty(cls) -> Self:
+        """The index of a hub that has none."""
+        return cls(schema=SCHEMA, serial=0, artifacts=())
+
+    def entry(self, artifact: ArtifactId) -> IndexEntry | None:
+        """The entry of `artifact` (any case), or `None`."""
+        return next((entry for entry in self.artifacts if entry.artifact_id.key == artifact.key), None)
+
+    def aliased(self, name: str) -> tuple[IndexEntry, ...]:
+        """Entries that list `name` (any case) as an alias: at most one, by the rules of the index."""
+        wanted = name.casefold()
+        return tuple(e for e in self.artifacts if wanted in {alias.casefold() for alias in e.aliases})
+
+    def with_entry(self, entry: IndexEntry) -> Self:
+        """The next index, `serial` + 1, in which `entry` was added or replaces the one with its id.
+
+        Raises:
+            UsageError: an alias of `entry` is taken.
+        """
+        others = [other for other in self.artifacts if other.artifact_id.key != entry.artifact_id.key]
+        artifacts = tuple(sorted([*others, entry], key=lambda e: e.artifact_id.key))
+        try:
+            _check_aliases(artifacts)
+        except ValueError as error:
+            raise UsageError(f"{error}.", hint="choose another alias") from None
+        return type(self)(schema=SCHEMA, serial=self.serial + 1, artifacts=artifacts)
+
+    def to_bytes(self) -> bytes:
+        """The file form: sorted keys, one space of indent, final newline."""
+        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str = INDEX_NAME) -> Self:
+        """Parse an untrusted index.
+
+        Args:
+            data: the whole file.
+            what: its name for messages.
+
+        Raises:
+            MalformedFile: `json.*`, `index.version` or `index.schema`.
+        """
+        value = strict_json.loads(data, what=what, max_bytes=MAX_ROOT_BYTES)
+        if type(value) is not dict:
+            raise MalformedFile("index.schema", f"{what} is not a JSON object.")
+        if value.get("schema") != SCHEMA:
+            raise MalformedFile(
+                "index.version",
+                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
+                hint="a newer version of this tool may read it: pip install -U oscar-zoo",
+            )
+        try:
+            return cls.model_validate_json(json.dumps(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "top level"
+            raise MalformedFile("index.schema", f"{what}: {where}: {first['msg']}.") from None
+
+
+def _check_aliases(entries: Sequence[IndexEntry]) -> None:
+    """Raise `ValueError` when an alias names two artifacts, or is the name of another model."""
+    models: dict[str, set[str]] = {}
+    for entry in entries:
+        for name in (entry.artifact_id.model, entry.model):
+            if name is not None:
+                models.setdefault(name.casefold(), set()).add(entry.artifact_id.model.casefold())
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for alias in entry.aliases:
+            key = alias.casefold()
+            if owners.setdefault(key, entry.id) != entry.id:
+                raise ValueError(f"the alias {alias!r} names both {owners[key]} and {entry.id}")
+            if models.get(key, set()) - {entry.artifact_id.model.casefold()}:
+                raise ValueError(f"the alias {alias!r} of {entry.id} is the name of another model")
