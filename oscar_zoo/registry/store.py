@@ -67,14 +67,19 @@ class Origin:
 class Store:
     """The store in the folder `root` (default: the cache folder of this user).
 
+    Attributes:
+        root: the folder.
+        blobs: the folder of blobs.
+        artifacts: the folder of entries.
+
     Raises:
         StorageError: by every method, when the disk refuses; nothing is half-written then.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or paths.cache_dir()).absolute()
-        self._blobs = self.root / "blobs" / "sha256"
-        self._artifacts = self.root / "artifacts"
+        self.blobs = self.root / "blobs" / "sha256"
+        self.artifacts = self.root / "artifacts"
 
     def put(
         self, artifact: ArtifactId, files: Mapping[str, bytes], *, source: str, origin: Origin | None = None
@@ -94,20 +99,22 @@ class Store:
         fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None
         record = Record(artifact, digest, digests, manifest, source, fetched, target, *astuple(origin))
-        present = self._intact(digest, artifact)
-        if present is not None and present.record.manifest_sha256 == manifest:
+        present = self._present(digest, artifact, manifest)
+        if present is not None:
             return present
         with durable.storage_errors(f"cannot store {artifact} in {self.root}"), self._tidy(digests):
             self._prepare()
-            durable.make_folders(target.parent, mode=0o700)
-            with durable.staged_folder(self._artifacts, mode=0o700) as staged:
+            with durable.staged_folder(self.artifacts, mode=0o700) as staged:
                 for entry in digests:
                     self._link(entry, files[entry.path], staged / entry.path)
                 if manifest is not None:
                     durable.write_new(staged / FILE_NAME, files[FILE_NAME], mode=0o444)
                 durable.write_new(staged / records.FILE_NAME, record.to_bytes(), mode=0o444)
                 durable.write_new(staged / COMPLETE, b"", mode=0o444)
-                while not durable.move_into_place(staged, target):
+                while not self._place(staged, target):
+                    present = self._present(digest, artifact, manifest)
+                    if present is not None:  # another process stored the same just now
+                        return present
                     self._retire(target)
         return self.open(digest, artifact)
 
@@ -141,10 +148,19 @@ class Store:
             found = (Record.read(folder) for folder in self._entries())
             return tuple(sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest)))
 
+    def entry_folders(self) -> Iterator[Path]:
+        """The folders of all entries, complete or not, in one order; those that go meanwhile are left out."""
+        for digest in _inside(self.artifacts):
+            if not digest.name.startswith("."):
+                yield from _inside(digest)
+
     def remove(self, record: Record) -> None:
-        """Remove an entry and those of its blobs that no other entry links; used for entries that were replaced."""
+        """Remove an entry and those of its blobs that no other entry links."""
         with durable.storage_errors(f"cannot remove {record.path}"):
+            self._check_owner()
             self._retire(record.path)
+            with contextlib.suppress(OSError):  # another id has the same digest
+                record.path.parent.rmdir()
             self._drop_blobs(record.files)
 
     @contextlib.contextmanager
@@ -160,7 +176,7 @@ class Store:
     def _drop_blobs(self, files: Sequence[FileDigest]) -> None:
         """Remove those blobs of `files` that no entry links."""
         for entry in files:
-            blob = self._blobs / entry.sha256
+            blob = self.blobs / entry.sha256
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process may remove it just now
                 if blob.lstat().st_nlink == 1:
                     blob.unlink()
@@ -182,25 +198,23 @@ class Store:
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
-    def _intact(self, digest: str, artifact: ArtifactId) -> StoredArtifact | None:
+    def _present(self, digest: str, artifact: ArtifactId, manifest: str | None) -> StoredArtifact | None:
+        """The entry, when it is intact and its `oscar.json` has the sha256 `manifest`."""
         try:
-            return self.open(digest, artifact)
+            stored = self.open(digest, artifact)
         except (ArtifactNotFound, DigestMismatchError, MalformedFile):
             return None
+        return stored if stored.record.manifest_sha256 == manifest else None
 
     def _entry(self, digest: str, artifact: ArtifactId) -> Path:
         hexadecimal = check_digest(digest).removeprefix("sha256:")
-        return self._artifacts / hexadecimal / sha256_hex(artifact.key.encode())[:12]
+        return self.artifacts / hexadecimal / sha256_hex(artifact.key.encode())[:12]
 
     def _entries(self) -> Iterator[Path]:
-        if not self._artifacts.is_dir():
-            return
-        for digest in sorted(self._artifacts.iterdir()):
-            if not digest.name.startswith(".") and digest.is_dir():
-                yield from (entry for entry in sorted(digest.iterdir()) if (entry / COMPLETE).exists())
+        return (entry for entry in self.entry_folders() if (entry / COMPLETE).exists())
 
     def _prepare(self) -> None:
-        for folder in (self.root, self._blobs, self._artifacts):
+        for folder in (self.root, self.blobs, self.artifacts):
             durable.make_folders(folder, mode=0o700)
             durable.sweep(folder)
         self._check_owner()
@@ -216,29 +230,40 @@ class Store:
             )
 
     def _link(self, entry: FileDigest, data: bytes, place: Path) -> None:
-        blob = self._blobs / entry.sha256
+        blob = self.blobs / entry.sha256
         if not _is_intact(blob, entry):
-            fresh = durable.temp_path(self._blobs)
+            fresh = durable.temp_path(self.blobs)
             try:
                 durable.write_new(fresh, data, mode=0o444)
                 os.replace(fresh, blob)  # noqa: PTH105
             finally:
                 fresh.unlink(missing_ok=True)
-            durable.sync_folder(self._blobs)
+            durable.sync_folder(self.blobs)
         try:
             os.link(blob, place)
         except OSError:
             # No hard links here, or another process removed the blob just now: the entry keeps its own copy.
             durable.write_new(place, data, mode=0o444)
 
+    def _place(self, staged: Path, target: Path) -> bool:
+        """`durable.move_into_place`, also when another process removes the empty folder around `target` just now."""
+        while True:
+            durable.make_folders(target.parent, mode=0o700)
+            try:
+                return durable.move_into_place(staged, target)
+            except FileNotFoundError:
+                if not staged.exists():
+                    raise
+
     def _retire(self, entry: Path) -> None:
         """Take an entry out of sight in one step, then delete it."""
-        away = durable.temp_path(self._artifacts)
+        away = durable.temp_path(self.artifacts)
         try:
             os.rename(entry, away)  # noqa: PTH104
         except FileNotFoundError:
             return
-        durable.sync_folder(entry.parent)
+        with contextlib.suppress(FileNotFoundError):
+            durable.sync_folder(entry.parent)
         durable.remove_tree(away)
 
 
@@ -247,6 +272,14 @@ def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
         if check_part(name, "file name").casefold() == records.FILE_NAME:
             raise InvalidName(f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file")
     return tuple(sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME))
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in `folder`, sorted; nothing when it is no folder or goes just now."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _changed(record: Record, name: str, want: str, got: str | None) -> DigestMismatchError:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +19,20 @@ from oscar_zoo.registry.store import Store
 
 ID = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
 PLAIN = {"k.pt": b"keys" * 50, "v.pt": b"values" * 50}
+
+symlink = os.symlink
+
+
+@pytest.fixture(autouse=True, params=["local disk", "no flock, no symbolic links"])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test once more on a file system without locks and symbolic links."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    if request.param != "local disk":
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        monkeypatch.setattr(os, "symlink", refuse)
 
 
 @pytest.fixture
@@ -118,9 +135,21 @@ def test_a_missing_file_and_a_link_in_place_of_one_are_seen(store: Store, tmp_pa
     with pytest.raises(DigestMismatchError):
         store.open(record.digest)
     (tmp_path / "same").write_bytes(PLAIN["k.pt"])
-    target.symlink_to(tmp_path / "same")
+    symlink(tmp_path / "same", target)
     with pytest.raises(DigestMismatchError):
         store.open(record.digest)
+
+
+@pytest.mark.parametrize("size", [0, 1, 199])
+def test_a_truncated_blob_is_seen_at_the_next_use_and_repaired_by_put(store: Store, size: int) -> None:
+    record = store.put(ID, PLAIN, source="s").record
+    blob = store.blobs / record.files[0].sha256
+    blob.chmod(0o600)
+    os.truncate(blob, size)
+    with pytest.raises(DigestMismatchError, match=r"k\.pt"):
+        store.open(record.digest)
+    assert store.put(ID, PLAIN, source="s").files == PLAIN
+    assert (store.blobs / record.files[0].sha256).read_bytes() == PLAIN["k.pt"]
 
 
 @pytest.mark.parametrize("broken", [b"", b"{}", b"not json", b'{"schema": "oscar-zoo.record/2"}'])
@@ -243,3 +272,51 @@ def test_a_killed_put_leaves_nothing_or_everything(tmp_path: Path, before: str) 
         if not killed:
             break
     assert 30 < number < 199
+
+
+def test_the_last_entry_of_a_digest_takes_its_folder_along(store: Store) -> None:
+    one = store.put(ID, PLAIN, source="s").record
+    two = store.put(ArtifactId("other", "tag"), PLAIN, source="s").record
+    store.remove(one)
+    assert store.installed() == (two,)
+    store.remove(two)
+    assert list(store.artifacts.iterdir()) == []
+    store.remove(two)  # as a second process does that saw it too
+
+
+def test_no_path_in_the_store_grows_with_the_names_of_model_and_tag(store: Store) -> None:
+    longest = "x" * 100
+    store.put(ArtifactId(longest, longest), {longest: b"x", "k.pt": b"y"}, source="s")
+    paths = [path.relative_to(store.root) for path in store.root.rglob("*")]
+    assert max(len(str(path)) for path in paths if path.name != longest) <= 103
+    assert max(len(str(path)) for path in paths) == len("artifacts/") + 64 + len("/") + 12 + len("/") + 100
+    assert not any(set('<>:"|?*\\') & set(str(path)) for path in paths)
+
+
+RACE = """
+import sys
+from pathlib import Path
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.registry.store import Store
+sys.stdin.readline()
+for number in range(30):
+    files = {"k.pt": b"%d" % number, "v.pt": b"same"}
+    stored = Store(Path(sys.argv[1])).put(ArtifactId("model", str(number)), files, source="s")
+    assert stored.files == files
+"""
+
+
+def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None:
+    children = [
+        subprocess.Popen([sys.executable, "-c", RACE, str(store.root)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
+    for child in children:
+        _, said = child.communicate(timeout=120)
+        assert child.returncode == 0, said.decode()
+    assert len(store.installed()) == 30
+    assert not list(store.root.rglob(".tmp.*"))
