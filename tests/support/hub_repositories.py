@@ -1,0 +1,266 @@
+"""Repositories in memory: commits of whole trees, branches, tags, proposals and stored large files.
+
+A commit is a map from path to blob. One lock per repository makes compare-and-swap on the parent real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["hf", "ms"]
+LFS_SUFFIXES = (".pt", ".safetensors", ".gguf")
+LFS_SIZE = 10 << 20
+_START = 1_750_000_000
+
+
+class NoSuchRevision(LookupError):
+    """Neither branch, tag, proposal nor commit."""
+
+
+class StaleParent(Exception):
+    """The branch is not where the writer believes it to be."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One version of a file; `lfs` says how the hub stores it."""
+
+    data: bytes
+    lfs: bool
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the content."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @cached_property
+    def pointer(self) -> bytes:
+        """What git holds instead of a large file."""
+        return lfs_pointer(self.sha256, len(self.data))
+
+    @cached_property
+    def git_oid(self) -> str:
+        """Sha1 of the git object: of the pointer, for a large file."""
+        data = self.pointer if self.lfs else self.data
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A state of the whole repository."""
+
+    oid: str
+    parent: str | None
+    message: str
+    blobs: Mapping[str, Blob]
+    time: int
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Content by path."""
+        return {path: blob.data for path, blob in self.blobs.items()}
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A proposed commit."""
+
+    number: int
+    branch: str
+    commit: Commit
+
+
+def lfs_pointer(sha256: str, size: int) -> bytes:
+    """The text of a pointer file."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def is_lfs(path: str, size: int) -> bool:
+    """Whether a hub stores a file apart from git."""
+    return path.endswith(LFS_SUFFIXES) or size > LFS_SIZE
+
+
+@dataclass
+class Repository:
+    """One repository.
+
+    Attributes:
+        token: who reads must show it; without one a private repository takes any token.
+        write_token: who writes must show it; without one any token may write.
+        gated: content only for `token`; listings for everyone.
+        no_sha256: listings do not tell sha256.
+        linked_etag: whether ModelScope sends `X-Linked-ETag` with content.
+        objects: stored large files by sha256.
+        history: every commit that can be asked for.
+        tags: commit by tag.
+        pulls: proposed commits, oldest first.
+    """
+
+    id: str
+    kind: Kind = "hf"
+    private: bool = False
+    gated: bool = False
+    token: str | None = None
+    write_token: str | None = None
+    no_sha256: bool = False
+    linked_etag: bool = False
+    objects: dict[str, bytes] = field(default_factory=dict)
+    history: dict[str, Commit] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    pulls: list[Pull] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _count: itertools.count[int] = field(default_factory=itertools.count, repr=False)
+
+    @property
+    def default_branch(self) -> str:
+        """`main`, or `master` on ModelScope."""
+        return "main" if self.kind == "hf" else "master"
+
+    @property
+    def commits(self) -> list[Commit]:
+        """History of the default branch, oldest first."""
+        return self.log(self.default_branch)
+
+    def log(self, revision: str) -> list[Commit]:
+        """History of a revision, oldest first."""
+        found: list[Commit] = []
+        oid: str | None = self.at(revision).oid
+        while oid is not None and oid in self.history:
+            found.append(self.history[oid])
+            oid = self.history[oid].parent
+        return found[::-1]
+
+    def head(self, branch: str | None = None) -> str:
+        """Commit a branch is at."""
+        return self.branches[branch or self.default_branch]
+
+    def files(self, revision: str | None = None) -> dict[str, bytes]:
+        """Content by path."""
+        return self.at(revision or self.default_branch).files
+
+    def at(self, revision: str) -> Commit:
+        """The commit a branch, tag, proposal or commit id means.
+
+        Raises:
+            NoSuchRevision: nothing of that name.
+        """
+        with self.lock:
+            name = revision.removeprefix("refs/heads/").removeprefix("refs/tags/")
+            oid = self.branches.get(name) or self.tags.get(name) or name
+            for pull in self.pulls:
+                if revision == pull.branch:
+                    return pull.commit
+            try:
+                return self.history[oid]
+            except KeyError:
+                raise NoSuchRevision(revision) from None
+
+    def commit(self, changes: Mapping[str, bytes | None], *, message: str = "Change", branch: str | None = None) -> str:
+        """Commit behind every client's back; `None` deletes a path. Returns the commit's id."""
+        blobs = {
+            path: None if data is None else Blob(bytes(data), is_lfs(path, len(data))) for path, data in changes.items()
+        }
+        return self.commit_blobs(blobs, message=message, branch=branch).oid
+
+    def commit_blobs(
+        self,
+        changes: Mapping[str, Blob | None],
+        *,
+        message: str,
+        branch: str | None = None,
+        parent: str | None = None,
+    ) -> Commit:
+        """Commit to a branch, if it is still at `parent`.
+
+        Raises:
+            StaleParent: it is not.
+            NoSuchRevision: no such branch.
+        """
+        branch = branch or self.default_branch
+        with self.lock:
+            if branch not in self.branches and self.history:
+                raise NoSuchRevision(branch)
+            head = self.branches.get(branch)
+            if parent is not None and parent != head:
+                raise StaleParent(f"{branch} is at {head}, not {parent}")
+            commit = self._make(changes, message, head)
+            self.branches[branch] = commit.oid
+            return commit
+
+    def propose(self, changes: Mapping[str, Blob | None], *, message: str, base: str) -> Pull:
+        """Open a proposal from the revision `base`."""
+        with self.lock:
+            number = len(self.pulls) + 1
+            pull = Pull(number, f"refs/pr/{number}", self._make(changes, message, self.at(base).oid))
+            self.pulls.append(pull)
+            return pull
+
+    def merge(self, number: int) -> str:
+        """Bring what a proposal changes to the default branch; returns the commit's id."""
+        with self.lock:
+            commit = self.pulls[number - 1].commit
+            before = self.history[commit.parent].blobs if commit.parent else {}
+            changes: dict[str, Blob | None] = {path: None for path in before if path not in commit.blobs}
+            changes |= {path: blob for path, blob in commit.blobs.items() if before.get(path) != blob}
+            return self.commit_blobs(changes, message=commit.message).oid
+
+    def move(self, name: str, oid: str) -> None:
+        """Put a tag or a branch on another commit; a new name is a tag."""
+        with self.lock:
+            refs = self.branches if name in self.branches else self.tags
+            refs[name] = self.at(oid).oid
+
+    def rewrite_history(self) -> str:
+        """Force-push one commit with the same files: all other commits and all tags are gone. Returns its id."""
+        with self.lock:
+            blobs = self.at(self.default_branch).blobs
+            for store in (self.history, self.branches, self.tags):
+                store.clear()
+            self.pulls.clear()
+            return self.commit_blobs(blobs, message="Rewrite history").oid
+
+    def _make(self, changes: Mapping[str, Blob | None], message: str, parent: str | None) -> Commit:
+        blobs = dict(self.history[parent].blobs) if parent else {}
+        for path, blob in changes.items():
+            if blob is None:
+                blobs.pop(path, None)
+            else:
+                blobs[path] = blob
+                if blob.lfs:
+                    self.objects[blob.sha256] = blob.data
+        number = next(self._count)
+        tree = [(path, blob.git_oid) for path, blob in sorted(blobs.items())]
+        seed = repr((self.kind, self.id, parent, message, number, tree)).encode()
+        oid = hashlib.sha1(seed, usedforsecurity=False).hexdigest()
+        commit = Commit(oid, parent, message, dict(sorted(blobs.items())), _START + number)
+        self.history[oid] = commit
+        return commit
+
+
+@dataclass
+class HubState:
+    """What all routes share.
+
+    Attributes:
+        lfs_redirect: large files are served by the first address (`None`), or it redirects to the other port (`cdn`)
+            or to another path of its own (`same`).
+        paged: entries per page of a listing, or 0 for one page.
+    """
+
+    url: str = ""
+    cdn_url: str = ""
+    lfs_redirect: Literal["cdn", "same"] | None = None
+    paged: int = 0
+    repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def find(self, kind: Kind, repo_id: str) -> Repository | None:
+        """A repository, if there is one."""
+        return self.repositories.get((kind, repo_id))

@@ -1,0 +1,181 @@
+"""A loopback hub: Hugging Face and ModelScope over real HTTP, with faults to order and every request on record.
+
+    with HubServer() as server:
+        repo = server.repository("org/name", files={"a/model.pt": data})
+        server.fault("flip", path="*model.pt", times=1, at=100)
+
+`server.url` is the hub, on `127.0.0.1`; `server.cdn_url` is a second port under another name, `localhost`, so that
+every client takes it for another host. As a program it serves a folder until it is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import hub_huggingface
+from hub_faults import Fault, Faults
+from hub_repositories import HubState, Kind, Repository
+from hub_wire import Port, Record, Reply, Request
+
+_FOREIGN = ("HF_", "HUGGING", "MODELSCOPE_", "OSCAR_ZOO_HUB")
+
+
+class HubServer(HubState):
+    """Both hubs in this process, in threads; enter it to start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Record] = []
+        self.failures: list[str] = []
+        self._faults = Faults(self)
+        self._stopping = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._ports = [Port(self, "origin"), Port(self, "cdn")]
+        self.url = f"http://127.0.0.1:{self._ports[0].server_port}"
+        self.cdn_url = f"http://localhost:{self._ports[1].server_port}"
+
+    def __enter__(self) -> Self:
+        for port in self._ports:
+            threading.Thread(target=port.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+        if kind is None and self.failures:
+            raise AssertionError("the loopback hub failed:\n" + "\n".join(self.failures))
+
+    def stop(self) -> None:
+        """End everything, hanging requests too."""
+        self._stopping.set()
+        for port in self._ports:
+            port.shutdown()
+            port.close_connections()
+            port.server_close()
+        for listening in self._sockets:
+            listening.close()
+
+    def repository(
+        self,
+        repo_id: str,
+        kind: Kind = "hf",
+        *,
+        private: bool = False,
+        gated: bool = False,
+        token: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Repository:
+        """The repository, made when there is none; `files` are its first commit, which is empty without them."""
+        with self.lock:
+            repo = self.find(kind, repo_id)
+            if repo is None:
+                repo = Repository(repo_id, kind, private=private, gated=gated, token=token)
+                repo.commit(files or {}, message="First commit")
+                self.repositories[kind, repo_id] = repo
+            elif files:
+                repo.commit(files)
+        return repo
+
+    def clear(self) -> None:
+        """Empty the record of requests."""
+        self.requests.clear()
+
+    def fault(
+        self,
+        kind: str,
+        path: str | None = None,
+        times: int | None = None,
+        *,
+        method: str | None = None,
+        **arguments: Any,
+    ) -> Fault:
+        """Switch a fault on for requests whose unquoted path matches the glob `path`, so many times or until removed.
+
+        The glob is also tried on path and query together, and on the path of the file inside the repository. The kinds
+        and their arguments are the functions of `hub_faults`.
+        """
+        return self._faults.add(kind, path, times, method, arguments)
+
+    def clear_faults(self) -> None:
+        """Switch all faults off."""
+        self._faults.clear()
+
+    def hang_accept(self) -> str:
+        """Address of a port that takes connections and reads nothing."""
+        return self._bound(listen=True)
+
+    def closed_port(self) -> str:
+        """Address nobody listens on, kept so."""
+        return self._bound(listen=False)
+
+    def _bound(self, *, listen: bool) -> str:
+        bound = socket.socket()
+        self._sockets.append(bound)
+        bound.bind(("127.0.0.1", 0))
+        if listen:
+            bound.listen(128)
+        return f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+    def environment(self, hf_home: Path) -> dict[str, str]:
+        """Variables of a child process whose clients see only this server and keep everything below `hf_home`."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_FOREIGN) and not name.lower().endswith(("_proxy", "token"))
+        }
+        home = hf_home / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return kept | {
+            "HOME": str(home),
+            "HF_HOME": str(hf_home),
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "MODELSCOPE_ENDPOINT": self.url,
+            "MODELSCOPE_CACHE": str(hf_home / "modelscope"),
+        }
+
+    def arrive(self, record: Record) -> None:
+        """Put a request on record."""
+        self.requests.append(record)
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request through the faults; a bug of ours is a reply too, and fails the test at the end."""
+        try:
+            return self._faults.around(request, lambda: hub_huggingface.answer(self, request))
+        except Exception:
+            self.failures.append(f"{request.method} {request.target}\n{traceback.format_exc()}")
+            return Reply(500, {"Content-Type": "text/plain"}, self.failures[-1].encode())
+
+    def pause(self, seconds: float | None) -> bool:
+        """Wait, or less when the server stops; tells whether it stops."""
+        return self._stopping.wait(seconds)
+
+
+def main() -> None:
+    """Serve a folder until killed."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seed", type=Path, required=True, help="folder whose files are the repository")
+    parser.add_argument("--repo", required=True, help="ORG/NAME, there on both hubs")
+    options = parser.parse_args()
+    files = {
+        path.relative_to(options.seed).as_posix(): path.read_bytes()
+        for path in sorted(options.seed.rglob("*"))
+        if path.is_file()
+    }
+    with HubServer() as server:
+        for kind in ("hf", "ms"):
+            server.repository(options.repo, kind, files=files)
+        print(server.url, flush=True)
+        server.pause(None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""HTTP of the loopback hubs: one request in, one reply out, everything on record.
+
+A reply says what is sent and how: at which pace, how much of it, and how the connection ends. Lies are made there, so
+that routes only know the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from email.message import Message
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+ReadFile = Callable[[str], bytes]
+ContentFilter = Callable[[bytes, ReadFile], bytes]
+"""Takes a file's content, and a function that reads other files of the same revision; gives what is served."""
+
+
+@dataclass
+class Record:
+    """One request as it arrived; `status` stays 0 while, or when, no reply was sent."""
+
+    method: str
+    path: str
+    host: str
+    range: str | None
+    content_type: str | None
+    credentials: bool
+    status: int = 0
+    sent: int = 0
+
+
+@dataclass
+class Request:
+    """A request, its path split before unquoting, so that `%2F` stays inside one segment.
+
+    Attributes:
+        host: `origin` or `cdn`: which port it came to.
+        range: the Range header; a fault may forget it.
+        content: a fault's filter for the content of the file that is asked for.
+    """
+
+    method: str
+    target: str
+    host: str
+    headers: Message
+    body: bytes
+    range: str | None
+    content: ContentFilter | None = None
+    segments: tuple[str, ...] = field(init=False)
+    query: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.target)
+        self.segments = tuple(unquote(part) for part in parts.path.split("/")[1:])
+        self.query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+
+    @property
+    def path(self) -> str:
+        """The path, unquoted, without the query."""
+        return "/" + "/".join(self.segments)
+
+    @property
+    def file(self) -> str | None:
+        """Path inside the repository of the file whose bytes are asked for, on any of the hubs."""
+        match self.segments:
+            case ("cdn", _, _, _, *rest) | (_, _, "resolve", _, *rest):
+                return "/".join(rest)
+        return self.query.get("FilePath")
+
+    @property
+    def token(self) -> str | None:
+        """What came as `Authorization: Bearer` or as the cookie of ModelScope."""
+        scheme, _, token = (self.headers.get("Authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and token:
+            return token
+        for part in (self.headers.get("Cookie") or "").split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == "m_session_id" and value:
+                return value
+        return None
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON; an empty one is an empty object."""
+        return json.loads(self.body or b"{}")
+
+    def form(self, name: str) -> list[str]:
+        """All values of a field of a form."""
+        return parse_qs(self.body.decode()).get(name, [])
+
+
+@dataclass
+class Reply:
+    """What is sent, and how.
+
+    Attributes:
+        length: Content-Length to state instead of the body's; `-1` states none and ends the body by closing.
+        cut: close after so many bytes of the body.
+        extra: bytes sent after the body, beyond the stated length.
+        rate: bytes per second of the body, and of the head with `slow_head`.
+        reset: end with RST instead of FIN.
+        hang: send nothing until the server stops.
+        silent: send nothing and close.
+    """
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | memoryview = b""
+    length: int | None = None
+    cut: int | None = None
+    extra: bytes = b""
+    rate: float | None = None
+    slow_head: bool = False
+    reset: bool = False
+    hang: bool = False
+    silent: bool = False
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection cannot be used again."""
+        honest = self.length is None or self.length == len(self.body)
+        return self.silent or self.hang or self.reset or self.cut is not None or bool(self.extra) or not honest
+
+
+def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+    """A reply with `value` as JSON."""
+    return Reply(
+        status, {"Content-Type": "application/json; charset=utf-8"} | (headers or {}), json.dumps(value).encode()
+    )
+
+
+def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[str, str]) -> Reply:
+    """The content of a file, or the range of it that was asked for."""
+    if request.content is not None:
+        data = request.content(data, read)
+    headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"} | headers
+    total, view = len(data), memoryview(data)
+    if not (request.range and request.range.startswith("bytes=")):
+        return Reply(200, headers, view)
+    first, _, last = request.range.removeprefix("bytes=").partition("-")
+    start = int(first) if first else max(total - int(last), 0)
+    end = min(int(last), total - 1) if first and last else total - 1
+    if start > end:
+        return Reply(416, headers | {"Content-Range": f"bytes */{total}"})
+    return Reply(206, headers | {"Content-Range": f"bytes {start}-{end}/{total}"}, view[start : end + 1])
+
+
+class Answering(Protocol):
+    """What a port needs of the server it belongs to."""
+
+    def arrive(self, record: Record) -> None:
+        """Put a request on record."""
+        ...
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request."""
+        ...
+
+    def pause(self, seconds: float | None) -> bool:
+        """Wait, or less when the server stops; tells whether it stops."""
+        ...
+
+
+class Port(ThreadingHTTPServer):
+    """One listening port; closes its connections when it stops."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, hub: Answering, host: str) -> None:
+        self.hub, self.host = hub, host
+        self._open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Remember the connection, then serve it in a thread."""
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget the connection and end it."""
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """Wake every thread that waits for a client."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients may go at any time; errors of routes are answered and kept by the hub."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Port
+
+    def _serve(self) -> None:
+        request = Request(
+            self.command, self.path, self.server.host, self.headers, self._read_body(), self.headers.get("Range")
+        )
+        record = Record(
+            request.method,
+            request.target,
+            request.host,
+            request.range,
+            self.headers.get("Content-Type"),
+            request.token is not None or self.headers.get("Authorization") is not None,
+        )
+        self.server.hub.arrive(record)
+        reply = self.server.hub.answer(request)
+        if reply.closes:
+            self.close_connection = True
+        with contextlib.suppress(ConnectionError):
+            self._send(reply, record)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
+
+    def log_message(self, *args: object) -> None:
+        """Requests are on record; nothing is printed."""
+
+    def _read_body(self) -> bytes:
+        if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
+            return b"".join(self._chunks())
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline() not in (b"\r\n", b"\n", b""):
+            pass
+
+    def _send(self, reply: Reply, record: Record) -> None:
+        if reply.hang:
+            self.server.hub.pause(None)
+        if reply.hang or reply.silent or (reply.reset and reply.cut is None):
+            return self._end(reply)
+        body = memoryview(b"" if self.command == "HEAD" else reply.body)
+        if reply.cut is not None:
+            body = body[: reply.cut]
+        # On record before it leaves: who has read the reply may read the record.
+        record.status, record.sent = reply.status, len(body) + len(reply.extra)
+        head = self._head(reply)
+        if reply.rate is None and len(body) < 1 << 16:
+            self.connection.sendall(head + bytes(body) + reply.extra)
+        else:
+            self._pour(memoryview(head), reply.rate if reply.slow_head else None)
+            record.sent = 0
+            try:
+                self._pour(body, reply.rate, record)
+            finally:
+                record.sent = min(record.sent, len(body))
+            self.connection.sendall(reply.extra)
+            record.sent += len(reply.extra)
+        return self._end(reply)
+
+    def _head(self, reply: Reply) -> bytes:
+        headers = dict(reply.headers)
+        if reply.length != -1:
+            headers.setdefault("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
+        if self.close_connection:
+            headers["Connection"] = "close"
+        lines = [f"HTTP/1.1 {reply.status} {_reason(reply.status)}", *(f"{k}: {v}" for k, v in headers.items())]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def _pour(self, data: memoryview, rate: float | None, record: Record | None = None) -> None:
+        if rate is None:
+            if record is not None:
+                record.sent = len(data)
+            self.connection.sendall(data)
+            return
+        step = max(int(rate / 20), 1)
+        for start in range(0, len(data), step):
+            piece = data[start : start + step]
+            if record is not None:
+                record.sent += len(piece)
+            self.connection.sendall(piece)
+            if self.server.hub.pause(len(piece) / rate):
+                break
+
+    def _end(self, reply: Reply) -> None:
+        if reply.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Status"
