@@ -211,6 +211,12 @@ class VerificationFailed(IntegrityError):
         self.outcome = outcome
 
 
+class RevisionGone(IntegrityError):
+    """The commit that a lock names no longer exists; there is no silent move to another one."""
+
+    code = "integrity.revision_gone"
+
+
 class RollbackError(IntegrityError):
     """A hub offers an older index than it did before."""
 

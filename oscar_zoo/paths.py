@@ -1,6 +1,7 @@
-"""Where state lives on this machine: cache, data and state folders.
+"""Where state lives on this machine: cache, data, state and configuration folders.
 
-Environment variables win over the platform's defaults: `OSCAR_ZOO_CACHE`, `OSCAR_ZOO_DATA`, `OSCAR_ZOO_STATE`.
+Environment variables win over the platform's defaults: `OSCAR_ZOO_CACHE`, `OSCAR_ZOO_DATA`, `OSCAR_ZOO_STATE`,
+`OSCAR_ZOO_CONFIG`.
 Nothing here creates a folder.
 """
 
@@ -35,5 +36,10 @@ def default_zoo_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Folder of logs."""
+    """Folder of logs and of what this user has seen: first digests, index serials."""
     return _folder("OSCAR_ZOO_STATE", platformdirs.user_state_path(APP))
+
+
+def config_dir() -> Path:
+    """Folder of `config.toml`."""
+    return _folder("OSCAR_ZOO_CONFIG", platformdirs.user_config_path(APP))

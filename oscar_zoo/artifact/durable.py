@@ -41,6 +41,17 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         os.close(descriptor)
 
 
+def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write `data` to `path` in one step: a reader sees the old content or the new, never a part."""
+    fresh = temp_path(path.parent)
+    try:
+        write_new(fresh, data, mode=mode)
+        os.replace(fresh, path)  # noqa: PTH105
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Force the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -9,6 +9,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render
+from oscar_zoo.cli.outcomes import warning_text
 from oscar_zoo.cli.targets import artifact_folders, artifact_name, existing_path, geometry_from_path, looks_like_path
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import recipe_for
@@ -35,8 +36,8 @@ class OpenArtifact:
     base_model: str | None
 
 
-def open_artifact(text: str, *, hub: str | None, quiet: bool) -> OpenArtifact:
-    """Open `text`; a name that is not in the store is pulled from `hub` first.
+def open_artifact(text: str, *, hubs: tuple[str, ...] = (), quiet: bool) -> OpenArtifact:
+    """Open `text`; a name that is not in the store is pulled from `hubs` first, or the configured ones.
 
     Raises:
         PathNotFound, ArtifactNotFound, AmbiguousName: it means nothing, or too much.
@@ -44,7 +45,7 @@ def open_artifact(text: str, *, hub: str | None, quiet: bool) -> OpenArtifact:
     """
     if looks_like_path(text):
         return _from_folder(existing_path(text))
-    return _from_registry(text, hub, quiet)
+    return _from_registry(text, hubs, quiet)
 
 
 def _from_folder(path: Path) -> OpenArtifact:
@@ -68,23 +69,30 @@ def _from_folder(path: Path) -> OpenArtifact:
     return _open(manifest.artifact_id.reference if manifest else str(path), verified, manifest, names)
 
 
-def _from_registry(text: str, hub: str | None, quiet: bool) -> OpenArtifact:
-    from oscar_zoo.hubs.address import open_hub
-    from oscar_zoo.registry.installed import find_installed
+def _from_registry(text: str, hubs: tuple[str, ...], quiet: bool) -> OpenArtifact:
+    from oscar_zoo.hubs import address, config
+    from oscar_zoo.registry.pins import PinFile
     from oscar_zoo.registry.pull import pull, verify_stored
     from oscar_zoo.registry.store import Store
+    from oscar_zoo.registry.trust import Trust
 
-    reference, store = artifact_name(text), Store()
-    record = find_installed(reference, store) if hub is None else None
-    if record is None:
-        with render.progress("bytes", enabled=not quiet) as advance:
-            pulled = pull(reference, open_hub(hub), store, progress=lambda name, n, total: advance(n, total, name))
-        return _open_stored(pulled.artifact, pulled.verified)
-    stored = store.open(record.digest, record.id)
-    outcome = verify_stored(stored)
+    offline = config.load(hubs).offline
+    with render.progress("bytes", enabled=not quiet) as advance:
+        result = pull(
+            artifact_name(text),
+            address.open_hubs(hubs, offline=offline),
+            Store(),
+            trust=Trust(lock=PinFile.of_project(), write_lock=False),
+            offline=offline,
+            prefer_installed=not hubs,
+            progress=lambda name, done, total: advance(done, total, name),
+        )
+    for note in (*result.notes, *result.warnings):
+        render.note(f"note: {warning_text(note)}", quiet=quiet)
+    outcome = result.verified or verify_stored(result.artifact)
     if not isinstance(outcome, Verified):
         refuse(text, outcome)
-    return _open_stored(stored, outcome)
+    return _open_stored(result.artifact, outcome)
 
 
 def _open_stored(stored: StoredArtifact, verified: Verified) -> OpenArtifact:

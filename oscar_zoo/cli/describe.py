@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.cli import render
+from oscar_zoo.cli.browsing import look
 from oscar_zoo.cli.targets import artifact_name
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
-from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.view import HubView
 
 
-def describe(name: str, hub: str | None) -> dict[str, Any]:
+def describe(name: str, hubs: tuple[str, ...] = ()) -> dict[str, Any]:
     """The recipe of a model and the manifests of its artifacts, or of the one that a tag names.
 
     Raises:
@@ -26,23 +28,41 @@ def describe(name: str, hub: str | None) -> dict[str, Any]:
     recipe = catalog.recipe(reference.name)
     model = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
     manifests = {m.artifact_id.key: m for m in catalog.manifests(model)}
-    manifests |= _local_manifests(model, hub)
+    views, troubles = look(hubs)
+    manifests |= _local_manifests(model, views)
+    offered = _offered(model, views)
     copies = _installed(model)
     tags = {m.artifact_id.reference for m in manifests.values()} | {record.id.reference for record in copies}
+    tags |= {row["id"].replace("/", ":", 1) for row in offered}
     manifests = {k: m for k, m in manifests.items() if _means(reference, m.artifact_id, m.digest)}
     copies = [record for record in copies if _means(reference, record.id, record.digest)]
+    offered = [row for row in offered if _means(reference, ArtifactId.parse(row["id"]), row["digest"])]
     narrowed = reference.tag is not None or reference.digest is not None
-    if not manifests and not copies and (recipe is None or narrowed):
+    if not manifests and not copies and not offered and (recipe is None or narrowed):
         if tags:
             raise ArtifactNotFound(f"no artifact is called {name!r}.", hint=f"known: {', '.join(sorted(tags))}")
-        known = {a.model for a in open_hub(hub).artifacts()}
+        known = {a.model for view in views for a in view.hub.artifacts()}
         raise ArtifactNotFound.for_name(name, () if recipe else catalog.close_matches(name, known))
     return {
         "name": model,
         "recipe": recipe.model_dump(mode="json") if recipe else None,
         "artifacts": [manifests[key].to_json() for key in sorted(manifests)],
         "installed": [_copy(record) for record in copies],
+        "offered": offered,
+        "notes": [trouble.message for trouble in troubles],
     }
+
+
+def _offered(model: str, views: Sequence[HubView]) -> list[dict[str, Any]]:
+    """Where the versions of `model` can be had, as the hubs say now: a row per hub and version."""
+    rows = []
+    for view in views:
+        for artifact in view.hub.artifacts():
+            if artifact.model.casefold() == model.casefold():
+                entry, status = view.index.entry(artifact), view.status(artifact)
+                row = {"id": str(artifact), "hub": view.hub.name, "digest": entry.digest if entry else None}
+                rows.append(row | {"state": status.state, "reason": status.reason})
+    return rows
 
 
 def _means(reference: Reference, artifact: ArtifactId, digest: str | None) -> bool:
@@ -51,13 +71,15 @@ def _means(reference: Reference, artifact: ArtifactId, digest: str | None) -> bo
     return tagged and (reference.digest is None or (digest or "").startswith(reference.digest))
 
 
-def _local_manifests(model: str, hub: str | None) -> dict[str, Manifest]:
-    """Manifests of `model` on the hub and in the store, by id key; the packaged `registry` block is not repeated."""
-    found = {}
-    source, store = open_hub(hub), Store()
-    for artifact in source.artifacts():
-        if artifact.model.casefold() == model.casefold() and any(f.path == FILE_NAME for f in source.files(artifact)):
-            found[artifact.key] = Manifest.from_bytes(source.fetch(artifact, FILE_NAME, limit=1 << 20))
+def _local_manifests(model: str, views: Sequence[HubView]) -> dict[str, Manifest]:
+    """Manifests of `model` on hubs and in the store, by id key; the packaged `registry` block is not repeated."""
+    found: dict[str, Manifest] = {}
+    store = Store()
+    for hub in (view.hub for view in views):
+        for artifact in hub.artifacts():
+            listed = artifact.model.casefold() == model.casefold() and artifact.key not in found
+            if listed and any(f.path == FILE_NAME for f in hub.files(artifact)):
+                found[artifact.key] = Manifest.from_bytes(hub.fetch(artifact, FILE_NAME, limit=1 << 20))
     for record in _installed(model):
         with contextlib.suppress(IntegrityError):  # a rotten copy takes nothing away from what is known
             stored = store.open(record.digest, record.id)
@@ -97,7 +119,12 @@ def print_facts(facts: dict[str, Any]) -> None:
         reference = copy["id"].replace("/", ":", 1)
         state = copy["path"] if copy["intact"] else f"damaged, fetch it again: oscar-zoo pull {reference}"
         _line("installed", f"{reference}  {state}")
-    if not facts["artifacts"] and not facts["installed"]:
+    for row in facts["offered"]:
+        state = "" if row["state"] == "active" else f", {row['state']}: {row['reason'] or 'no reason given'}"
+        _line("offered", f"{row['id'].replace('/', ':', 1)}  {row['hub']}{state}")
+    for note in facts["notes"]:
+        _line("note", note)
+    if not facts["artifacts"] and not facts["installed"] and not facts["offered"]:
         console.print("No published rotation is known; make one: oscar-zoo compute --help")
     for manifest in facts["artifacts"]:
         _print_manifest(manifest)

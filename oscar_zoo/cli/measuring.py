@@ -36,7 +36,7 @@ def measure(
     from oscar_zoo.evaluate.texts import read_text
 
     text = read_text(data, "validation")
-    opened = open_artifact(artifact, hub=choices["hub"], quiet=True)
+    opened = open_artifact(artifact, hubs=choices["hubs"], quiet=True)
     name = model or opened.base_model
     if name is None:
         raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")

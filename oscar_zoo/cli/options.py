@@ -30,6 +30,23 @@ def hub_option(function: F) -> F:
     )(function)
 
 
+def hubs_option(function: F) -> F:
+    """`--hub`, several times: where to read, in order."""
+    return click.option(
+        "--hub",
+        "hubs",
+        multiple=True,
+        metavar="HUB",
+        help="Hub to use instead of the configured ones: hf:ORG/REPO[@REV], ms:ORG/REPO or file:PATH. Can be repeated: "
+        "they are asked in order. Default: OSCAR_ZOO_HUB, config.toml, else your own zoo and the public ones.",
+    )(function)
+
+
+def offline_option(function: F) -> F:
+    """`--offline`: no request leaves."""
+    return click.option("--offline", is_flag=True, help="Use what is on this machine; ask no hub.")(function)
+
+
 def device_option(function: F) -> F:
     """`--device`: where torch runs."""
     return click.option(

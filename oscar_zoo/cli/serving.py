@@ -32,7 +32,7 @@ class ServeRequest:
     api_key_file: Path | None
     clip: str | None
     timeout: float
-    hub: str | None
+    hubs: tuple[str, ...]
     device: str | None
     quiet: bool
     as_json: bool
@@ -69,7 +69,7 @@ def _check_exposure(request: ServeRequest) -> None:
 
 
 def _prepare(request: ServeRequest, private: Path) -> _Prepared:
-    artifact = open_artifact(request.artifact, hub=request.hub, quiet=request.quiet or request.as_json)
+    artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.quiet or request.as_json)
     choice = _choose_model(request, artifact)
     recipe = _fit_to_model(request, artifact, choice)
     staged = private / "rotations"

@@ -1,42 +1,98 @@
-"""A hub as people write it: `file:PATH`, `hf:REPO`, `ms:REPO`, or nothing for the zoo of this user."""
+"""A hub as people write it, `file:PATH`, `hf:ORG/REPO[@REVISION]` or `ms:ORG/REPO[@REVISION]`, and those configured."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 from oscar_zoo import paths
-from oscar_zoo.errors import UsageError
+from oscar_zoo.artifact.names import check_part
+from oscar_zoo.errors import InvalidName, UsageError
+from oscar_zoo.hubs import config
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
 
-_REMOTE = {"hf": "Hugging Face", "ms": "ModelScope"}
+_FORMS = "a hub is written hf:ORG/REPO, ms:ORG/REPO or file:PATH"
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 
-def open_hub(text: str | None = None) -> Hub:
-    """The hub that `text` names.
+def is_remote(text: str) -> bool:
+    """Whether asking the hub that `text` names needs the network."""
+    return text.partition(":")[0].casefold() in ("hf", "ms")
+
+
+def open_hub(text: str | None = None, *, network: config.NetworkSettings | None = None, sharing: int = 1) -> Hub:
+    """The hub that `text` names; nothing is asked or created yet.
 
     Args:
-        text: `file:PATH` (absolute, relative or with `~`), `file:///PATH`, or `None` for the zoo of this user, a
-            folder that the first publish creates.
+        text: `file:PATH` (absolute, relative or with `~`), `file:///PATH`, `hf:ORG/REPO[@REVISION]`,
+            `ms:ORG/REPO[@REVISION]`, or `None` for the zoo of this user, a folder that the first publish creates.
+        network: limits of requests; default those of the configuration.
+        sharing: how many remote hubs may have to be asked in turn: each gets its share of the waiting time.
 
     Raises:
-        UsageError: not a hub, or one this version does not support.
+        UsageError: not a hub.
     """
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
     scheme, colon, rest = text.partition(":")
-    scheme = scheme.casefold()
-    if colon and scheme == "file":
-        return LocalHub(_file_path(text, rest))
-    if colon and scheme in _REMOTE:
-        raise UsageError(
-            f"hub {text[:120]!r}: {_REMOTE[scheme]} is not supported by this version.",
-            hint="use a hub in a folder: file:PATH",
-        )
-    form = f"file:{text}" if os.path.lexists(text) else "file:PATH"
-    raise UsageError(f"{text[:120]!r} is not a hub.", hint=f"a hub in a folder is written {form}")
+    scheme = scheme.casefold() if colon else ""
+    if scheme == "file":
+        path = _file_path(text, rest)
+        return LocalHub(path, must_exist=path != paths.default_zoo_dir())
+    if scheme in ("hf", "ms"):
+        return _open_remote(text, scheme, rest, network or config.load().network, sharing)
+    form = f"a hub in a folder is written file:{text}" if os.path.lexists(text) else _FORMS
+    raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
+
+
+def open_hubs(texts: Sequence[str] = (), *, offline: bool = False) -> tuple[Hub, ...]:
+    """The hubs to read from, in order: those of `texts`, of the environment, of `config.toml`, or the defaults.
+
+    In offline mode hubs in folders only.
+
+    Raises:
+        UsageError: one of them is not a hub, or the configuration is malformed.
+    """
+    settings = config.load(texts, offline=offline)
+    wanted = [text for text in settings.read if not (settings.offline and is_remote(text))]
+    remote = sum(map(is_remote, wanted))
+    return tuple(open_hub(text, network=settings.network, sharing=max(remote, 1)) for text in wanted)
+
+
+def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
+    """The hubs to publish to, those without commits (ModelScope) last; default the zoo of this user."""
+    settings = config.load(texts)
+    wanted = sorted(settings.publish, key=lambda text: text.casefold().startswith("ms:"))
+    return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
+
+
+def _open_remote(text: str, scheme: str, rest: str, network: config.NetworkSettings, sharing: int) -> Hub:
+    from oscar_zoo.hubs.transport import Limits
+
+    repository, at, revision = rest.partition("@")
+    organisation, _, name = repository.partition("/")
+    try:
+        check_part(organisation, "organisation")
+        check_part(name, "repository")
+    except InvalidName as error:
+        raise UsageError(f"{text[:120]!r} is not a hub: {error.message}", hint=_FORMS) from None
+    if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise UsageError(f"{text[:120]!r} has no valid revision after @.", hint="name a branch, a tag or a commit")
+    limits = Limits(**network.model_dump(exclude_none=True))
+    share = limits.answer / sharing
+    limits = replace(limits, answer=share, connect=min(limits.connect, share))
+    if scheme == "hf":
+        from oscar_zoo.hubs.huggingface import open_huggingface
+
+        return open_huggingface(repository, revision or None, limits=limits)
+    from oscar_zoo.hubs.modelscope import open_modelscope
+
+    return open_modelscope(repository, revision or None, limits=limits)
 
 
 def _file_path(text: str, rest: str) -> Path:

@@ -1,26 +1,47 @@
-"""Use case: an artifact of a hub -> a verified entry of the store.
+"""Use case: an artifact of the first hub that has it -> a verified entry of the store.
 
-Every file is hashed as it arrives and again whenever it is used. A hub that now offers other bytes under a known id is
-an error that shows both digests; bytes that fail verification never reach the store.
+Every file is hashed as it arrives and again whenever it is used. Bytes that fail verification, or that break a promise
+(see `trust`), never reach the store. What the project's lock names and the store has costs no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from oscar_zoo.artifact.digest import FileDigest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.outcome import Failure, Outcome, Verified, why
-from oscar_zoo.artifact.verify import MAX_ARTIFACT_BYTES, verify_files
-from oscar_zoo.errors import DigestMismatchError, MalformedFile, VerificationFailed
-from oscar_zoo.hubs.base import Hub, HubFile, Progress
+from oscar_zoo.artifact.outcome import Outcome, Verified
+from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.errors import (
+    DigestMismatchError,
+    MalformedFile,
+    NetworkError,
+    NotLocked,
+    OfflineError,
+    RevisionGone,
+    RevisionNotFound,
+)
+from oscar_zoo.hubs.base import Hub, Progress
+from oscar_zoo.registry import locks, pins, trust
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.failover import first_answer
+from oscar_zoo.registry.fetch import fetch_files, refuse, verify_payload
+from oscar_zoo.registry.index import Index, IndexFile
+from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.resolve import ResolvedArtifact, resolve
-from oscar_zoo.registry.store import Store, StoredArtifact
+from oscar_zoo.registry.resolve import find
+from oscar_zoo.registry.store import Origin, Store, StoredArtifact
+from oscar_zoo.registry.trust import Promise, Trust
+from oscar_zoo.registry.view import HubView, ResolvedArtifact
+
+__all__ = ["PullResult", "plan", "pull", "refuse", "verify_stored"]
+
+T = TypeVar("T")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -29,67 +50,87 @@ class PullResult:
 
     Attributes:
         artifact: the entry in the store, hashed just now.
-        verified: the outcome of verification of exactly those bytes.
         already_present: nothing was fetched; the entry was there and intact.
-        first_use: nobody had promised a digest (no manifest, no known checksum): it is trusted from now on.
-        resolved: what the hub offered.
+        first_use: nobody had promised a digest: it is trusted from now on.
+        hub: the hub that was asked, or the one the entry came from when none was.
+        level: what verification reached, now or before the entry was stored.
+        warnings: codes of verification and sentences about the status of the version.
+        notes: what went wrong with hubs asked before.
+        verified: the outcome when the bytes were verified just now.
     """
 
     artifact: StoredArtifact
-    verified: Verified
     already_present: bool
     first_use: bool
-    resolved: ResolvedArtifact
+    hub: str
+    level: str | None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    verified: Verified | None = None
 
 
 def pull(
     reference: Reference | str,
-    hub: Hub,
+    hubs: Hub | Sequence[Hub],
     store: Store,
     *,
     catalog: Catalog | None = None,
-    accept_new: bool = False,
+    trust: Trust | None = None,
+    offline: bool = False,
+    prefer_installed: bool = False,
     progress: Progress | None = None,
 ) -> PullResult:
     """Fetch, verify and store an artifact, or check the copy that is already there.
 
     Args:
         reference: what to pull; see `resolve`.
-        hub: where from.
+        hubs: where from, in order; the next one is asked after network trouble, or when one does not have it.
         store: where to.
         catalog: recipes and manifests; default the packaged ones.
-        accept_new: replace a stored copy when the hub offers other bytes now.
-        progress: told about bytes fetched.
+        trust: what was seen before and how strict to be; default the known artifacts of this user.
+        offline: take the copy in the store; only hubs in folders may be in `hubs`.
+        prefer_installed: take a copy in the store, if there is one, without asking whether a hub has another.
+        progress: told about bytes fetched, from several threads.
 
     Raises:
         NotFoundError, AmbiguousName: see `resolve`.
-        DigestMismatchError: the hub's bytes differ from its listing, or from what was stored before.
-        MalformedFile: the hub lists more bytes than any artifact has.
+        NetworkError: no hub answered, or `offline` and not here.
+        AccessError: a hub refused.
+        NotLocked: `trust.locked`, and the lock does not have it.
+        DigestMismatchError: the hub's bytes differ from its listing, or from what was promised before.
+        MalformedFile: the hub lists more bytes than any artifact has, or its index or manifest is broken.
         VerificationFailed: the bytes must not be used; `error.outcome` says why.
         StorageError: the disk refused.
     """
-    reference = Reference.parse(reference) if isinstance(reference, str) else reference
-    resolved = resolve(reference, hub, catalog)
-    known = store.find(resolved.id)
-    if known is not None and not accept_new:
-        _refuse_change(resolved, known)
-    stored = _open_intact(store, known) if known and _same(resolved, known) else None
-    if stored is not None:
-        verified = _verify(resolved, stored.payload)
-        return PullResult(stored, verified, True, False, resolved)
-    files = _fetch_all(hub, resolved, progress)
-    verified = _verify(resolved, files)
-    # A listing without digests promised nothing before; what is known must hold for the bytes themselves.
-    for want in (reference.digest, known.digest if known and not accept_new else None):
-        if want and not verified.digest.startswith(want):
-            raise DigestMismatchError.for_content(str(resolved.id), want=want, got=verified.digest)
-    if resolved.manifest_bytes is not None:
-        files[FILE_NAME] = resolved.manifest_bytes
-    artifact = store.put(resolved.id, files, source=hub.name)
-    if known is not None and known.path != artifact.record.path:
-        store.remove(known)
-    first_use = resolved.manifest is None and resolved.expected_digest is None
-    return PullResult(artifact, verified, False, first_use, resolved)
+    job = _Job(reference, hubs, store, catalog, trust, progress)
+    here = job.installed(offline or prefer_installed)
+    if here is not None:
+        return here
+    if offline and not job.hubs:
+        raise OfflineError.for_name(str(job.reference))
+    with locks.held(locks.STORE, shared=True, root=store.root):
+        try:
+            result, notes = job.ask(job.obtain)
+        except NetworkError as error:
+            record = find_installed(job.reference, store, job.catalog)
+            if record is not None:
+                error.hint = f"a copy of {record.fetched[:10]} is here; to use it: --offline"
+            raise
+    return replace(result, notes=notes)
+
+
+def plan(
+    reference: Reference | str,
+    hubs: Hub | Sequence[Hub],
+    store: Store,
+    *,
+    catalog: Catalog | None = None,
+    trust: Trust | None = None,
+) -> ResolvedArtifact | PullResult:
+    """What `pull` would do: the installed copy it would take, or the offer it would fetch. Writes nothing."""
+    job = _Job(reference, hubs, store, catalog, trust, None)
+    here = job.installed(False)
+    return here if here is not None else job.ask(job.offer)[0].resolved
 
 
 def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> Outcome:
@@ -104,21 +145,146 @@ def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> O
     )
 
 
-def refuse(name: str, outcome: Failure) -> NoReturn:
-    """Raise the error for an outcome that is not `Verified`.
+class _Job:
+    """One pull: the arguments, made complete, and its steps."""
 
-    Raises:
-        VerificationFailed: always.
-    """
-    raise VerificationFailed(
-        f"{name} failed verification: {why(outcome)}.",
-        hint=f"do not use this copy; details: oscar-zoo verify {name}",
-        outcome=outcome,
-    )
+    def __init__(
+        self,
+        reference: Reference | str,
+        hubs: Hub | Sequence[Hub],
+        store: Store,
+        catalog: Catalog | None,
+        trust: Trust | None,
+        progress: Progress | None,
+    ) -> None:
+        self.reference = Reference.parse(reference) if isinstance(reference, str) else reference
+        self.hubs = tuple(hubs) if isinstance(hubs, Sequence) else (hubs,)
+        self.store, self.progress = store, progress
+        self.catalog = catalog or Catalog.packaged()
+        self.trust = trust or Trust()
+        self.pin = self.trust.pinned(self.reference, self.catalog)
+        if self.trust.locked and self.pin is None:
+            place = self.trust.lock.path if self.trust.lock else pins.LOCK_NAME
+            raise NotLocked.for_name(str(self.reference), place)
+
+    def installed(self, any_copy: bool) -> PullResult | None:
+        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or `any_copy` will do."""
+        pin = self.pin
+        if pin is not None:
+            found = [r for r in self.store.installed() if r.id.key == pin.artifact_id.key and r.digest == pin.digest]
+            record = found[0] if found and pin.same_bytes(found[0].digest, found[0].manifest_sha256) else None
+        elif any_copy or self.reference.digest is not None:
+            record = find_installed(self.reference, self.store, self.catalog)
+        else:
+            return None
+        stored = _open_intact(self.store, record)
+        return None if stored is None else _present(stored, stored.record.source)
+
+    def ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
+        """`call` of the first hub that answers; the hub of a pin first, at its commit."""
+        hubs = self.hubs
+        if self.pin is not None:
+            home = [hub for hub in hubs if _base(hub.name) == _base(self.pin.hub)]
+            hubs = (*home, *(hub for hub in hubs if hub not in home))
+        return first_answer(hubs, call, name=str(self.reference))
+
+    def offer(self, hub: Hub) -> _Offer:
+        """What `hub` offers, its listing already held against every promise."""
+        pin = self.pin
+        if pin is not None and _base(hub.name) == _base(pin.hub) and _COMMIT.fullmatch(pin.revision or ""):
+            return self._pinned_offer(hub.at(str(pin.revision)), pin)
+        view = HubView.open(hub, self.catalog, trust=self.trust)
+        resolved = find(self.reference, view) if pin is None else view.offer(pin.artifact_id)
+        return self._checked(view, resolved)
+
+    def obtain(self, hub: Hub) -> PullResult:
+        """Take what `hub` offers into the store, unless the same bytes are there."""
+        offer = self.offer(hub)
+        with locks.held(f"pull {offer.resolved.id.key}", root=self.store.root):
+            known = self.store.find(offer.resolved.id)
+            stored = _open_intact(self.store, known) if known and _same(offer.resolved, known) else None
+            if stored is not None:
+                result = _present(stored, hub.name, offer.resolved.warnings)
+            else:
+                result = self._download(offer, known)
+            self._remember(offer, result)
+        return result
+
+    def _pinned_offer(self, hub: Hub, pin: Pin) -> _Offer:
+        try:
+            view = HubView(hub, self.catalog, Index.empty())
+            return self._checked(view, view.offer(pin.artifact_id))
+        except RevisionNotFound as error:
+            raise RevisionGone(
+                f"{hub.title} no longer has commit {str(pin.revision)[:12]}, which {pin.id} is locked to.",
+                hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
+            ) from error
+
+    def _checked(self, view: HubView, resolved: ResolvedArtifact) -> _Offer:
+        promises = tuple(self.trust.promises(resolved.id, entry=resolved.entry, packaged=resolved.packaged_promise))
+        known = self.store.find(resolved.id)
+        if known is not None:
+            promises = (*promises, trust.of_record(known))
+        offer = _Offer(view, resolved, promises)
+        self._check(offer, resolved.digest)
+        return offer
+
+    def _check(self, offer: _Offer, digest: str | None) -> None:
+        resolved = offer.resolved
+        self.trust.check(resolved.id, digest, resolved.manifest_sha256, of=offer.promises, hub=offer.view.hub.title)
+
+    def _download(self, offer: _Offer, known: Record | None) -> PullResult:
+        resolved = offer.resolved
+        files = fetch_files(resolved, self.progress)
+        verified = verify_payload(resolved, files)
+        # A listing without digests promised nothing before; promises must hold for the bytes themselves.
+        self._check(offer, verified.digest)
+        wanted = self.reference.digest
+        if wanted is not None and not verified.digest.startswith(wanted):
+            raise DigestMismatchError.for_content(str(resolved.id), want=wanted, got=verified.digest)
+        if resolved.manifest_bytes is not None:
+            files[FILE_NAME] = resolved.manifest_bytes
+        origin = Origin(resolved.hub.revision, verified.level, verified.warnings)
+        artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
+        if known is not None and known.path != artifact.record.path:
+            self.store.remove(known)
+        first_use = resolved.manifest is None and not offer.promises
+        warnings = (*resolved.warnings, *verified.warnings)
+        return PullResult(artifact, False, first_use, resolved.hub.name, verified.level, warnings, (), verified)
+
+    def _remember(self, offer: _Offer, result: PullResult) -> None:
+        record, resolved = result.artifact.record, offer.resolved
+        pin = Pin(
+            id=str(record.id),
+            digest=record.digest,
+            files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+            manifest_sha256=record.manifest_sha256,
+            hub=resolved.hub.name,
+            revision=resolved.hub.revision,
+            first_seen=pins.now(),
+            source=_source(resolved),
+        )
+        self.trust.remember(pin, hub=resolved.hub.name, index=offer.view.index)
 
 
-def _open_intact(store: Store, record: Record) -> StoredArtifact | None:
-    """The stored copy, or `None` when it rotted; its record stays, which says what the hub must offer."""
+@dataclass(frozen=True)
+class _Offer:
+    """An offer of a hub and everything promised about it before."""
+
+    view: HubView
+    resolved: ResolvedArtifact
+    promises: tuple[Promise, ...]
+
+
+def _present(stored: StoredArtifact, hub: str, warnings: tuple[str, ...] = ()) -> PullResult:
+    record = stored.record
+    return PullResult(stored, True, False, hub, record.level, (*warnings, *record.warnings))
+
+
+def _open_intact(store: Store, record: Record | None) -> StoredArtifact | None:
+    """The stored copy, or `None` when there is none or it rotted; its record stays, which says what is expected."""
+    if record is None:
+        return None
     try:
         return store.open(record.digest, record.id)
     except (DigestMismatchError, MalformedFile):
@@ -126,56 +292,17 @@ def _open_intact(store: Store, record: Record) -> StoredArtifact | None:
 
 
 def _same(resolved: ResolvedArtifact, known: Record) -> bool:
-    manifest = sha256_hex(resolved.manifest_bytes) if resolved.manifest_bytes is not None else None
-    return resolved.digest in (None, known.digest) and manifest == known.manifest_sha256
+    return resolved.digest in (None, known.digest) and resolved.manifest_sha256 == known.manifest_sha256
 
 
-def _refuse_change(resolved: ResolvedArtifact, known: Record) -> None:
-    if _same(resolved, known):
-        return
-    if resolved.digest not in (None, known.digest):
-        what, want, got = str(resolved.id), known.digest, resolved.digest
-    else:
-        offered = sha256_hex(resolved.manifest_bytes) if resolved.manifest_bytes is not None else "no file"
-        what, want, got = f"{FILE_NAME} of {resolved.id}", known.manifest_sha256 or "no file", offered
-    raise DigestMismatchError(
-        f"{what} changed: {want} was stored on {known.fetched[:10]}, the hub now offers {got}.",
-        hint="versions never change; ask the publisher, or accept the new bytes with --accept-new-digest",
-    )
+def _source(resolved: ResolvedArtifact) -> pins.Source:
+    if resolved.entry is not None:
+        return "index"
+    if resolved.manifest is not None:
+        return "manifest"
+    return "content" if resolved.digest is None else "listing"
 
 
-def _fetch_all(hub: Hub, resolved: ResolvedArtifact, progress: Progress | None) -> dict[str, bytes]:
-    size = sum(file.size for file in resolved.files)
-    if size > MAX_ARTIFACT_BYTES:
-        raise MalformedFile("file.size", f"{resolved.id} has {size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched.")
-    return {file.path: _fetch(hub, resolved, file, progress) for file in resolved.files}
-
-
-def _fetch(hub: Hub, resolved: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:
-    """One file as listed. A copy that differs is fetched once more from the same hub, then refused."""
-    for _ in range(2):
-        data = hub.fetch(resolved.id, file.path, limit=file.size, progress=progress)
-        got = sha256_hex(data)
-        if len(data) == file.size and file.sha256 in (None, got):
-            return data
-    raise DigestMismatchError.for_content(
-        f"{file.path} of {resolved.id} on {hub.name}", want=file.sha256 or f"{file.size} bytes", got=got
-    )
-
-
-def _verify(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:
-    outcome = verify_files(
-        payload,
-        manifest=resolved.manifest,
-        expected=_promised(resolved),
-        geometry=resolved.geometry,
-        name_hint=str(resolved.id),
-    )
-    if not isinstance(outcome, Verified):
-        refuse(str(resolved.id), outcome)
-    return outcome
-
-
-def _promised(resolved: ResolvedArtifact) -> Sequence[FileDigest] | None:
-    """Checksums this package promises for the artifact, or `None`."""
-    return resolved.packaged.file_digests if resolved.packaged else None
+def _base(name: str) -> str:
+    """A hub's name without the revision that was asked for."""
+    return name if name.startswith("file:") else name.partition("@")[0].casefold()

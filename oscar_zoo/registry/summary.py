@@ -12,9 +12,9 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NotFoundError, StorageError
-from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.view import HubView
 
 
 def artifact_summary(manifest: Manifest) -> dict[str, Any]:
@@ -47,21 +47,36 @@ def score_summary(score: Score) -> dict[str, Any]:
     }
 
 
-def list_artifacts(catalog: Catalog, installed: Iterable[Record], hub: Hub) -> list[dict[str, Any]]:
-    """One row per known artifact: packaged manifests, what `hub` has, what the store holds; by id.
+def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterable[HubView]) -> list[dict[str, Any]]:
+    """One row per known artifact: packaged manifests, what hubs have, what the store holds; by id.
 
-    `status` is `installed` (in the store), `local` (on `hub`) or `public` (known from the packaged manifests).
+    `status` is `installed` (in the store), `local` (on a hub in a folder) or `public` (on a remote hub, or known from
+    the packaged manifests); `hubs` names the hubs asked just now that have it, in order.
     """
-    rows = {m.artifact_id.key: artifact_summary(m) | {"status": "public"} for m in catalog.manifests()}
-    for artifact in hub.artifacts():
-        if artifact.key not in rows:
-            rows[artifact.key] = _row(artifact, partial(hub.fetch, artifact, FILE_NAME, limit=strict_json.MAX_BYTES))
-        rows[artifact.key]["status"] = "local"
+    rows = {m.artifact_id.key: artifact_summary(m) | {"status": "public", "hubs": []} for m in catalog.manifests()}
+    for view in views:
+        for artifact in view.hub.artifacts():
+            row = rows.setdefault(artifact.key, _offered(view, artifact) | {"hubs": []})
+            row["hubs"].append(view.hub.name)
+            row.setdefault("status", "public" if view.is_remote else "local")
+            entry = view.index.entry(artifact)
+            if entry is not None:
+                row |= {"state": entry.status.state, "digest": entry.digest}
+                row["scores"] = [score_summary(score) for score in entry.scores] or row["scores"]
+            elif not view.is_remote:
+                row["status"] = "local"
     for record in installed:
         if record.id.key not in rows:
-            rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME))
+            rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME)) | {"hubs": []}
         rows[record.id.key] |= {"status": "installed", "digest": record.digest}
     return [rows[key] for key in sorted(rows)]
+
+
+def _offered(view: HubView, artifact: ArtifactId) -> dict[str, Any]:
+    """What the hub's manifest says; a remote hub is not asked for one manifest after the other."""
+    if view.is_remote:
+        return _bare(artifact)
+    return _row(artifact, partial(view.hub.fetch, artifact, FILE_NAME, limit=strict_json.MAX_BYTES))
 
 
 def _row(artifact: ArtifactId, read: Callable[[], bytes]) -> dict[str, Any]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hub_folders import put_version
 
-from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import UsageError
 from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.hubs.local import LocalHub
@@ -40,17 +40,10 @@ def test_anything_else_is_a_usage_error_that_says_how_to_write_it(text: str) -> 
     assert "file:" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(("text", "name"), [("hf:org/zoo", "Hugging Face"), ("ms:org/zoo", "ModelScope")])
-def test_remote_hubs_are_named_as_not_supported(text: str, name: str) -> None:
-    with pytest.raises(UsageError, match="not supported by this version") as caught:
-        open_hub(text)
-    assert name in caught.value.message
-
-
 def test_the_default_zoo_is_created_by_the_first_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSCAR_ZOO_DATA", str(tmp_path / "data"))
     hub = open_hub()
     assert hub.artifacts() == ()
     assert not (tmp_path / "data").exists()
-    hub.commit(ArtifactId("Model", "tag"), {"k.pt": b"1"})
+    put_version(hub, "Model/tag", {"k.pt": b"1"})
     assert (tmp_path / "data" / "zoo" / "Model" / "tag" / "k.pt").read_bytes() == b"1"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from failing_calls import Injection, killed_at, raise_error
+from hub_folders import HARD, hub_with, put_version
 from tiny_artifacts import K_NAME, TINY, V_NAME, artifact_files, payload, rotation
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -16,21 +17,14 @@ from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.pull import pull, verify_stored
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.trust import Trust
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts" / "OSCAR-RotationZoo"
-HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache")
-
-
-def hub_with(root: Path, files: dict[str, bytes], artifact: ArtifactId = HARD) -> LocalHub:
-    """A hub in `root` that offers `files`."""
-    hub = LocalHub(root, must_exist=False)
-    hub.commit(artifact, files)
-    return hub
 
 
 def rewrite(hub: LocalHub, name: str, data: bytes) -> None:
@@ -45,6 +39,7 @@ def test_pull_stores_exactly_the_hubs_bytes(tmp_path: Path, store: Store) -> Non
     assert not result.already_present
     assert not result.first_use
     assert result.artifact.files == files
+    assert result.verified is not None
     assert result.verified.digest == result.artifact.record.digest
     assert result.verified.k is not None
     assert result.verified.k.layer_ids == (0, 1, 2, 3)
@@ -87,7 +82,7 @@ def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(tmp_path: P
     with pytest.raises(DigestMismatchError) as caught:
         pull("tiny-qwen3-hard", hub, store)
     assert old.digest in caught.value.message
-    new = pull("tiny-qwen3-hard", hub, store, accept_new=True).artifact
+    new = pull("tiny-qwen3-hard", hub, store, trust=Trust(accept_new=True)).artifact
     assert new.record.digest in caught.value.message
     assert store.installed() == (new.record,)
     assert pull("tiny-qwen3-hard", hub, store).already_present
@@ -104,7 +99,7 @@ def test_a_rotten_entry_still_says_what_the_hub_must_offer(tmp_path: Path, store
         with pytest.raises(DigestMismatchError) as caught:
             pull("tiny-qwen3-hard", hub, store)
         assert old.digest in caught.value.message
-    assert pull("tiny-qwen3-hard", hub, store, accept_new=True).artifact.record.digest != old.digest
+    assert pull("tiny-qwen3-hard", hub, store, trust=Trust(accept_new=True)).artifact.record.digest != old.digest
 
 
 class SilentHub(LocalHub):
@@ -132,7 +127,7 @@ def test_bytes_are_those_the_package_promises(tmp_path: Path, store: Store, more
         pull("tiny-qwen3-hard", other, store, catalog=catalog)
     assert isinstance(caught.value.outcome, Rejected if more else DigestMismatch)
     result = pull("tiny-qwen3-hard", hub_with(tmp_path / "two", payload()), store, catalog=catalog)
-    assert result.verified.digest == promised.digest
+    assert result.artifact.record.digest == promised.digest
     assert not result.first_use
 
 
@@ -165,7 +160,7 @@ def test_another_manifest_over_the_same_payload_is_an_error(tmp_path: Path, stor
     hub = hub_with(tmp_path / "two", other)
     with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
         pull("tiny-qwen3-hard", hub, store)
-    assert pull("tiny-qwen3-hard", hub, store, accept_new=True).artifact.files == other
+    assert pull("tiny-qwen3-hard", hub, store, trust=Trust(accept_new=True)).artifact.files == other
     assert len(store.installed()) == 1
 
 
@@ -208,7 +203,7 @@ def test_the_recipes_geometry_decides_not_the_manifests(tmp_path: Path, store: S
     with pytest.raises(VerificationFailed):
         pull("tiny-qwen3-hard", hub_with(tmp_path / "one", short), store)
     unknown = hub_with(tmp_path / "two", short, ArtifactId("unknown-model", "tag"))
-    assert pull("unknown-model", unknown, store).verified.digest
+    assert pull("unknown-model", unknown, store).verified
 
 
 class FlakyHub(LocalHub):
@@ -226,7 +221,7 @@ class FlakyHub(LocalHub):
 
 def test_a_bad_delivery_is_fetched_once_more_and_then_refused(tmp_path: Path, store: Store) -> None:
     hub = FlakyHub(tmp_path / "hub", must_exist=False)
-    hub.commit(HARD, artifact_files())
+    put_version(hub, HARD, artifact_files())
     hub.bad = 2
     with pytest.raises(DigestMismatchError, match=K_NAME):
         pull("tiny-qwen3-hard", hub, store)
@@ -237,7 +232,7 @@ def test_a_bad_delivery_is_fetched_once_more_and_then_refused(tmp_path: Path, st
 
 def test_a_digest_in_the_reference_is_checked(tmp_path: Path, store: Store) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
-    digest = pull("tiny-qwen3-hard", hub, store).verified.digest
+    digest = pull("tiny-qwen3-hard", hub, store).artifact.record.digest
     assert pull(f"tiny-qwen3-hard@{digest[:30]}", hub, store).already_present
 
 
@@ -290,6 +285,7 @@ def test_real_files_are_pulled_from_a_folder_without_manifests(
     result = pull(reference, hub, store)
     assert result.artifact.record.id.tag == tag
     assert result.first_use
+    assert result.verified is not None
     assert result.verified.k is not None
     assert result.verified.k.layer_ids == layers
     assert pull(reference, hub, store).already_present

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from hub_folders import put_version
 from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
@@ -20,11 +21,11 @@ PAIR = {"k.pt": b"keys", "v.pt": b"values"}
 @pytest.fixture
 def hub(tmp_path: Path) -> LocalHub:
     hub = LocalHub(tmp_path / "hub", must_exist=False)
-    hub.commit(ArtifactId.parse(HARD), artifact_files(artifact=HARD))
-    hub.commit(ArtifactId.parse("Qwen3-8B/seq20000_prompt83_group128"), {"k.pt": b"default", "v.pt": b"1"})
-    hub.commit(ArtifactId.parse("Qwen3-8B/other"), {**PAIR, "README.md": b"text"})
-    hub.commit(ArtifactId.parse("Custom/one"), {"k.pt": b"1", "v.pt": b"1", "statistics.safetensors": b"2"})
-    hub.commit(ArtifactId.parse("Custom/two"), PAIR)
+    put_version(hub, HARD, artifact_files(artifact=HARD))
+    put_version(hub, "Qwen3-8B/seq20000_prompt83_group128", {"k.pt": b"default", "v.pt": b"1"})
+    put_version(hub, "Qwen3-8B/other", {**PAIR, "README.md": b"text"})
+    put_version(hub, "Custom/one", {"k.pt": b"1", "v.pt": b"1", "statistics.safetensors": b"2"})
+    put_version(hub, "Custom/two", PAIR)
     return hub
 
 
@@ -60,7 +61,7 @@ def test_a_bare_name_means_the_default_tag(hub: LocalHub) -> None:
 
 def test_the_only_version_on_a_hub_is_taken_though_the_default_tag_is_another(tmp_path: Path) -> None:
     hub = LocalHub(tmp_path, must_exist=False)
-    hub.commit(ArtifactId.parse("Qwen3-8B/seq150000_prompt44_group128"), PAIR)
+    put_version(hub, "Qwen3-8B/seq150000_prompt44_group128", PAIR)
     assert resolve("qwen3-8b", hub).id.tag == "seq150000_prompt44_group128"
 
 
@@ -79,7 +80,7 @@ def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
     with pytest.raises(ArtifactNotFound) as caught:
         resolve("custom@sha256:000000000000", hub)
     assert digest in (caught.value.hint or "")
-    hub.commit(ArtifactId.parse("Custom/three"), PAIR)
+    put_version(hub, "Custom/three", PAIR)
     with pytest.raises(AmbiguousName):
         resolve(f"custom@{digest}", hub)
 
@@ -101,7 +102,7 @@ def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
 def test_a_known_model_that_is_not_on_the_hub_says_so(hub: LocalHub) -> None:
     with pytest.raises(ArtifactNotFound) as caught:
         resolve("qwen3-32b", hub)
-    assert caught.value.message == f"Qwen3-32B is not on {hub.name}."
+    assert caught.value.message == f"Qwen3-32B is not on {hub.title}."
     assert "hf" in (caught.value.hint or "")
 
 
@@ -118,16 +119,16 @@ def test_another_organisations_model_is_not_taken_for_a_known_one(hub: LocalHub)
     value = json.loads(artifact_files(artifact="Qwen3-8B/claims")["oscar.json"])
     value["model"]["id"] = "someone/Qwen3-8B"
     claim = Manifest.from_bytes(json.dumps(value).encode()).to_bytes()
-    hub.commit(ArtifactId.parse("Qwen3-8B/claims"), artifact_files() | {"oscar.json": claim})
+    put_version(hub, "Qwen3-8B/claims", artifact_files() | {"oscar.json": claim})
     with pytest.raises(ArtifactNotFound):
         resolve("someone/Qwen3-8B", hub)
 
 
 def test_an_organisation_the_zoo_does_not_know_must_be_the_manifests(tmp_path: Path) -> None:
     hub = LocalHub(tmp_path, must_exist=False)
-    hub.commit(ArtifactId.parse("Mine/tag"), artifact_files(artifact="Mine/tag"))
+    put_version(hub, "Mine/tag", artifact_files(artifact="Mine/tag"))
     assert str(resolve("oscar-zoo/mine", hub).id) == "Mine/tag"
-    hub.commit(ArtifactId.parse("Bare/tag"), PAIR)
+    put_version(hub, "Bare/tag", PAIR)
     assert str(resolve("bare", hub).id) == "Bare/tag"
     for name in ("someone/mine", "someone/bare"):
         with pytest.raises(ArtifactNotFound):
@@ -152,16 +153,17 @@ def status(state: str, *, aliases: tuple[str, ...] = ()) -> Catalog:
 def test_a_withdrawn_version_needs_its_digest(hub: LocalHub) -> None:
     catalog = status("yanked")
     for name in ("tiny-qwen3-hard", HARD, "tiny-qwen3-hard:seq512_prompt2_group64"):
-        with pytest.raises(ArtifactNotFound, match="withdrawn"):
+        with pytest.raises(ArtifactNotFound, match="is yanked: a bad fit") as caught:
             resolve(name, hub, catalog)
+        assert "sha256:" in (caught.value.hint or "")
     digest = catalog.manifests()[0].digest
     found = resolve(f"tiny-qwen3-hard@{digest}", hub, catalog)
-    assert found.warnings == (f"{HARD} is yanked: a bad fit",)
+    assert found.warnings == (f"{HARD.replace('/', ':')} is yanked: a bad fit",)
     assert found.expected_digest == digest
 
 
 def test_a_deprecated_version_is_found_with_a_warning(hub: LocalHub) -> None:
-    assert resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings == (f"{HARD} is deprecated: a bad fit",)
+    assert resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings == (f"{HARD.replace('/', ':')} is deprecated: a bad fit",)
     assert resolve("tiny-qwen3-hard", hub, status("active")).warnings == ()
 
 
@@ -171,7 +173,7 @@ def test_an_alias_of_a_manifest_names_one_version(hub: LocalHub) -> None:
 
 def test_a_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:
     hub = LocalHub(tmp_path, must_exist=False)
-    hub.commit(ArtifactId.parse("tiny-qwen3/tag"), artifact_files(artifact=HARD))
+    put_version(hub, "tiny-qwen3/tag", artifact_files(artifact=HARD))
     with pytest.raises(MalformedFile) as caught:
         resolve("tiny-qwen3", hub)
     assert caught.value.reason == "manifest.id"
@@ -182,7 +184,7 @@ def test_an_incomplete_version_is_named_as_such(tmp_path: Path, left_out: str) -
     hub = LocalHub(tmp_path, must_exist=False)
     files = artifact_files(artifact=HARD)
     kept = {"README.md": b"x"} if left_out == "all" else {n: d for n, d in files.items() if n != left_out}
-    hub.commit(ArtifactId.parse(HARD), kept)
+    put_version(hub, HARD, kept)
     with pytest.raises(ArtifactNotFound, match="has no"):
         resolve("tiny-qwen3-hard", hub)
 

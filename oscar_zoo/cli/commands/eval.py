@@ -22,7 +22,7 @@ TASKS = ("perplexity", "recall")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.dtype_option
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
-@options.hub_option
+@options.hubs_option
 @options.device_option
 @options.quiet_option
 @options.json_option

@@ -9,9 +9,9 @@ from oscar_zoo.cli import options, render
 
 @click.command("info")
 @click.argument("name", metavar="NAME[:TAG]")
-@options.hub_option
+@options.hubs_option
 @options.json_option
-def command(name: str, hub: str | None, as_json: bool) -> None:
+def command(name: str, hubs: tuple[str, ...], as_json: bool) -> None:
     """Show what is known about a model of the zoo, or one of its artifacts.
 
     \b
@@ -21,7 +21,7 @@ def command(name: str, hub: str | None, as_json: bool) -> None:
     """
     from oscar_zoo.cli.describe import describe, print_facts
 
-    facts = describe(name, hub)
+    facts = describe(name, hubs)
     if as_json:
         render.emit_json({"schema": "oscar-zoo.info/1"} | facts)
     else:

@@ -12,10 +12,13 @@ from oscar_zoo.cli import options, render
 @click.command("list")
 @click.option("--installed", is_flag=True, help="Only artifacts in the local store.")
 @click.option("--for", "model", metavar="MODEL", help="Only artifacts whose rotations have this model's name.")
-@options.hub_option
+@options.offline_option
+@options.hubs_option
 @options.json_option
-def command(installed: bool, model: str | None, hub: str | None, as_json: bool) -> None:
+def command(installed: bool, model: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool) -> None:
     """Show the artifacts that can be had, and what is installed.
+
+    Hubs that do not answer are named; what this package knows of them is shown all the same.
 
     \b
     Examples:
@@ -23,13 +26,14 @@ def command(installed: bool, model: str | None, hub: str | None, as_json: bool) 
       oscar-zoo list --for Qwen/Qwen3-8B
       oscar-zoo list --hub file:/srv/zoo --json
     """
-    from oscar_zoo.hubs.address import open_hub
+    from oscar_zoo.cli.browsing import look
     from oscar_zoo.registry.catalog import Catalog
     from oscar_zoo.registry.store import Store
     from oscar_zoo.registry.summary import list_artifacts
 
     catalog = Catalog.packaged()
-    rows = list_artifacts(catalog, Store().installed(), open_hub(hub))
+    views, troubles = ([], []) if installed else look(hubs, offline=offline)
+    rows = list_artifacts(catalog, Store().installed(), views)
     if model is not None:
         recipe = catalog.recipe(model)
         name = (recipe.name if recipe else model.rsplit("/", 1)[-1]).casefold()
@@ -39,9 +43,13 @@ def command(installed: bool, model: str | None, hub: str | None, as_json: bool) 
     named = {row["model"].casefold() for row in rows}
     recipes = [r.name for r in catalog.recipes() if r.name.casefold() not in named] if not (model or installed) else []
     if as_json:
-        render.emit_json({"schema": "oscar-zoo.list/1", "artifacts": rows, "recipes_without_artifact": recipes})
+        notes = [trouble.message for trouble in troubles]
+        facts = {"artifacts": rows, "recipes_without_artifact": recipes, "notes": notes}
+        render.emit_json({"schema": "oscar-zoo.list/1"} | facts)
         return
     _print(rows, recipes)
+    for trouble in troubles:
+        render.note(f"note: {trouble.message}")
     if model is not None and not rows:
         close = () if recipe else catalog.close_matches(model)
         render.note(f"No artifacts for {model}." + (f" Did you mean {' or '.join(close)}?" if close else ""))

@@ -2,73 +2,95 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from oscar_zoo.cli import options, render
 
 
 @click.command("pull")
-@click.argument("names", metavar="NAME[:TAG]...", nargs=-1, required=True)
-@click.option("--accept-new-digest", is_flag=True, help="Replace a stored copy when the hub offers other bytes now.")
-@options.hub_option
+@click.argument("names", metavar="NAME[:TAG]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every artifact of the hubs asked.")
+@click.option(
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Also copy the files to DIR/<Model>/<tag>, the layout that the OSCAR scripts take as ROT_DIR.",
+)
+@click.option("--force", is_flag=True, help="With --output: replace a folder with other content.")
+@click.option("--dry-run", is_flag=True, help="Show what would be fetched, and from where.")
+@click.option("--locked", is_flag=True, help="Take only what oscar-zoo.lock has; never write it.")
+@click.option("--no-lock", is_flag=True, help="Neither read nor write oscar-zoo.lock.")
+@click.option("--accept-new-digest", is_flag=True, help="Take bytes that differ from those seen before, and pin them.")
+@click.option("--allow-downgrade", is_flag=True, help="Accept a hub index that is older than one seen before.")
+@options.offline_option
+@options.hubs_option
 @options.quiet_option
 @options.json_option
-def command(names: tuple[str, ...], accept_new_digest: bool, hub: str | None, quiet: bool, as_json: bool) -> None:
+def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, **flags: Any) -> int:
     """Fetch artifacts by name, verify them, and keep them in the local store.
 
-    A name that is here already is hashed again. Nothing is kept unless it passed every check.
+    Hubs are asked in order; the next one only when one does not answer or does not have the name. What was fetched is
+    pinned in oscar-zoo.lock (of the project in this folder) and among the artifacts you have seen: other bytes under
+    the same name are an error from then on. A name that is pinned and here already is hashed again, without a request.
 
     \b
     Examples:
-      oscar-zoo pull Qwen3-8B --hub file:/srv/zoo
-      oscar-zoo pull Qwen3-8B:seq20000_prompt83_group128
-      oscar-zoo pull Qwen3-8B@sha256:3f9a12b4c5d6
+      oscar-zoo pull Qwen3-8B
+      oscar-zoo pull Qwen3-8B:seq20000_prompt83_group128 Qwen3-32B --output ./rotations
+      oscar-zoo pull Qwen3-8B@sha256:3f9a12b4c5d6 --hub hf:my-org/zoo
     """
-    from oscar_zoo.cli.targets import artifact_name
-    from oscar_zoo.hubs.address import open_hub
-    from oscar_zoo.registry.pull import pull
-    from oscar_zoo.registry.store import Store
+    from oscar_zoo.cli import pulling
 
-    source, store, rows = open_hub(hub), Store(), []
-    for name in names:
-        with render.progress("bytes", enabled=not (quiet or as_json)) as advance:
-            result = pull(
-                artifact_name(name),
-                source,
-                store,
-                accept_new=accept_new_digest,
-                progress=lambda file, done, total, advance=advance: advance(done, total, file),  # type: ignore[misc]
-            )
-        record, verified = result.artifact.record, result.verified
-        rows.append(
-            {
-                "id": str(record.id),
-                "digest": record.digest,
-                "path": str(record.path),
-                "already_present": result.already_present,
-                "level": verified.level,
-                "warnings": [*result.resolved.warnings, *verified.warnings],
-                "first_use": result.first_use,
-                "hub": source.name,
-            }
-        )
-        if not as_json:
-            _print(rows[-1], record.id.reference, quiet)
-    if as_json:
-        render.emit_json({"schema": "oscar-zoo.pull/1", "artifacts": rows})
-
-
-def _print(row: dict[str, object], reference: str, quiet: bool) -> None:
-    from oscar_zoo.cli.outcomes import warning_text
-
-    console = render.out()
-    if row["already_present"]:
-        console.print(f"Already here and intact: {render.clean(reference)}  {row['digest']}")
+    wanted, request = _request(names, flags)
+    if dry_run:
+        results = pulling.plan_all(wanted, request)
     else:
-        console.print(f"Pulled {render.clean(reference)} from {render.clean(row['hub'])}  {row['digest']}")
-        console.print(f"verified to level {row['level']}; kept in {render.clean(row['path'])}")
-    if row["first_use"]:
-        render.note("first use: this artifact has no manifest; its digest is remembered from now on", quiet=quiet)
-    for warning in row["warnings"] if isinstance(row["warnings"], list) else []:
-        render.note(f"warning: {warning_text(str(warning))}", quiet=quiet)
-    render.note(f"Next: oscar-zoo serve {reference}", quiet=quiet)
+        results = pulling.pull_all(wanted, request, progress=not (quiet or as_json))
+    return _show(results, as_json=as_json, quiet=quiet, dry_run=dry_run)
+
+
+def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[list[Any], Any]:
+    from oscar_zoo.cli.pulling import Request, everything
+    from oscar_zoo.cli.targets import artifact_name
+    from oscar_zoo.errors import UsageError
+    from oscar_zoo.hubs import address, config
+    from oscar_zoo.registry.pins import PinFile
+    from oscar_zoo.registry.trust import Trust
+
+    if bool(names) == flags["everything"]:
+        raise UsageError("name artifacts, or ask for --all of them.", hint="oscar-zoo list shows what there is")
+    if flags["no_lock"] and flags["locked"]:
+        raise UsageError("--locked needs the lock that --no-lock leaves out.", hint="drop one of the two")
+    trust = Trust(
+        lock=None if flags["no_lock"] else PinFile.of_project(),
+        locked=flags["locked"],
+        accept_new=flags["accept_new_digest"],
+        allow_downgrade=flags["allow_downgrade"],
+    )
+    offline = config.load(flags["hubs"], offline=flags["offline"]).offline
+    hubs = address.open_hubs(flags["hubs"], offline=offline)
+    wanted = everything(hubs) if flags["everything"] else list(dict.fromkeys(map(artifact_name, names)))
+    return wanted, Request(hubs, trust, offline, flags["output"], flags["force"])
+
+
+def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool) -> int:
+    """Print every result; a single error is raised, several names give a line each and the first one's exit code."""
+    from oscar_zoo.cli import pulling
+    from oscar_zoo.cli.main import exit_code
+    from oscar_zoo.errors import OscarZooError
+
+    failed = [result for result in results if isinstance(result, OscarZooError)]
+    done = [result for result in results if not isinstance(result, OscarZooError)]
+    if failed and len(results) == 1:
+        raise failed[0]
+    if as_json:
+        errors = [{"code": e.code, "message": e.message, "hint": e.hint} for e in failed]
+        render.emit_json({"schema": "oscar-zoo.pull/1", "dry_run": dry_run, "artifacts": done, "errors": errors})
+    for row in [] if as_json else done:
+        pulling.print_planned(row) if dry_run else pulling.print_pulled(row, quiet=quiet)
+    for error in [] if as_json else failed:
+        render.print_error(error.code, error.message, error.hint, as_json=False)
+    return exit_code(failed[0]) if failed else 0

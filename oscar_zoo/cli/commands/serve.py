@@ -34,7 +34,7 @@ from oscar_zoo.cli import options
     metavar="SECONDS",
     help="How long to wait until it is ready.",
 )
-@options.hub_option
+@options.hubs_option
 @options.device_option
 @options.quiet_option
 @options.json_option

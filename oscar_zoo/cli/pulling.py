@@ -1,0 +1,156 @@
+"""`pull` of many artifacts at once: how they run side by side, and what people and programs see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.cli import render
+from oscar_zoo.errors import OscarZooError
+from oscar_zoo.hubs.base import Hub
+from oscar_zoo.hubs.deadline import in_parallel
+from oscar_zoo.registry.export import export
+from oscar_zoo.registry.pull import PullResult, plan, pull
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.view import HubView
+
+PARALLEL_ARTIFACTS = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, besides the names."""
+
+    hubs: tuple[Hub, ...]
+    trust: Trust
+    offline: bool = False
+    output: Path | None = None
+    force: bool = False
+
+
+def everything(hubs: Sequence[Hub]) -> list[Reference]:
+    """Every version of every hub that answers by its full name, each once, without the withdrawn ones."""
+    found: dict[str, Reference] = {}
+    for hub in hubs:
+        view = HubView.open(hub)
+        for artifact in hub.artifacts():
+            if view.status(artifact).state != "yanked":
+                found.setdefault(artifact.key, Reference(artifact.model, artifact.tag))
+    return [found[key] for key in sorted(found)]
+
+
+def pull_all(names: Sequence[Reference], request: Request, *, progress: bool) -> list[dict[str, Any] | OscarZooError]:
+    """Pull every name, some at a time; one result per name, in order: what was done, or the error."""
+    store = Store()
+    with render.progress("bytes", enabled=progress) as advance:
+        calls = [partial(_attempt, partial(_pull, name, request, store, advance)) for name in names]
+        return in_parallel(calls, workers=PARALLEL_ARTIFACTS)
+
+
+def plan_all(names: Sequence[Reference], request: Request) -> list[dict[str, Any] | OscarZooError]:
+    """What `pull_all` would do; nothing is fetched but listings."""
+    store = Store()
+    return in_parallel([partial(_attempt, partial(_plan, name, request, store)) for name in names])
+
+
+def _attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | OscarZooError:
+    try:
+        return call()
+    except OscarZooError as error:
+        return error
+
+
+def _pull(name: Reference, request: Request, store: Store, advance: render.ProgressCallback) -> dict[str, Any]:
+    result = pull(
+        name,
+        request.hubs,
+        store,
+        trust=request.trust,
+        offline=request.offline,
+        progress=lambda file, done, total: advance(done, total, f"{name.name.rsplit('/', 1)[-1]} {file}"),
+    )
+    row = _row(result)
+    if request.output is not None:
+        row["output"] = str(export(result.artifact, request.output, replace=request.force))
+    return row
+
+
+def _row(result: PullResult) -> dict[str, Any]:
+    record = result.artifact.record
+    return {
+        "id": str(record.id),
+        "digest": record.digest,
+        "path": str(record.path),
+        "already_present": result.already_present,
+        "level": result.level,
+        "warnings": list(result.warnings),
+        "first_use": result.first_use,
+        "hub": result.hub,
+        "revision": record.revision,
+        "notes": list(result.notes),
+    }
+
+
+def _plan(name: Reference, request: Request, store: Store) -> dict[str, Any]:
+    found = plan(name, request.hubs, store, trust=request.trust)
+    if isinstance(found, PullResult):
+        return _row(found) | {"files": [], "bytes": 0}
+    installed = store.find(found.id)
+    here = installed is not None and found.digest == installed.digest
+    files = [] if here else [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in found.files]
+    return {
+        "id": str(found.id),
+        "digest": found.digest,
+        "already_present": here,
+        "warnings": list(found.warnings),
+        "hub": found.hub.name,
+        "revision": found.hub.revision,
+        "files": files,
+        "bytes": sum(file.size for file in found.files) if files else 0,
+    }
+
+
+def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
+    """One artifact that is here now."""
+    from oscar_zoo.cli.outcomes import warning_text
+
+    console = render.out()
+    reference = str(row["id"]).replace("/", ":", 1)
+    for text in row["notes"]:
+        render.note(f"note: {text}", quiet=quiet)
+    if row["already_present"]:
+        console.print(f"Already here and intact: {render.clean(reference)}  {row['digest']}")
+    else:
+        commit = f" @ {row['revision'][:7]}" if row["revision"] and not row["hub"].startswith("file:") else ""
+        console.print(f"Pulled {render.clean(reference)} from {render.clean(row['hub'] + commit)}  {row['digest']}")
+        console.print(f"verified to level {row['level']}; kept in {render.clean(row['path'])}")
+    if row["first_use"]:
+        render.note("first use: nobody vouches for this digest; it is pinned from now on", quiet=quiet)
+    for warning in row["warnings"]:
+        render.note(f"warning: {warning_text(str(warning))}", quiet=quiet)
+    if "output" in row:
+        console.print(
+            f"Copied to {render.clean(row['output'])}  for OSCAR scripts: ROT_DIR={render.clean(row['output'])}"
+        )
+    render.note(f"Next: oscar-zoo serve {reference}", quiet=quiet)
+
+
+def print_planned(row: dict[str, Any]) -> None:
+    """One artifact that would be fetched."""
+    console = render.out()
+    reference = render.clean(str(row["id"]).replace("/", ":", 1))
+    if row["already_present"]:
+        console.print(f"Already here: {reference}  {row['digest']}")
+        return
+    size = render.megabytes(row["bytes"])
+    console.print(f"Would fetch {reference} from {render.clean(row['hub'])}, {len(row['files'])} files, {size}")
+    for file in row["files"]:
+        listed = file["sha256"] or render.NOT_REPORTED
+        console.print(f"  {render.clean(file['path'])}  {render.megabytes(file['size'])}  sha256 {listed}")
+    for warning in row["warnings"]:
+        render.note(f"warning: {warning}")

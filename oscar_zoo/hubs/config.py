@@ -1,0 +1,117 @@
+"""Which hubs are read, in which order, and where things are published: flags, then environment, then `config.toml`.
+
+```toml
+hubs = ["file:/srv/zoo", "hf:my-org/zoo", "default"]   # order for reading; "default" is the public zoos
+publish = "hf:my-org/zoo"
+offline = false
+[network]
+answer = 8.0        # seconds until a hub must answer
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.specs import Spec
+from oscar_zoo.errors import UsageError
+
+FILE_NAME = "config.toml"
+PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZoo")
+"""The zoos of the OSCAR authors, read after the zoo of this user."""
+
+_SEPARATOR = re.compile(r"[,\s]+(?=(?:file|hf|ms):)", re.IGNORECASE)
+_TRUE = frozenset(("1", "true", "yes", "on"))
+_Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class NetworkSettings(Spec):
+    """Limits of every request; see `transport.Limits` for what each one means."""
+
+    connect: _Seconds | None = None
+    answer: _Seconds | None = None
+    read: _Seconds | None = None
+    patience: _Seconds | None = None
+    min_rate: Annotated[int, Field(ge=1)] | None = None
+    tries: Annotated[int, Field(ge=1, le=20)] | None = None
+
+
+class _File(Spec):
+    hubs: tuple[str, ...] | None = None
+    publish: str | None = None
+    offline: bool = False
+    network: NetworkSettings = NetworkSettings()
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """What is in force.
+
+    Attributes:
+        read: hubs in the order they are asked.
+        publish: where `publish` writes, or `None` for the zoo of this user.
+        chosen: whether a flag, the environment or the file named the hubs; else they are the defaults.
+        offline: whether no hub may be asked.
+        network: limits of requests.
+    """
+
+    read: tuple[str, ...]
+    publish: tuple[str, ...]
+    chosen: bool
+    offline: bool
+    network: NetworkSettings
+
+
+def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
+    """The settings in force.
+
+    Args:
+        hubs: what the command line names; each may hold several, separated by commas or spaces.
+        offline: whether the command line asks for offline mode.
+
+    Raises:
+        UsageError: `config.toml` is malformed.
+    """
+    stored = _read()
+    named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
+    listed = named or stored.hubs
+    own = f"file:{paths.default_zoo_dir()}"
+    read = _expand(listed) if listed else (own, *PUBLIC)
+    publish = named or ((stored.publish,) if stored.publish else ())
+    no_network = offline or stored.offline or _is_true("OSCAR_ZOO_OFFLINE") or _is_true("HF_HUB_OFFLINE")
+    return HubSettings(read, publish, bool(listed), no_network, stored.network)
+
+
+def _expand(listed: Sequence[str]) -> tuple[str, ...]:
+    return tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
+
+
+def _split(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for text in texts for part in _SEPARATOR.split(text) if part.strip())
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().casefold() in _TRUE
+
+
+def _read() -> _File:
+    path = paths.config_dir() / FILE_NAME
+    try:
+        return _File.model_validate_json(json.dumps(tomllib.loads(path.read_text("utf-8"))))
+    except FileNotFoundError:
+        return _File()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: {where}: {first['msg']}.", hint="docs/hubs.md lists the settings") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.", hint="repair it or move it away") from None

@@ -1,0 +1,56 @@
+"""Asking hubs in order: the next one after network trouble or a plain "not here", never after anything else.
+
+A wrong digest, a refused token or an ambiguous name ends the search, because another hub's answer would hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, NetworkError, NotFoundError, OscarZooError, UsageError
+from oscar_zoo.hubs.base import Hub
+
+T = TypeVar("T")
+
+
+def first_answer(hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str) -> tuple[T, tuple[str, ...]]:
+    """The first answer to `ask`, and a sentence for every hub that did not answer before.
+
+    Args:
+        hubs: in order.
+        ask: asks one hub.
+        name: what is looked for, for messages.
+
+    Raises:
+        NetworkError: no hub had it, and at least one did not answer.
+        NotFoundError: every hub answered, and none has it.
+        OscarZooError: anything else that `ask` raises, at once.
+    """
+    if not hubs:
+        raise UsageError("there is no hub to ask.", hint="name one with --hub, or in config.toml")
+    troubles: list[tuple[Hub, OscarZooError]] = []
+    for hub in hubs:
+        try:
+            return ask(hub), tuple(error.message for _, error in troubles if isinstance(error, NetworkError))
+        except (NetworkError, NotFoundError) as error:
+            troubles.append((hub, error))
+    raise _nobody(name, troubles)
+
+
+def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
+    """The error for a search without an answer."""
+    silent = [error for _, error in troubles if isinstance(error, NetworkError)]
+    if len(troubles) == 1:
+        return troubles[0][1]
+    if silent:
+        facts = [
+            error.message.rstrip(".") if isinstance(error, NetworkError) else f"{hub.title} has no {name}"
+            for hub, error in troubles
+        ]
+        return HubUnreachable("; ".join(facts) + ".", hint="offline? What is here already: oscar-zoo list --installed")
+    close = [error for _, error in troubles if (error.hint or "").startswith("did you mean")]
+    if close:
+        return close[0]
+    asked = ", ".join(hub.title for hub, _ in troubles)
+    return ArtifactNotFound(f"{name} is on none of the hubs asked: {asked}.", hint=troubles[-1][1].hint)

@@ -1,0 +1,223 @@
+"""Digests seen before: the project's `oscar-zoo.lock` and the user's `known_artifacts.json`.
+
+Both are JSON files of the same shape, replaced as a whole and never edited in place. A pin names every byte that may be
+used under an id: the payload by `digest`, `oscar.json` by its own sha256, which the digest does not cover.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from oscar_zoo import paths
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.reader import read_file
+from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
+from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound
+from oscar_zoo.registry import locks
+from oscar_zoo.registry.index import IndexFile
+
+SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
+LOCK_NAME = "oscar-zoo.lock"
+KNOWN_NAME = "known_artifacts.json"
+MAX_BYTES = 16 << 20
+
+Source = Literal["index", "manifest", "listing", "content", "computed"]
+"""Who promised the digest: an index, `oscar.json`, a hub's listing, or nobody (trust on first use of the bytes)."""
+
+
+class Pin(Spec):
+    """One artifact as it was first used.
+
+    Attributes:
+        id: `<Model>/<tag>`.
+        digest: of `files`.
+        files: payload files.
+        manifest_sha256: of `oscar.json`, or null where the artifact has none.
+        hub: the hub it came from, as commands take it.
+        revision: the commit there, or null where the hub has none.
+        first_seen: RFC 3339 UTC.
+        source: who promised the digest.
+    """
+
+    id: Text
+    digest: Digest
+    files: tuple[IndexFile, ...]
+    manifest_sha256: Hex64 | None
+    hub: Text
+    revision: Text | None
+    first_seen: Text
+    source: Source
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            ArtifactId.parse(self.id)
+        except InvalidName as error:
+            raise ValueError(error.message) from None
+        if artifact_digest(self.file_digests) != self.digest:
+            raise ValueError("digest is not that of the file list")
+        return self
+
+    @property
+    def artifact_id(self) -> ArtifactId:
+        """`id`, parsed."""
+        return ArtifactId.parse(self.id)
+
+    @property
+    def file_digests(self) -> tuple[FileDigest, ...]:
+        """The payload in the form of `artifact.digest`."""
+        return tuple(FileDigest(file.path, file.sha256, file.size) for file in self.files)
+
+    def same_bytes(self, digest: str, manifest_sha256: str | None) -> bool:
+        """Whether payload and `oscar.json` are those of this pin."""
+        return (self.digest, self.manifest_sha256) == (digest, manifest_sha256)
+
+
+class Pins(Spec):
+    """The content of a lock file. `serials` holds the highest index serial seen, per hub."""
+
+    schema_: Literal["oscar-zoo.lock/1"] = Field(alias="schema")
+    artifacts: tuple[Pin, ...] = ()
+    serials: dict[str, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        keys = [pin.artifact_id.key for pin in self.artifacts]
+        if len(set(keys)) != len(keys):
+            raise ValueError("an artifact is pinned twice")
+        return self
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No pins."""
+        return cls(schema=SCHEMA)
+
+    def pin(self, artifact: ArtifactId) -> Pin | None:
+        """The pin of `artifact`, or `None`."""
+        return next((pin for pin in self.artifacts if pin.artifact_id.key == artifact.key), None)
+
+    def find(self, reference: Reference, model: str | None, default_tag: str | None) -> Pin | None:
+        """The pin that `reference` means, or `None`.
+
+        Args:
+            reference: what the user typed.
+            model: folder of the model by the catalog, where it knows the name.
+            default_tag: the version a bare name means, where the catalog says so.
+
+        Raises:
+            AmbiguousName: several pins fit and none is the default.
+        """
+        folder = (model or reference.name.rsplit("/", 1)[-1]).casefold()
+        found = [p for p in self.artifacts if _means(p, reference, folder)]
+        if len(found) > 1 and default_tag is not None:
+            found = [p for p in found if p.artifact_id.tag.casefold() == default_tag.casefold()] or found
+        if len(found) > 1:
+            raise AmbiguousName.for_name(str(reference), [p.artifact_id.reference for p in found])
+        return found[0] if found else None
+
+    def with_pin(self, pin: Pin) -> Pins:
+        """These pins and `pin`, in place of an older one of the same id; a pin of the same bytes stays as it is."""
+        old = self.pin(pin.artifact_id)
+        if old is not None and old.same_bytes(pin.digest, pin.manifest_sha256):
+            return self
+        others = [p for p in self.artifacts if p.artifact_id.key != pin.artifact_id.key]
+        ordered = tuple(sorted([*others, pin], key=lambda p: p.artifact_id.key))
+        return self.model_copy(update={"artifacts": ordered})
+
+    def with_serial(self, hub: str, serial: int) -> Pins:
+        """These pins and the `serial` of an index that `hub` offered."""
+        if self.serials.get(hub) == serial:
+            return self
+        return self.model_copy(update={"serials": dict(sorted({**self.serials, hub: serial}.items()))})
+
+
+class PinFile:
+    """The pins in the file `path`, which the first change creates.
+
+    Raises:
+        MalformedFile: by every method, when the file is none of ours.
+        StorageError: by `update`, when the disk refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @classmethod
+    def known(cls) -> Self:
+        """What this user has seen so far, in any project."""
+        return cls(paths.state_dir() / KNOWN_NAME)
+
+    @classmethod
+    def of_project(cls, folder: Path | None = None) -> Self:
+        """The lock of the project in `folder`: the nearest `oscar-zoo.lock` up to the root of its repository.
+
+        A project without one would get it in `folder` itself.
+        """
+        start = (folder or Path.cwd()).absolute()
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111  (Path.home raises where there is none)
+        for place in (start, *start.parents):
+            if (place / LOCK_NAME).is_file():
+                return cls(place / LOCK_NAME)
+            if (place / ".git").exists() or place == home:
+                break
+        return cls(start / LOCK_NAME)
+
+    def read(self) -> Pins:
+        """The pins as they are now; none when the file does not exist."""
+        try:
+            data = read_file(self.path, max_bytes=MAX_BYTES)
+        except PathNotFound:
+            return Pins.empty()
+        value = strict_json.loads(data, what=str(self.path), max_bytes=MAX_BYTES)
+        try:
+            if type(value) is not dict or value.get("schema") != SCHEMA:
+                raise MalformedFile(
+                    "lock.version", f"{self.path} is no {SCHEMA} file.", hint="was it written by a newer version?"
+                )
+            return Pins.model_validate_json(json.dumps(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "top level"
+            raise MalformedFile(
+                "lock.schema", f"{self.path}: {where}: {first['msg']}.", hint="restore it from your repository"
+            ) from None
+
+    def update(self, change: Callable[[Pins], Pins]) -> None:
+        """Replace the file by what `change` makes of it; nothing is written when that is the same."""
+        with durable.storage_errors(f"cannot write {self.path}"), locks.held(str(self.path), timeout=30):
+            before = self.read()
+            after = change(before)
+            if after == before:
+                return
+            durable.make_folders(self.path.parent)
+            durable.replace_file(self.path, strict_json.pretty_bytes(_plain(after)))
+
+
+def now() -> str:
+    """This moment in the form of `Pin.first_seen`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _plain(pins: Pins) -> dict[str, object]:
+    value: dict[str, object] = pins.model_dump(mode="json", by_alias=True)
+    if not pins.serials:
+        del value["serials"]
+    return value
+
+
+def _means(pin: Pin, reference: Reference, folder: str) -> bool:
+    artifact = pin.artifact_id
+    if artifact.key == reference.name.casefold():
+        return True
+    tagged = reference.tag is None or artifact.tag.casefold() == reference.tag.casefold()
+    digested = reference.digest is None or pin.digest.startswith(reference.digest)
+    return artifact.model.casefold() == folder and tagged and digested

@@ -1,0 +1,165 @@
+"""Which bytes may be used under an id: every promise made before, and what happens when a hub breaks one.
+
+A promise of the past (the project's lock, what this user has seen, the copy in the store) can be given up on purpose,
+with `accept_new`. A promise of the present (the manifest shipped with this package, the index of the hub itself)
+cannot: a hub that breaks it contradicts itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from oscar_zoo.artifact.digest import FileDigest
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.errors import DigestMismatchError, RollbackError
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.pins import Pin, PinFile, Pins
+from oscar_zoo.registry.record import Record
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What somebody said an artifact is.
+
+    Attributes:
+        digest: of the payload.
+        files: the payload files, for naming the one that changed; empty where unknown.
+        manifest_sha256: of `oscar.json`; `None` says there is none.
+        by: who said so, for people.
+        final: whether it cannot be given up.
+        about_manifest: whether it says anything about `oscar.json`.
+    """
+
+    digest: str
+    files: tuple[FileDigest, ...]
+    manifest_sha256: str | None
+    by: str
+    final: bool = False
+    about_manifest: bool = True
+
+    def broken(self, digest: str | None, manifest_sha256: str | None) -> bool:
+        """Whether an offer with this digest (`None`: not known yet) and `oscar.json` is another one."""
+        if digest is not None and digest != self.digest:
+            return True
+        return self.about_manifest and manifest_sha256 != self.manifest_sha256
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What has been seen before, and how strict to be.
+
+    Attributes:
+        known: the pins of this user.
+        lock: the pins of the project, or `None` outside of one.
+        locked: only what `lock` has, and nothing is written to it.
+        write_lock: whether what was used is added to `lock`.
+        accept_new: promises of the past may be broken.
+        allow_downgrade: an index may go back.
+    """
+
+    known: PinFile = field(default_factory=PinFile.known)
+    lock: PinFile | None = None
+    locked: bool = False
+    write_lock: bool = True
+    accept_new: bool = False
+    allow_downgrade: bool = False
+
+    def pinned(self, reference: Reference, catalog: Catalog) -> Pin | None:
+        """The pin of the project's lock that `reference` means, or `None`.
+
+        Raises:
+            AmbiguousName: several pins fit.
+            MalformedFile: the lock is broken.
+        """
+        if self.lock is None or self.accept_new:
+            return None
+        recipe, folder = catalog.recipe(reference.name), reference.name.rsplit("/", 1)[-1]
+        if recipe is None and "/" in reference.name and catalog.recipe(folder) is not None:
+            folder = ""  # another organisation's model of a name the zoo knows: never the pinned one
+        return self.lock.read().find(
+            reference, recipe.name if recipe else folder, recipe.default_tag if recipe else None
+        )
+
+    def promises(
+        self, artifact: ArtifactId, *, entry: IndexEntry | None = None, packaged: Promise | None = None
+    ) -> Iterator[Promise]:
+        """Everything promised about `artifact`, the strongest first, except for the copy in the store."""
+        if packaged is not None:
+            yield packaged
+        if entry is not None:
+            yield Promise(entry.digest, entry.file_digests, entry.manifest_sha256, "the hub's own index", final=True)
+        for place, name in ((self.lock, None), (self.known, "this user's known artifacts")):
+            pin = place.read().pin(artifact) if place is not None else None
+            if pin is not None and place is not None:
+                yield _of_pin(pin, name or place.path.name)
+
+    def check(
+        self, artifact: ArtifactId, digest: str | None, manifest_sha256: str | None, *, of: Sequence[Promise], hub: str
+    ) -> None:
+        """Refuse an offer that breaks a promise.
+
+        Args:
+            artifact: its id.
+            digest: what is offered, or `None` while nobody knows.
+            manifest_sha256: of the `oscar.json` offered, or `None` when there is none.
+            of: what was promised.
+            hub: who offers it, for the message.
+
+        Raises:
+            DigestMismatchError: with both digests.
+        """
+        for promise in of:
+            if promise.broken(digest, manifest_sha256) and not (self.accept_new and not promise.final):
+                raise _broken(artifact, promise, digest, manifest_sha256, hub)
+
+    def check_serial(self, hub: str, index: Index) -> None:
+        """Refuse an index that is older than one seen before; raises `RollbackError`."""
+        seen = self.known.read().serials.get(hub, 0)
+        if index.serial < seen and not self.allow_downgrade:
+            raise RollbackError.for_serial(hub, seen, index.serial)
+
+    def remember(self, pin: Pin, *, hub: str, index: Index) -> None:
+        """Write down what was used: for this user, and for the project where its lock may be written."""
+        self.known.update(lambda pins: _with(pins, pin, hub, index))
+        if self.lock is not None and self.write_lock and not self.locked:
+            self.lock.update(lambda pins: pins.with_pin(pin))
+
+
+def of_record(record: Record) -> Promise:
+    """The promise of the copy in the store."""
+    by = f"the copy stored on {record.fetched[:10]}"
+    return Promise(record.digest, record.files, record.manifest_sha256, by)
+
+
+def _of_pin(pin: Pin, name: str) -> Promise:
+    return Promise(pin.digest, pin.file_digests, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
+
+
+def _with(pins: Pins, pin: Pin, hub: str, index: Index) -> Pins:
+    changed = pins.with_pin(pin)
+    return changed.with_serial(hub, index.serial) if index.serial else changed
+
+
+def _broken(
+    artifact: ArtifactId, promise: Promise, digest: str | None, manifest_sha256: str | None, hub: str
+) -> DigestMismatchError:
+    if digest is not None and digest != promise.digest:
+        what, want, got = str(artifact), promise.digest, digest
+    else:
+        want, got = promise.manifest_sha256 or "no file", manifest_sha256 or "no file"
+        what = f"{FILE_NAME} of {artifact}"
+    if promise.final:
+        error = DigestMismatchError(
+            f"{hub} contradicts itself: {what} is {want} by {promise.by}, it offers {got}.",
+            hint="do not use it; tell the owner of the hub",
+        )
+    else:
+        error = DigestMismatchError(
+            f"{what} changed: {want} by {promise.by}, {hub} now offers {got}.",
+            hint="versions never change; ask the publisher, or accept the new bytes with --accept-new-digest",
+        )
+    error.what, error.want, error.got = what, want, got
+    return error

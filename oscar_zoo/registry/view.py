@@ -1,0 +1,159 @@
+"""One hub as the registry sees it: its listing, its index and what this package knows, joined by artifact id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, sha256_hex
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.stages import is_payload
+from oscar_zoo.errors import ArtifactNotFound, MalformedFile
+from oscar_zoo.hubs.base import INDEX_NAME, Hub, HubFile
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.trust import Promise, Trust
+
+
+@dataclass(frozen=True)
+class ResolvedArtifact:
+    """One artifact as a hub offers it now; nothing of it is verified yet.
+
+    Attributes:
+        id: as the hub spells it.
+        hub: where it is.
+        files: the payload files, as listed.
+        manifest_bytes: `oscar.json` of the hub, or `None` when the artifact has none.
+        manifest: the same, parsed.
+        packaged: the manifest shipped with this package, or `None`; its checksums, where known, are what we expect.
+        entry: what the hub's index says, or `None`.
+        geometry: shape of the model by its recipe, or `None` when the zoo does not know the model.
+        warnings: what a person should read before using it.
+    """
+
+    id: ArtifactId
+    hub: Hub
+    files: tuple[HubFile, ...]
+    manifest_bytes: bytes | None
+    manifest: Manifest | None
+    packaged: Manifest | None
+    entry: IndexEntry | None
+    geometry: Geometry | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of what the hub offers by its listing, or `None` when the listing lacks a sha256."""
+        known = [FileDigest(f.path, f.sha256, f.size) for f in self.files if f.sha256 is not None]
+        return artifact_digest(known) if len(known) == len(self.files) else None
+
+    @property
+    def manifest_sha256(self) -> str | None:
+        """sha256 of `oscar.json`, or `None` when there is none."""
+        return sha256_hex(self.manifest_bytes) if self.manifest_bytes is not None else None
+
+    @property
+    def expected_digest(self) -> str | None:
+        """Digest the packaged manifest promises, or `None`."""
+        return self.packaged.digest if self.packaged else None
+
+    @property
+    def packaged_promise(self) -> Promise | None:
+        """The packaged manifest as a promise, or `None` when it knows no checksums; it says nothing of `oscar.json`."""
+        if self.packaged is None or self.packaged.digest is None:
+            return None
+        files = self.packaged.file_digests or ()
+        by = "the manifest shipped with oscar-zoo"
+        return Promise(self.packaged.digest, files, None, by, final=True, about_manifest=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class HubView:
+    """A hub with its index.
+
+    Attributes:
+        hub: the hub, pinned to one commit by its first answer.
+        catalog: recipes and packaged manifests.
+        index: of the hub; empty when it has none.
+    """
+
+    hub: Hub
+    catalog: Catalog
+    index: Index
+
+    @classmethod
+    def open(cls, hub: Hub, catalog: Catalog | None = None, *, trust: Trust | None = None) -> HubView:
+        """Read the index of `hub`.
+
+        Raises:
+            MalformedFile: the index is none.
+            RollbackError: the index is older than one that `trust` has seen from this hub.
+        """
+        data = hub.root_file(INDEX_NAME)
+        index = Index.empty() if data is None else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.name}")
+        if trust is not None:
+            trust.check_serial(hub.name, index)
+        return cls(hub, catalog or Catalog.packaged(), index)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether asking the hub costs requests."""
+        return not self.hub.name.startswith("file:")
+
+    def status(self, artifact: ArtifactId) -> Status:
+        """Whether `artifact` is offered by name: the hub's index says, else the packaged manifest."""
+        entry, packaged = self.index.entry(artifact), self.catalog.manifest(artifact)
+        if entry is not None:
+            return entry.status
+        return packaged.registry.status if packaged and packaged.registry else Status()
+
+    def aliased(self, name: str) -> set[str]:
+        """Keys of the artifacts that have `name` as an alias."""
+        return {a.key for a in self.catalog.aliased(name)} | {e.artifact_id.key for e in self.index.aliased(name)}
+
+    def offer(self, artifact: ArtifactId) -> ResolvedArtifact:
+        """What the hub offers for `artifact`: its listing and its `oscar.json`.
+
+        Raises:
+            ArtifactNotFound: the hub does not have it, or not a file that its manifest lists.
+            MalformedFile: the manifest is none.
+        """
+        listing = {file.path: file for file in self.hub.files(artifact)}
+        data = manifest = None
+        if FILE_NAME in listing:
+            data = self.hub.fetch(artifact, FILE_NAME, limit=strict_json.MAX_BYTES)
+            manifest = Manifest.from_bytes(data, what=f"{FILE_NAME} of {artifact}")
+            if manifest.artifact_id.key != artifact.key:
+                raise MalformedFile("manifest.id", f"{artifact} has the {FILE_NAME} of {manifest.id}.")
+        names = [f.path for f in manifest.files] if manifest else [n for n in listing if is_payload(n)]
+        missing = [name for name in names if name not in listing]
+        if missing or not names:
+            what = ", ".join(missing) or "rotation files"
+            raise ArtifactNotFound(
+                f"{artifact} on {self.hub.title} has no {what}.", hint="the version is incomplete; tell its owner"
+            )
+        recipe, status = self.catalog.recipe(artifact.model), self.status(artifact)
+        return ResolvedArtifact(
+            id=artifact,
+            hub=self.hub,
+            files=tuple(sorted(listing[name] for name in names)),
+            manifest_bytes=data,
+            manifest=manifest,
+            packaged=self.catalog.manifest(artifact),
+            entry=self.index.entry(artifact),
+            geometry=recipe.geometry if recipe else None,
+            warnings=() if status.state == "active" else (status_sentence(artifact, status),),
+        )
+
+
+def status_sentence(artifact: ArtifactId, status: Status) -> str:
+    """What a person should know about a version that is deprecated or yanked."""
+    instead = f"; use {status.replaced_by}" if status.replaced_by else ""
+    return f"{artifact.reference} is {status.state}: {status.reason or 'no reason given'}{instead}"
