@@ -1,23 +1,42 @@
 """A hub in a folder: `<Model>/<tag>/files`, with or without `oscar.json`; the layout of the public rotation hub.
 
 Publishing stages the files in the same file system and renames the whole folder to its place, so a version is absent
-or complete, and two publishers cannot mix. Links and unsafe names are never followed.
+or complete, and two publishers cannot mix, whatever locks the file system has. The root files are replaced after that,
+the index last, so a kill in between leaves a version that is only not in the index yet. Writers take turns by a lock
+where there are locks, which makes the comparison with `Change.parent` exact. Links and unsafe names are never followed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import random
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part
 from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES
-from oscar_zoo.errors import ArtifactNotFound, InvalidName, MalformedFile, PathNotFound, VersionExists
-from oscar_zoo.hubs.base import HubFile, Progress
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    InvalidName,
+    MalformedFile,
+    PathNotFound,
+    RevisionNotFound,
+    StaleRevision,
+    StorageError,
+    UsageError,
+)
+from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES, Change, Commit, HubFile, Progress
+
+_LOCK_NAME = ".lock"
+_LOCK_SECONDS = 60
 
 
 class LocalHub:
@@ -31,11 +50,36 @@ class LocalHub:
     def __init__(self, root: Path, *, must_exist: bool = True) -> None:
         self.root = root.absolute()
         self._must_exist = must_exist
+        self._view: tuple[bytes | None] | None = None
 
     @property
     def name(self) -> str:
         """`file:` and the folder."""
         return f"file:{self.root}"
+
+    @property
+    def title(self) -> str:
+        """The word folder, and which one."""
+        return f"folder {self.root}"
+
+    @property
+    def revision(self) -> str:
+        """sha256 of the index, of nothing where there is none; read once, then the same until `refresh`."""
+        return _token(self._pinned_index())
+
+    def at(self, revision: str) -> Self:
+        """This hub, if it still is what `revision` says: a folder keeps no history.
+
+        Raises:
+            RevisionNotFound: it is not.
+        """
+        if revision != self.revision:
+            raise RevisionNotFound.for_hub(self.title, revision)
+        return self
+
+    def refresh(self) -> None:
+        """Read the index again when it is asked for the next time."""
+        self._view = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
         """Every artifact, sorted. Links and names outside the grammar are no artifacts.
@@ -74,38 +118,88 @@ class LocalHub:
             progress(path, len(data), len(data))
         return data
 
-    def commit(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> bool:
-        """Publish `files`; see `Hub.commit`."""
-        for name in files:
+    def root_file(self, path: str) -> bytes | None:
+        """A file in the root, or `None`; the index always as it was when `revision` was read."""
+        if path == INDEX_NAME:
+            return self._pinned_index()
+        return self._read_root(path)
+
+    def commit(self, change: Change) -> Commit:
+        """Write `change`; see `Hub.commit`.
+
+        Raises:
+            StaleRevision: the index is not what `change.parent` says, or the version exists.
+            StorageError: the disk refused, or another writer holds the lock for too long.
+            UsageError: a proposal.
+        """
+        if change.propose:
+            raise UsageError(f"{self.title} takes no proposals.", hint="publish without --create-pr")
+        for name in (*change.files, *change.root):
             check_part(name, "file name")
         with durable.storage_errors(f"cannot publish to {self.name}"):
             durable.make_folders(self.root)
             durable.sweep(self.root)
-            spelled = self._spelled(artifact)
-            if spelled is not None:
-                return self._compare(spelled, artifact, files)
-            model = self.root / artifact.model
-            durable.make_folders(model)
-            with durable.staged_folder(self.root) as staged:
-                durable.write_files(staged, files)
-                if durable.move_into_place(staged, model / artifact.tag):
-                    return True
-            return self._compare(artifact, artifact, files)
+            with self._turn():
+                self._write(change)
+        self.refresh()
+        return Commit(self.revision)
 
-    def _compare(self, existing: ArtifactId, artifact: ArtifactId, files: Mapping[str, bytes]) -> bool:
-        there = {file.path: file.sha256 for file in self.files(existing)}
-        here = {name: sha256_hex(data) for name, data in files.items()}
-        if there == here and existing == artifact:
-            return False
-        changed = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-        what = f"with other content ({', '.join(changed)})" if changed else f"spelled {existing}"
-        raise VersionExists(
-            f"{artifact} is already published on {self.name} {what}.",
-            hint="a published version never changes: give the new one another tag",
-        )
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        """Nothing: a folder has no tags, and its versions do not move."""
 
-    def _spelled(self, artifact: ArtifactId) -> ArtifactId | None:
-        return next((other for other in self.artifacts() if other.key == artifact.key), None)
+    def _write(self, change: Change) -> None:
+        if change.parent != _token(self._read_root(INDEX_NAME)):
+            raise StaleRevision.for_hub(self.title)
+        if change.artifact is not None:
+            self._place(change.artifact, change.files)
+        for name in sorted(change.root, key=lambda name: name == INDEX_NAME):
+            fresh = durable.temp_path(self.root)
+            try:
+                durable.write_new(fresh, change.root[name])
+                os.replace(fresh, self.root / name)  # noqa: PTH105
+            finally:
+                fresh.unlink(missing_ok=True)
+            durable.sync_folder(self.root)
+
+    def _place(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> None:
+        if any(other.key == artifact.key for other in self.artifacts()):
+            raise StaleRevision.for_hub(self.title)
+        model = self.root / artifact.model
+        durable.make_folders(model)
+        with durable.staged_folder(self.root) as staged:
+            durable.write_files(staged, files)
+            if not durable.move_into_place(staged, model / artifact.tag):
+                raise StaleRevision.for_hub(self.title)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the only writer; where the file system has no locks, one of several."""
+        descriptor = os.open(self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not _locked(descriptor):
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"another process has been writing to {self.title} for {_LOCK_SECONDS} s.",
+                        hint="nothing was written; run it again when the other one is done",
+                    )
+                time.sleep(random.uniform(0.001, 0.02))
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # closing is not enough while a forked child has the same open file
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _pinned_index(self) -> bytes | None:
+        if self._view is None:
+            self._view = (self._read_root(INDEX_NAME),)
+        return self._view[0]
+
+    def _read_root(self, path: str) -> bytes | None:
+        try:
+            return read_file(self.root / check_part(path, "file name"), max_bytes=MAX_ROOT_BYTES)
+        except PathNotFound:
+            return None
 
     def _folder(self, artifact: ArtifactId) -> Path:
         folder = self.root
@@ -120,6 +214,21 @@ class LocalHub:
             if stat.S_ISLNK(mode):
                 raise MalformedFile("file.link", f"{folder} is a symbolic link; links are not followed.")
         return folder
+
+
+def _token(index: bytes | None) -> str:
+    return sha256_hex(index or b"")
+
+
+def _locked(descriptor: int) -> bool:
+    """Try to lock; what cannot be locked at all counts as locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _folders(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
-from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, HubLocation, Status
+from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, HubLocation, Manifest, Status
 from oscar_zoo.artifact.names import ArtifactId, Reference, check_part
 from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
 from oscar_zoo.errors import MalformedFile, UsageError
@@ -40,6 +40,25 @@ class IndexFile(Spec):
         return self
 
 
+class Summary(Spec):
+    """What listings show without fetching `oscar.json`, copied from it; the manifest stays the truth."""
+
+    method: Text | None = None
+    format_version: Annotated[int, Field(ge=1, le=3)] | None = None
+    bits_per_element: Annotated[float, Field(gt=0, le=32)] | None = None
+    license: Text | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """The summary of `manifest`."""
+        return cls(
+            method=manifest.fit.method,
+            format_version=manifest.format_version,
+            bits_per_element=manifest.recipe.bits_per_element,
+            license=manifest.license.artifact,
+        )
+
+
 class IndexEntry(Spec):
     """One artifact.
 
@@ -49,6 +68,7 @@ class IndexEntry(Spec):
         files: payload files, sorted by path.
         manifest_sha256: of `oscar.json`, or null where the artifact has none.
         model: hub id of the base model, or null where nobody says.
+        summary: facts for listings, or null where the artifact has no manifest.
         aliases: other names of exactly this artifact.
         status: whether it is offered by name.
         scores: quality claims.
@@ -60,6 +80,7 @@ class IndexEntry(Spec):
     files: tuple[IndexFile, ...]
     manifest_sha256: Hex64 | None
     model: Text | None
+    summary: Summary | None = None
     aliases: tuple[Text, ...] = ()
     status: Status = Status()
     scores: tuple[Score, ...] = ()

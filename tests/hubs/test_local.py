@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import stat
@@ -10,14 +11,27 @@ from pathlib import Path
 
 import pytest
 from failing_calls import Injection, killed_at, raise_error
+from hub_folders import put_version as put
 from publisher import content, publish_rounds
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import ArtifactNotFound, InvalidName, MalformedFile, PathNotFound, StorageError, VersionExists
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    InvalidName,
+    MalformedFile,
+    PathNotFound,
+    RevisionNotFound,
+    StaleRevision,
+    StorageError,
+    UsageError,
+)
+from oscar_zoo.hubs import local
+from oscar_zoo.hubs.base import Change, Commit
 from oscar_zoo.hubs.local import LocalHub
 
 ID = ArtifactId("Model", "tag")
+ROOT = {"index.json": b"one", "README.md": b"card"}
 FILES = {"k.pt": b"keys" * 100, "v.pt": b"values" * 100, "oscar.json": b"{}"}
 
 
@@ -33,7 +47,7 @@ def temps(hub: LocalHub) -> list[str]:
 def test_what_was_published_is_listed_and_fetched(hub: LocalHub) -> None:
     seen: list[tuple[str, int, int]] = []
     assert hub.artifacts() == ()
-    assert hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     assert hub.artifacts() == (ID,)
     assert [(f.path, f.size, f.sha256) for f in hub.files(ID)] == [
         (name, len(data), sha256_hex(data)) for name, data in sorted(FILES.items())
@@ -43,35 +57,97 @@ def test_what_was_published_is_listed_and_fetched(hub: LocalHub) -> None:
     assert temps(hub) == []
 
 
-def test_publishing_again_is_success_and_changes_nothing(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
+def test_a_commit_writes_the_root_files_and_moves_the_revision(hub: LocalHub) -> None:
+    assert (hub.root_file("index.json"), hub.root_file("README.md")) == (None, None)
+    assert hub.revision == sha256_hex(b"")
+    root = {"index.json": b"one", "README.md": b"# card"}
+    first = hub.commit(Change(ID, FILES, root, hub.revision, "Publish it"))
+    assert first == Commit(hub.revision)
+    assert hub.revision == sha256_hex(b"one")
+    second = hub.commit(Change(None, {}, {"index.json": b"two"}, hub.revision, "Yank it"))
+    assert second.revision == sha256_hex(b"two")
+    assert (hub.root_file("index.json"), hub.root_file("README.md")) == (b"two", b"# card")
+    assert hub.artifacts() == (ID,)
+    assert stat.S_IMODE((hub.root / "index.json").stat().st_mode) == 0o644
+
+
+def test_a_view_stays_what_it_was_until_it_is_refreshed(hub: LocalHub) -> None:
+    put(hub, ID, FILES, root={"index.json": b"one"})
+    other = LocalHub(hub.root)
+    revision = other.revision
+    put(hub, ArtifactId("Model", "next"), FILES, root={"index.json": b"two"})
+    assert (other.revision, other.root_file("index.json")) == (revision, b"one")
+    with pytest.raises(StaleRevision, match=str(hub.root)):
+        other.commit(Change(ArtifactId("Model", "third"), FILES, {"index.json": b"three"}, revision, "Add"))
+    assert LocalHub(hub.root).root_file("index.json") == b"two"
+    assert len(hub.artifacts()) == 2
+    other.refresh()
+    assert (other.revision, other.root_file("index.json")) == (hub.revision, b"two")
+
+
+def test_a_folder_knows_its_present_revision_only(hub: LocalHub) -> None:
+    put(hub, ID, FILES, root={"index.json": b"one"})
+    old = hub.revision
+    assert hub.at(old).files(ID) == hub.files(ID)
+    put(hub, ArtifactId("Model", "next"), FILES, root={"index.json": b"two"})
+    for gone in (old, "main", "0" * 40):
+        with pytest.raises(RevisionNotFound, match=gone):
+            hub.at(gone)
+
+
+@pytest.mark.parametrize("files", [FILES, {**FILES, "k.pt": b"other"}, {"more.pt": b""}])
+@pytest.mark.parametrize("artifact", [ID, ArtifactId("model", "TAG")])
+def test_a_version_is_never_written_again(hub: LocalHub, artifact: ArtifactId, files: dict[str, bytes]) -> None:
+    put(hub, ID, FILES, root={"index.json": b"one"})
     inode = (hub.root / "Model" / "tag").stat().st_ino
-    assert not hub.commit(ID, dict(reversed(FILES.items())))
+    with pytest.raises(StaleRevision):
+        put(hub, artifact, files, root={"index.json": b"two", "README.md": b"two"})
     assert (hub.root / "Model" / "tag").stat().st_ino == inode
-
-
-@pytest.mark.parametrize(
-    ("files", "changed"),
-    [
-        ({**FILES, "k.pt": b"other"}, "k.pt"),
-        ({**FILES, "more.pt": b""}, "more.pt"),
-        ({"k.pt": FILES["k.pt"]}, "oscar.json, v.pt"),
-        ({**FILES, "oscar.json": b"{ }"}, "oscar.json"),
-    ],
-)
-def test_a_version_is_never_replaced(hub: LocalHub, files: dict[str, bytes], changed: str) -> None:
-    hub.commit(ID, FILES)
-    with pytest.raises(VersionExists) as caught:
-        hub.commit(ID, files)
-    assert changed in caught.value.message
     assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
+    assert (hub.root_file("index.json"), hub.root_file("README.md")) == (b"one", None)
     assert temps(hub) == []
 
 
-def test_a_version_that_differs_only_in_case_is_refused(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
-    with pytest.raises(VersionExists, match="Model/tag"):
-        hub.commit(ArtifactId("model", "TAG"), FILES)
+def test_a_folder_takes_no_proposal_and_has_no_tags(hub: LocalHub) -> None:
+    with pytest.raises(UsageError, match="proposals"):
+        hub.commit(Change(ID, FILES, {}, hub.revision, "Add", propose=True))
+    assert not hub.root.exists()
+    hub.tag("oz-model-tag", hub.revision, "message")
+    assert not hub.root.exists()
+
+
+def test_a_writer_waits_for_its_turn(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(hub, ID, FILES)
+    waits: list[float] = []
+    with (hub.root / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def let_go(seconds: float) -> None:
+            waits.append(seconds)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(time, "sleep", let_go)
+        put(hub, ArtifactId("Model", "next"), FILES)
+    assert len(waits) == 1
+
+
+def test_a_writer_that_never_gets_its_turn_says_so(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(hub, ID, FILES)
+    monkeypatch.setattr(local, "_LOCK_SECONDS", -1)
+    with (hub.root / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="another process"):
+            put(hub, ArtifactId("Model", "next"), FILES)
+    assert hub.artifacts() == (ID,)
+
+
+def test_a_file_system_without_locks_is_written_too(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: object, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    put(hub, ID, FILES, root={"index.json": b"one"})
+    assert hub.artifacts() == (ID,)
 
 
 def test_a_folder_of_plain_files_is_a_hub(tmp_path: Path) -> None:
@@ -95,7 +171,7 @@ def test_a_missing_folder_is_an_error_unless_it_is_the_default_zoo(tmp_path: Pat
 
 
 def test_a_read_only_hub_can_be_read(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     for path in (hub.root / "Model" / "tag", hub.root / "Model", hub.root):
         path.chmod(0o555)
     try:
@@ -107,7 +183,7 @@ def test_a_read_only_hub_can_be_read(hub: LocalHub) -> None:
 
 
 def test_links_are_not_followed(hub: LocalHub, tmp_path: Path) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
     (hub.root / "Model" / "tag" / "link.pt").symlink_to(secret)
@@ -125,18 +201,18 @@ def test_links_are_not_followed(hub: LocalHub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", "k.pt\n", "con.pt", ""])
 def test_unsafe_names_are_refused(hub: LocalHub, name: str) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     with pytest.raises(InvalidName):
         hub.fetch(ID, name, limit=100)
     with pytest.raises(InvalidName):
-        hub.commit(ArtifactId("Model", "other"), {name: b"x"})
+        put(hub, ArtifactId("Model", "other"), {name: b"x"})
     with pytest.raises(InvalidName):
         hub.files(ArtifactId("Model", name))
     assert hub.artifacts() == (ID,)
 
 
 def test_a_file_longer_than_listed_and_a_pipe_are_refused(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     with pytest.raises(MalformedFile) as caught:
         hub.fetch(ID, "k.pt", limit=399)
     assert caught.value.reason == "file.size"
@@ -146,7 +222,7 @@ def test_a_file_longer_than_listed_and_a_pipe_are_refused(hub: LocalHub) -> None
 
 
 def test_what_is_not_there_is_not_found(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     with pytest.raises(ArtifactNotFound, match="Model/no"):
         hub.files(ArtifactId("Model", "no"))
     with pytest.raises(PathNotFound):
@@ -154,19 +230,39 @@ def test_what_is_not_there_is_not_found(hub: LocalHub) -> None:
 
 
 def test_old_leftovers_of_this_user_are_removed(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     old, young = hub.root / ".tmp.old", hub.root / ".tmp.young"
     for folder in (old, young):
         folder.mkdir()
         (folder / "k.pt").write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
-    hub.commit(ArtifactId("Model", "next"), FILES)
+    put(hub, ArtifactId("Model", "next"), FILES)
     assert temps(hub) == [".tmp.young"]
 
 
 def test_published_files_are_readable_by_all_and_writable_by_the_owner(hub: LocalHub) -> None:
-    hub.commit(ID, FILES)
+    put(hub, ID, FILES)
     assert stat.S_IMODE((hub.root / "Model" / "tag" / "k.pt").stat().st_mode) == 0o644
+
+
+def complete(hub: LocalHub) -> bool:
+    """Whether the version and the root files are whole or absent, the index never before the version."""
+    hub.refresh()
+    there, index, card = hub.artifacts(), hub.root_file("index.json"), hub.root_file("README.md")
+    assert there in ((), (ID,))
+    assert index in (None, b"one") and card in (None, b"card")
+    if there:
+        assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
+    assert there or index is None
+    return bool(there) and index is not None and card is not None
+
+
+def publish_again(hub: LocalHub) -> None:
+    """What a second run does: the version where it is absent, and the root files."""
+    if hub.artifacts():
+        hub.commit(Change(None, {}, ROOT, hub.revision, "Repair"))
+    else:
+        put(hub, ID, FILES, root=ROOT)
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
@@ -177,32 +273,32 @@ def test_a_failing_disk_leaves_nothing_or_everything(tmp_path: Path, code: int, 
         injection = Injection(number, raise_error(code), stays=stays)
         try:
             with injection.active():
-                hub.commit(ID, FILES)
+                put(hub, ID, FILES, root=ROOT)
         except StorageError as error:
             assert os.strerror(code) in error.message
             assert error.hint
-        assert hub.artifacts() in ((), (ID,))
-        assert hub.commit(ID, FILES) or hub.artifacts() == (ID,)
-        assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
+        complete(hub)
+        publish_again(hub)
+        assert complete(hub)
         if not injection.fired:
             break
-    assert 20 < number < 199
+    assert 30 < number < 199
 
 
 def test_a_killed_publisher_leaves_nothing_or_everything(tmp_path: Path) -> None:
     for number in range(1, 200):
         hub = LocalHub(tmp_path / str(number), must_exist=False)
-        killed = killed_at(number, lambda hub=hub: hub.commit(ID, FILES))  # type: ignore[misc]
-        assert hub.artifacts() in ((), (ID,))
-        hub.commit(ID, FILES)
-        assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
+        killed = killed_at(number, lambda hub=hub: put(hub, ID, FILES, root=ROOT))  # type: ignore[misc]
+        complete(hub)
+        publish_again(hub)
+        assert complete(hub)
         if not killed:
             break
-    assert 20 < number < 199
+    assert 30 < number < 199
 
 
 def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
-    rounds = 8
+    rounds = 20
     spawn = multiprocessing.get_context("spawn")
     barrier, answers = spawn.Barrier(2), spawn.Queue()
     processes = [
@@ -218,8 +314,9 @@ def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
         process.join(60)
     hub = LocalHub(tmp_path)
     for number in range(rounds):
-        assert sorted(told[number].values()) == ["exists", "new"]
+        assert sorted(told[number].values()) == ["new", "stale"]
         (winner,) = (who for who, answer in told[number].items() if answer == "new")
         there = {f.path: f.sha256 for f in hub.files(ArtifactId("Model", f"round{number}"))}
         assert there == {name: sha256_hex(data) for name, data in content(winner).items()}
+    assert hub.root_file("index.json") == f"round {rounds - 1} of {winner}".encode()
     assert temps(hub) == []

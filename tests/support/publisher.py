@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import VersionExists
+from oscar_zoo.errors import StaleRevision
+from oscar_zoo.hubs.base import INDEX_NAME, Change
 from oscar_zoo.hubs.local import LocalHub
 
 FILES = 12
@@ -18,12 +19,17 @@ def content(who: int) -> dict[str, bytes]:
 
 
 def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
-    """Publish `<root>/Model/round<i>` at the same moment as the other process; report 'new', 'same' or 'exists'."""
+    """Commit `<root>/Model/round<i>` and an index at the same moment as the other process; report 'new' or 'stale'."""
     hub = LocalHub(Path(root))
     for number in range(rounds):
+        hub.refresh()
+        parent = hub.revision
         barrier.wait(60)
+        index = {INDEX_NAME: f"round {number} of {who}".encode()}
         try:
-            answer = "new" if hub.commit(ArtifactId("Model", f"round{number}"), content(who)) else "same"
-        except VersionExists:
-            answer = "exists"
+            hub.commit(Change(ArtifactId("Model", f"round{number}"), content(who), index, parent, "race"))
+            answer = "new"
+        except StaleRevision:
+            answer = "stale"
         answers.put((number, who, answer))
+        barrier.wait(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,17 @@ def rotation(objective: str, *, seed: int = 0, geometry: Geometry = TINY, spread
     return RotationSet(1, objective, "layer", "oscar", True, False, tuple(layers))
 
 
-def payload(*, seed: int = 0, geometry: Geometry = TINY) -> dict[str, bytes]:
-    """The two rotation files of an artifact; another `seed` gives other bytes."""
+def payload(*, seed: int = 0, geometry: Geometry = TINY, proven: bool = True) -> dict[str, bytes]:
+    """The two rotation files of an artifact; another `seed` gives other bytes.
+
+    Unless `proven`, the files do not say that they come from one fit, which is a warning of verification.
+    """
+    label = {"generation_id": "0" * 32} if proven else {}
+    k = rotation("qqt_r_h_pbr", seed=seed, geometry=geometry, spread=0.02)
+    v = rotation("sst_r_h_pbr", seed=seed, geometry=geometry, spread=0.10)
     return {
-        K_NAME: rotation_bytes(rotation("qqt_r_h_pbr", seed=seed, geometry=geometry, spread=0.02)),
-        V_NAME: rotation_bytes(rotation("sst_r_h_pbr", seed=seed, geometry=geometry, spread=0.10)),
+        K_NAME: rotation_bytes(replace(k, calibration=label)),
+        V_NAME: rotation_bytes(replace(v, calibration=label)),
     }
 
 
