@@ -2,7 +2,7 @@
 
 A promise of the past (the project's lock, what this user has seen, the copy in the store) can be given up on purpose,
 with `accept_new`. A promise of the present (the manifest shipped with this package, the index of the hub itself)
-cannot: a hub that breaks it contradicts itself.
+cannot: the bytes are simply wrong.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _broken(
         what = f"{FILE_NAME} of {artifact}"
     if promise.final:
         error = DigestMismatchError(
-            f"{hub} contradicts itself: {what} is {want} by {promise.by}, it offers {got}.",
+            f"{what} is {want} by {promise.by}; {hub} offers {got}.",
             hint="do not use it; tell the owner of the hub",
         )
     else:

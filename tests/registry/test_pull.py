@@ -48,10 +48,11 @@ def test_pull_stores_exactly_the_hubs_bytes(tmp_path: Path, store: Store) -> Non
 
 
 def test_a_folder_without_manifest_is_trusted_on_first_use(tmp_path: Path, store: Store) -> None:
-    result = pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", payload()), store)
+    hub = hub_with(tmp_path / "hub", payload())
+    result = pull("tiny-qwen3-hard", hub, store)
     assert result.first_use
     assert result.artifact.manifest is None
-    assert not pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", payload()), store).first_use
+    assert not pull("tiny-qwen3-hard", hub, store).first_use
 
 
 def test_the_second_pull_fetches_nothing_and_hashes_everything(tmp_path: Path, store: Store) -> None:
@@ -123,8 +124,12 @@ def test_bytes_are_those_the_package_promises(tmp_path: Path, store: Store, more
     promised = Manifest.from_bytes(artifact_files()[FILE_NAME])
     catalog = Catalog(Catalog.packaged().recipes(), [promised])
     other = hub_with(tmp_path / "one", {**payload(seed=0 if more else 1), **more})
-    with pytest.raises(VerificationFailed) as caught:
-        pull("tiny-qwen3-hard", other, store, catalog=catalog)
+    for trust in (Trust(), Trust(accept_new=True)):  # not a promise of the past: it cannot be given up
+        with pytest.raises(DigestMismatchError, match="shipped with oscar-zoo") as listed:
+            pull("tiny-qwen3-hard", other, store, catalog=catalog, trust=trust)
+    assert str(promised.digest) in listed.value.message
+    with pytest.raises(VerificationFailed) as caught:  # a listing without digests: the bytes are looked at
+        pull("tiny-qwen3-hard", SilentHub(other.root), store, catalog=catalog)
     assert isinstance(caught.value.outcome, Rejected if more else DigestMismatch)
     result = pull("tiny-qwen3-hard", hub_with(tmp_path / "two", payload()), store, catalog=catalog)
     assert result.artifact.record.digest == promised.digest
