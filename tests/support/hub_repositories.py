@@ -51,6 +51,10 @@ class Blob:
         return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
+FIRST_FILES = {".gitattributes": Blob(b"*.pt filter=lfs diff=lfs merge=lfs -text\n", lfs=False)}
+"""What a repository holds that a client has just made."""
+
+
 @dataclass(frozen=True)
 class Commit:
     """A state of the whole repository."""
@@ -65,6 +69,11 @@ class Commit:
     def files(self) -> dict[str, bytes]:
         """Content by path."""
         return {path: blob.data for path, blob in self.blobs.items()}
+
+    @property
+    def folders(self) -> list[str]:
+        """Every folder, sorted."""
+        return sorted({path[:i] for path in self.blobs for i, char in enumerate(path) if char == "/"})
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import hub_huggingface
+import hub_modelscope
+import hub_storage
 from hub_faults import Fault, Faults
 from hub_repositories import HubState, Kind, Repository
-from hub_wire import Port, Record, Reply, Request
+from hub_wire import Port, Record, Refused, Reply, Request
 
 _FOREIGN = ("HF_", "HUGGING", "MODELSCOPE_", "OSCAR_ZOO_HUB")
 
@@ -149,10 +151,22 @@ class HubServer(HubState):
     def answer(self, request: Request) -> Reply:
         """Answer a request through the faults; a bug of ours is a reply too, and fails the test at the end."""
         try:
-            return self._faults.around(request, lambda: hub_huggingface.answer(self, request))
+            return self._faults.around(request, lambda: self._answer(request))
         except Exception:
             self.failures.append(f"{request.method} {request.target}\n{traceback.format_exc()}")
             return Reply(500, {"Content-Type": "text/plain"}, self.failures[-1].encode())
+
+    def _answer(self, request: Request) -> Reply:
+        routes = hub_huggingface.answer
+        match request.segments:
+            case ("cdn" | "lfs", *_):
+                routes = hub_storage.answer
+            case ("api" | "openapi", "v1", *_):
+                routes = hub_modelscope.answer
+        try:
+            return routes(self, request)
+        except Refused as refused:
+            return refused.reply
 
     def pause(self, seconds: float | None) -> bool:
         """Wait, or less when the server stops; tells whether it stops."""

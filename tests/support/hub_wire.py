@@ -71,7 +71,7 @@ class Request:
     def file(self) -> str | None:
         """Path inside the repository of the file whose bytes are asked for, on any of the hubs."""
         match self.segments:
-            case ("cdn", _, _, _, *rest) | (_, _, "resolve", _, *rest):
+            case ("cdn", _, _, _, _, *rest) | (_, _, "resolve", _, *rest):
                 return "/".join(rest)
         return self.query.get("FilePath")
 
@@ -128,6 +128,14 @@ class Reply:
         """Whether the connection cannot be used again."""
         honest = self.length is None or self.length == len(self.body)
         return self.silent or self.hang or self.reset or self.cut is not None or bool(self.extra) or not honest
+
+
+class Refused(Exception):
+    """Carries the reply to a request that is not granted."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
 
 
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
