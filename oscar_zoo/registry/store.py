@@ -150,9 +150,9 @@ class Store:
 
     def entry_folders(self) -> Iterator[Path]:
         """The folders of all entries, complete or not, in one order; those that go meanwhile are left out."""
-        for digest in _inside(self.artifacts):
+        for digest in inside(self.artifacts):
             if not digest.name.startswith("."):
-                yield from _inside(digest)
+                yield from inside(digest)
 
     def remove(self, record: Record) -> None:
         """Remove an entry and those of its blobs that no other entry links."""
@@ -274,7 +274,7 @@ def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
     return tuple(sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME))
 
 
-def _inside(folder: Path) -> list[Path]:
+def inside(folder: Path) -> list[Path]:
     """What is in `folder`, sorted; nothing when it is no folder or goes just now."""
     try:
         return sorted(folder.iterdir())

@@ -13,6 +13,7 @@ import pytest
 from failing_calls import Injection, killed_at, raise_error
 from tiny_artifacts import artifact_files
 
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, InvalidName, StorageError
 from oscar_zoo.registry.store import Store
@@ -284,6 +285,20 @@ def test_the_last_entry_of_a_digest_takes_its_folder_along(store: Store) -> None
     store.remove(two)  # as a second process does that saw it too
 
 
+def test_the_folder_of_a_digest_may_go_while_its_entry_is_placed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, removed = durable.move_into_place, []
+
+    def remove_first(staged: Path, target: Path) -> bool:
+        if not removed:
+            target.parent.rmdir()
+            removed.append(target.parent)
+        return place(staged, target)
+
+    monkeypatch.setattr(durable, "move_into_place", remove_first)
+    assert store.put(ID, PLAIN, source="s").files == PLAIN
+    assert removed
+
+
 def test_no_path_in_the_store_grows_with_the_names_of_model_and_tag(store: Store) -> None:
     longest = "x" * 100
     store.put(ArtifactId(longest, longest), {longest: b"x", "k.pt": b"y"}, source="s")
@@ -296,6 +311,7 @@ def test_no_path_in_the_store_grows_with_the_names_of_model_and_tag(store: Store
 RACE = """
 import sys
 from pathlib import Path
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.store import Store
 sys.stdin.readline()
