@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo import paths
+from oscar_zoo.errors import UsageError
+from oscar_zoo.hubs import address, config
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def write(text: str) -> Path:
+    """The configuration file of this test."""
+    path = paths.config_dir() / config.FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:
+    settings = config.load()
+    assert settings.read == (f"file:{paths.default_zoo_dir()}", *config.PUBLIC)
+    assert settings.publish == ()
+    assert not settings.offline
+    assert [hub.name for hub in address.open_hubs()] == list(settings.read)
+    assert [hub.name for hub in address.publishing_hubs()] == [f"file:{paths.default_zoo_dir()}"]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write('hubs = ["hf:stored/zoo", "default"]\npublish = "hf:stored/own"\n')
+    assert config.load().read == ("hf:stored/zoo", *config.PUBLIC)
+    assert config.load().publish == ("hf:stored/own",)
+    monkeypatch.setenv("OSCAR_ZOO_HUB", "ms:env/zoo, file:/srv/a b  hf:env/zoo@v1")
+    assert config.load().read == ("ms:env/zoo", "file:/srv/a b", "hf:env/zoo@v1")
+    assert config.load().publish == config.load().read
+    assert config.load(["hf:flag/zoo"]).read == ("hf:flag/zoo",)
+
+
+def test_a_hub_without_commits_is_published_to_last() -> None:
+    names = [hub.name for hub in address.publishing_hubs(["ms:me/zoo", "hf:me/zoo"])]
+    assert names == ["hf:me/zoo", "ms:me/zoo"]
+
+
+@pytest.mark.parametrize("variable", ["OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_leaves_hubs_in_folders_only(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "1")
+    settings = config.load()
+    assert settings.offline
+    assert [hub.name for hub in address.open_hubs(offline=settings.offline)] == [f"file:{paths.default_zoo_dir()}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("hubs = 3", "hubs"),
+        ("speed = 3", "speed"),
+        ("[network]\nanswer = -1", "network.answer"),
+        ("[network]\npatience = 1e9", "network.patience"),
+        ("hubs = [", "cannot be read"),
+        ("when = 2026-01-01", "cannot be read"),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
+    path = write(text)
+    with pytest.raises(UsageError) as caught:
+        config.load()
+    assert str(path) in caught.value.message
+    assert named in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_waiting_time_is_shared_by_the_hubs_that_may_have_to_wait() -> None:
+    write("[network]\nanswer = 6.0\ntries = 2\n")
+    assert _limits("hf:a/b", 1) == (6.0, 5.0, 2)
+    assert _limits("hf:a/b", 2) == (3.0, 3.0, 2)
+
+
+def _limits(text: str, sharing: int) -> tuple[float, float, int]:
+    limits = address.open_hub(text, sharing=sharing).source.transport.limits  # type: ignore[attr-defined]
+    return limits.answer, limits.connect, limits.tries
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hf:", "hf:zoo", "hf:/zoo", "hf:org/", "hf:a/b/c", "hf:org/..", "ms:org/zoo@", "hf:org/zoo@a b", "hf:o/z@../x"],
+)
+def test_remote_hubs_have_an_organisation_a_name_and_a_sound_revision(text: str) -> None:
+    with pytest.raises(UsageError):
+        address.open_hub(text)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from failing_calls import Injection, killed_at, raise_error
+
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
+from oscar_zoo.registry.index import IndexFile
+from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins
+
+
+def pin(artifact: str = "Model/tag", *, content: str = "a", manifest: str | None = None) -> Pin:
+    """A pin of one file whose sha256 is `content`, 64 times."""
+    sha256 = content * 64
+    return Pin(
+        id=artifact,
+        digest=artifact_digest([FileDigest("k.pt", sha256, 5)]),
+        files=(IndexFile(path="k.pt", sha256=sha256, size=5),),
+        manifest_sha256=manifest,
+        hub="hf:org/zoo",
+        revision="0" * 40,
+        first_seen="2026-01-02T03:04:05Z",
+        source="listing",
+    )
+
+
+def record(file: PinFile, *pins: Pin) -> None:
+    for one in pins:
+        file.update(lambda before, one=one: before.with_pin(one))  # type: ignore[misc]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    file = PinFile(tmp_path / "deep" / "folder" / LOCK_NAME)
+    assert file.read() == Pins.empty()
+    record(file, pin("B/two"), pin("A/one"))
+    assert [p.id for p in file.read().artifacts] == ["A/one", "B/two"]
+    assert file.read().pin(ArtifactId("b", "TWO")) == pin("B/two")
+    assert json.loads(file.path.read_bytes())["schema"] == "oscar-zoo.lock/1"
+
+
+def test_the_same_bytes_keep_their_first_pin_and_the_file_untouched(tmp_path: Path) -> None:
+    file = PinFile(tmp_path / LOCK_NAME)
+    record(file, pin())
+    before = file.path.stat()
+    record(file, pin().model_copy(update={"first_seen": "2027-01-01T00:00:00Z", "hub": "ms:other/zoo"}))
+    assert file.read().artifacts == (pin(),)
+    assert file.path.stat().st_mtime_ns == before.st_mtime_ns
+    record(file, pin(content="b"))
+    assert file.read().artifacts == (pin(content="b"),)
+
+
+def test_a_name_means_the_pin_a_tag_or_a_digest_says() -> None:
+    pins = Pins.empty().with_pin(pin("Model/one")).with_pin(pin("Model/two", content="b"))
+    find = lambda text, default=None: pins.find(Reference.parse(text), None, default)  # noqa: E731
+    assert find("model:ONE").id == "Model/one"
+    assert find("Model/two").id == "Model/two"
+    assert find("org/Model:two").id == "Model/two"
+    assert find(f"model@{pin(content='b').digest[:30]}").id == "Model/two"
+    assert find("model", "two").id == "Model/two"
+    assert find("model:three") is None
+    assert find("other") is None
+    with pytest.raises(AmbiguousName):
+        find("model")
+
+
+def test_the_lock_of_a_project_is_the_nearest_up_to_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "project" / "src" / "deep"
+    inner.mkdir(parents=True)
+    assert PinFile.of_project(inner).path == inner / LOCK_NAME
+    (tmp_path / LOCK_NAME).write_text("{}")
+    assert PinFile.of_project(inner).path == tmp_path / LOCK_NAME
+    (tmp_path / "project" / ".git").mkdir()
+    assert PinFile.of_project(inner).path == inner / LOCK_NAME
+    (tmp_path / "project" / LOCK_NAME).write_text("{}")
+    monkeypatch.chdir(inner)
+    assert PinFile.of_project().path == tmp_path / "project" / LOCK_NAME
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v | {"schema": "oscar-zoo.lock/2"},
+        lambda v: v | {"more": 1},
+        lambda v: v | {"artifacts": v["artifacts"] * 2},
+        lambda v: v | {"artifacts": [v["artifacts"][0] | {"digest": "sha256:" + "0" * 64}]},
+        lambda v: v | {"artifacts": [v["artifacts"][0] | {"id": "../x"}]},
+        lambda v: [v],
+    ],
+)
+def test_a_lock_that_was_tampered_with_is_refused(tmp_path: Path, change: object) -> None:
+    file = PinFile(tmp_path / LOCK_NAME)
+    record(file, pin())
+    value = change(json.loads(file.path.read_bytes()))  # type: ignore[operator]
+    file.path.write_text(json.dumps(value))
+    with pytest.raises(MalformedFile) as caught:
+        file.read()
+    assert LOCK_NAME in caught.value.message
+    with pytest.raises(MalformedFile):
+        record(file, pin("New/pin"))
+    assert json.loads(file.path.read_bytes()) == value
+
+
+def test_a_full_disk_leaves_the_old_lock(tmp_path: Path) -> None:
+    file = PinFile(tmp_path / LOCK_NAME)
+    record(file, pin())
+    for number in range(1, 40):
+        injection = Injection(number, raise_error(), stays=True)
+        try:
+            with injection.active():
+                record(file, pin(f"New/pin{number}"))
+        except StorageError:
+            pass
+        assert file.read().pin(ArtifactId("Model", "tag")) == pin()
+        if not injection.fired:
+            break
+    else:
+        raise AssertionError("every call failed")
+
+
+def test_a_kill_leaves_the_old_lock_or_the_new_one(tmp_path: Path) -> None:
+    for number in range(1, 40):
+        file = PinFile(tmp_path / str(number) / LOCK_NAME)
+        record(file, pin())
+        killed = killed_at(number, lambda file=file: record(file, pin("New/pin")))  # type: ignore[misc]
+        assert [p.id for p in file.read().artifacts] in (["Model/tag"], ["Model/tag", "New/pin"])
+        if not killed:
+            break
+    else:
+        raise AssertionError("every run was killed")
+
+
+def _record_many(path: str, worker: int) -> None:
+    for number in range(10):
+        record(PinFile(Path(path)), pin(f"Model/w{worker}n{number}"))
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / LOCK_NAME
+    workers = [multiprocessing.Process(target=_record_many, args=(str(path), n)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert len(PinFile(path).read().artifacts) == 40
