@@ -116,7 +116,7 @@ class Pins(Spec):
         Raises:
             AmbiguousName: several pins fit and none is the default.
         """
-        folder = (model or reference.name.rsplit("/", 1)[-1]).casefold()
+        folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
         if len(found) > 1 and default_tag is not None:
             found = [p for p in found if p.artifact_id.tag.casefold() == default_tag.casefold()] or found

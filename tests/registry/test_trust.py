@@ -1,0 +1,313 @@
+"""What was seen before decides what may be used: lock, known artifacts, index, offline, failover."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hub_folders import HARD, hub_with, put_version
+from tiny_artifacts import FILE_NAME, artifact_files, payload
+
+from oscar_zoo.artifact.digest import artifact_digest, file_digest, sha256_hex
+from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    Forbidden,
+    HubTimeout,
+    HubUnreachable,
+    NetworkError,
+    NotFoundError,
+    NotLocked,
+    OfflineError,
+    OscarZooError,
+    RollbackError,
+)
+from oscar_zoo.hubs.base import INDEX_NAME
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.index import Index, IndexEntry, IndexFile
+from oscar_zoo.registry.pins import LOCK_NAME, PinFile
+from oscar_zoo.registry.pull import PullResult, plan, pull
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.trust import Trust
+
+NAME = "tiny-qwen3-hard"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> LocalHub:
+    return hub_with(tmp_path / "hub", artifact_files())
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> PinFile:
+    return PinFile(tmp_path / "project" / LOCK_NAME)
+
+
+class TroubledHub(LocalHub):
+    """A hub in a folder that raises `trouble` when it is asked anything."""
+
+    trouble: OscarZooError = HubUnreachable.for_hub("the first hub", "connection refused")
+    asked = 0
+
+    def root_file(self, path: str) -> bytes | None:
+        self.asked += 1
+        raise self.trouble
+
+
+def troubled(root: Path, trouble: OscarZooError | None = None) -> TroubledHub:
+    hub = TroubledHub(root, must_exist=False)
+    hub.trouble = trouble or TroubledHub.trouble
+    return hub
+
+
+def entry(files: dict[str, bytes], *, state: str = "active", aliases: tuple[str, ...] = ()) -> IndexEntry:
+    """The index entry of `files` as `HARD`."""
+    digests = [file_digest(name, data) for name, data in files.items() if name != FILE_NAME]
+    return IndexEntry(
+        id=str(HARD),
+        digest=artifact_digest(digests),
+        files=tuple(IndexFile(path=d.path, sha256=d.sha256, size=d.size) for d in sorted(digests)),
+        manifest_sha256=sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None,
+        model="oscar-zoo/tiny-qwen3-hard",
+        aliases=aliases,
+        status=Status(state=state, reason=None if state == "active" else "a bad fit"),  # type: ignore[arg-type]
+    )
+
+
+def write_index(hub: LocalHub, *entries: IndexEntry, serial: int | None = None) -> None:
+    index = Index.empty()
+    for one in entries:
+        index = index.with_entry(one)
+    if serial is not None:
+        index = index.model_copy(update={"serial": serial})
+    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
+    hub.refresh()
+
+
+# --- the lock ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pull_pins_for_the_project_and_for_the_user(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    record = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
+    for file in (lock, PinFile.known()):
+        pin = file.read().pin(HARD)
+        assert pin is not None
+        assert (pin.digest, pin.manifest_sha256, pin.hub) == (record.digest, record.manifest_sha256, hub.name)
+        assert pin.file_digests == record.files
+        assert pin.source == "manifest"
+
+
+def test_what_is_pinned_and_here_asks_no_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
+    trust = Trust(lock=lock)
+    pull(NAME, hub, store, trust=trust)
+    dead = troubled(tmp_path / "dead", Forbidden.for_hub("the dead hub"))
+    result = pull("oscar-zoo/TINY-qwen3-hard", dead, store, trust=trust)
+    assert result.already_present
+    assert result.level == "numeric"
+    assert dead.asked == 0
+    assert isinstance(plan(NAME, dead, store, trust=trust), PullResult)
+    with pytest.raises(Forbidden):  # without the lock the hub is asked whether the name means something else now
+        pull(NAME, dead, store)
+
+
+def test_a_digest_that_is_here_asks_no_hub(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+    digest = pull(NAME, hub, store).artifact.record.digest
+    dead = troubled(tmp_path / "dead")
+    assert pull(f"{NAME}@{digest[:25]}", dead, store).already_present
+    assert dead.asked == 0
+
+
+def test_the_lock_holds_against_every_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
+    old = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
+    other = hub_with(tmp_path / "other", artifact_files(seed=1))
+    elsewhere = Store(tmp_path / "elsewhere")
+    trust = Trust(known=PinFile(tmp_path / "someone" / "known.json"), lock=lock)
+    before = lock.path.read_bytes()
+    with pytest.raises(DigestMismatchError, match=LOCK_NAME) as caught:
+        pull(NAME, other, elsewhere, trust=trust)
+    assert (caught.value.want, elsewhere.installed()) == (old.digest, ())
+    assert caught.value.got in caught.value.message
+    assert lock.path.read_bytes() == before
+    new = pull(NAME, other, elsewhere, trust=Trust(known=trust.known, lock=lock, accept_new=True)).artifact.record
+    assert new.digest == caught.value.got
+    assert lock.read().pin(HARD).digest == new.digest  # type: ignore[union-attr]
+
+
+def test_a_lock_delivers_its_version_though_the_name_means_another_now(
+    store: Store, lock: PinFile, tmp_path: Path
+) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    trust = Trust(lock=lock)
+    digest = pull(NAME, hub, store, trust=trust).artifact.record.digest
+    put_version(hub, f"{NAME}/newer", artifact_files(artifact=f"{NAME}/newer", seed=2))
+    write_index(hub, entry(artifact_files(), state="yanked"))
+    fresh = Store(tmp_path / "fresh")
+    result = pull(NAME, hub, fresh, trust=trust)
+    assert result.artifact.record.digest == digest
+    assert any("yanked" in warning for warning in result.warnings)
+    assert pull(NAME, hub, Store(tmp_path / "other")).artifact.record.id.tag == "newer"
+
+
+def test_locked_mode_takes_nothing_else_and_writes_nothing(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    with pytest.raises(NotLocked, match=LOCK_NAME):
+        pull(NAME, hub, store, trust=Trust(lock=lock, locked=True))
+    assert not lock.path.exists()
+    pull(NAME, hub, store, trust=Trust(lock=lock))
+    before = lock.path.read_bytes()
+    assert pull(NAME, hub, store, trust=Trust(lock=lock, locked=True)).already_present
+    store.remove(store.installed()[0])
+    assert not pull(NAME, hub, store, trust=Trust(lock=lock, locked=True)).already_present
+    assert lock.path.read_bytes() == before
+
+
+def test_a_lock_can_be_read_without_being_written(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    pull(NAME, hub, store, trust=Trust(lock=lock, write_lock=False))
+    assert not lock.path.exists()
+
+
+def test_another_organisations_model_does_not_fit_a_pin(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    pull(NAME, hub, store, trust=Trust(lock=lock))
+    with pytest.raises(ArtifactNotFound):
+        pull(f"someone/{NAME}", hub, store, trust=Trust(lock=lock))
+
+
+def test_another_manifest_under_a_pin_is_seen(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
+    trust = Trust(lock=lock)
+    pull(NAME, hub, store, trust=trust)
+    manifest = hub.root / str(HARD) / FILE_NAME
+    manifest.write_bytes(manifest.read_bytes().replace(b'"recent": 256', b'"recent": 255'))
+    with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
+        pull(NAME, hub, Store(tmp_path / "fresh"), trust=trust)
+
+
+# --- known artifacts -----------------------------------------------------------------------------------------------
+
+
+def test_what_this_user_saw_holds_after_the_store_was_emptied(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+    old = pull(NAME, hub, store).artifact.record
+    store.remove(old)
+    with pytest.raises(DigestMismatchError, match="known artifacts") as caught:
+        pull(NAME, hub_with(tmp_path / "other", artifact_files(seed=1)), store)
+    assert old.digest in caught.value.message
+    assert store.installed() == ()
+    assert not pull(NAME, hub, store).already_present
+
+
+# --- the index -----------------------------------------------------------------------------------------------------
+
+
+def test_an_index_that_contradicts_its_files_is_refused(hub: LocalHub, store: Store) -> None:
+    write_index(hub, entry(artifact_files(seed=1)))
+    for trust in (Trust(), Trust(accept_new=True)):
+        with pytest.raises(DigestMismatchError, match="index"):
+            pull(NAME, hub, store, trust=trust)
+    write_index(hub, entry(artifact_files()), serial=2)
+    assert pull(NAME, hub, store).artifact.record.digest == entry(artifact_files()).digest
+    assert PinFile.known().read().pin(HARD).source == "index"  # type: ignore[union-attr]
+
+
+def test_an_older_index_is_refused_unless_it_is_allowed(hub: LocalHub, store: Store) -> None:
+    write_index(hub, entry(artifact_files(), state="yanked"), serial=5)
+    digest = entry(artifact_files()).digest
+    pull(f"{NAME}@{digest}", hub, store)
+    write_index(hub, entry(artifact_files()), serial=4)  # the yank would be gone
+    with pytest.raises(RollbackError) as caught:
+        pull(NAME, hub, store)
+    assert "5" in caught.value.message
+    assert "4" in caught.value.message
+    assert pull(NAME, hub, store, trust=Trust(allow_downgrade=True)).already_present
+    assert pull(NAME, hub, store).already_present  # accepted once is accepted
+    write_index(hub, entry(artifact_files()), serial=3)
+    with pytest.raises(RollbackError):
+        pull(NAME, hub, store)
+
+
+def test_yanked_versions_need_their_digest_and_bring_the_reason(hub: LocalHub, store: Store) -> None:
+    write_index(hub, entry(artifact_files(), state="yanked", aliases=("hardy",)))
+    for name in (NAME, "hardy", str(HARD), HARD.reference):
+        with pytest.raises(ArtifactNotFound, match="a bad fit"):
+            pull(name, hub, store)
+    result = pull(f"{NAME}@{entry(artifact_files()).digest}", hub, store)
+    assert any("a bad fit" in warning for warning in result.warnings)
+
+
+def test_an_alias_of_the_index_is_a_name(hub: LocalHub, store: Store) -> None:
+    write_index(hub, entry(artifact_files(), aliases=("hardy",)))
+    assert pull("HARDY", hub, store).artifact.record.id == HARD
+
+
+# --- several hubs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble", [HubUnreachable.for_hub("the first hub", "reset"), HubTimeout.for_hub("the first hub", "is silent")]
+)
+def test_the_next_hub_is_asked_after_network_trouble(
+    hub: LocalHub, store: Store, tmp_path: Path, trouble: NetworkError
+) -> None:
+    result = pull(NAME, [troubled(tmp_path / "dead", trouble), hub], store)
+    assert result.hub == hub.name
+    assert result.notes == (trouble.message,)
+
+
+@pytest.mark.parametrize("trouble", [Forbidden.for_hub("the first hub"), DigestMismatchError("wrong bytes")])
+def test_no_other_hub_hides_a_refusal_or_wrong_bytes(
+    hub: LocalHub, store: Store, tmp_path: Path, trouble: OscarZooError
+) -> None:
+    with pytest.raises(type(trouble)):
+        pull(NAME, [troubled(tmp_path / "first", trouble), hub], store)
+    assert store.installed() == ()
+
+
+def test_a_name_is_looked_for_on_one_hub_after_the_other(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+    empty = LocalHub(tmp_path / "empty", must_exist=False)
+    assert pull(NAME, [empty, hub], store).hub == hub.name
+    with pytest.raises(NotFoundError) as caught:
+        pull("tiny-qwen3-hart", [empty, hub], store)
+    assert NAME in (caught.value.hint or "")
+    with pytest.raises(ArtifactNotFound) as missing:
+        pull("Qwen3-32B", [empty, hub], store)
+    assert str(empty.root) in missing.value.message
+    assert str(hub.root) in missing.value.message
+
+
+def test_silence_of_one_hub_and_absence_on_the_other_are_both_told(store: Store, tmp_path: Path) -> None:
+    empty = LocalHub(tmp_path / "empty", must_exist=False)
+    with pytest.raises(NetworkError) as caught:
+        pull("Qwen3-32B", [troubled(tmp_path / "dead"), empty], store)
+    assert "the first hub" in caught.value.message
+    assert f"{empty.title} has no Qwen3-32B" in caught.value.message
+
+
+def test_a_lock_names_the_hub_that_is_asked_first(store: Store, lock: PinFile, tmp_path: Path) -> None:
+    one, two = hub_with(tmp_path / "one", payload()), hub_with(tmp_path / "two", payload())
+    trust = Trust(lock=lock)
+    pull(NAME, two, store, trust=trust)
+    result = pull(NAME, [one, two], Store(tmp_path / "fresh"), trust=trust)
+    assert result.hub == two.name
+    moved = pull(NAME, [one], Store(tmp_path / "fresher"), trust=trust)
+    assert moved.hub == one.name
+
+
+# --- offline -------------------------------------------------------------------------------------------------------
+
+
+def test_offline_takes_what_is_here_and_says_what_is_not(hub: LocalHub, store: Store) -> None:
+    with pytest.raises(OfflineError, match=NAME):
+        pull(NAME, (), store, offline=True)
+    pull(NAME, hub, store)
+    assert pull(NAME, (), store, offline=True).already_present
+
+
+def test_a_silent_hub_with_a_copy_here_says_how_to_use_it(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+    pull(NAME, hub, store)
+    with pytest.raises(NetworkError) as caught:
+        pull(NAME, troubled(tmp_path / "dead"), store)
+    assert "--offline" in (caught.value.hint or "")
+    assert pull(NAME, troubled(tmp_path / "dead"), store, prefer_installed=True).already_present
