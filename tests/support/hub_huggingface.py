@@ -16,7 +16,7 @@ from hub_wire import Reply, Request, as_json, serve_content
 
 def answer(hub: HubState, request: Request) -> Reply:
     """Answer one request; an address that is none of ours is 404."""
-    match (request.method, *request.segments):
+    match (request.verb, *request.segments):
         case ("GET", "api", "whoami-v2"):
             return _whoami(request)
         case ("POST", "api", "validate-yaml"):
@@ -29,13 +29,13 @@ def answer(hub: HubState, request: Request) -> Reply:
             return writes.batch(hub, request, f"{owner}/{name.removesuffix('.git')}")
         case ("POST", owner, name, "info", "lfs", "verify") if name.endswith(".git"):
             return writes.verify(request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}"))
-        case ("GET" | "HEAD", owner, name, "resolve", revision, *path):
+        case ("GET", owner, name, "resolve", revision, *path):
             return _resolve(hub, request, f"{owner}/{name}", revision, "/".join(path))
     return as_json({"error": "Not Found"}, 404)
 
 
 def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Reply:
-    match (request.method, *rest):
+    match (request.verb, *rest):
         case ("GET",):
             return _info(readable(hub, request, repo_id), None, request)
         case ("GET", "revision", revision):

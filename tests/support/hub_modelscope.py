@@ -19,7 +19,7 @@ _PRIVATE = 1
 
 def answer(hub: HubState, request: Request) -> Reply:
     """Answer one request; an address that is none of ours is 404."""
-    match (request.method, *request.segments):
+    match (request.verb, *request.segments):
         case ("GET", "openapi", "v1", "users", "me"):
             _identified(request)
             return as_json({"success": True, "data": {"username": "tester"}})
@@ -39,14 +39,14 @@ def answer(hub: HubState, request: Request) -> Reply:
 
 
 def _model(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Reply:
-    match (request.method, *rest):
+    match (request.verb, *rest):
         case ("GET",):
             repo = _readable(hub, request, repo_id)
             owner, _, name = repo_id.partition("/")
             return _success({"Path": owner, "Name": name, "Id": 1, "Revision": repo.default_branch})
         case ("GET", "repo", "files"):
             return _listing(request, _readable(hub, request, repo_id))
-        case ("GET" | "HEAD", "repo"):
+        case ("GET", "repo"):
             return _content(hub, request, _readable(hub, request, repo_id, content=True))
         case ("GET", "revisions"):
             return _revisions(_readable(hub, request, repo_id))

@@ -35,10 +35,10 @@ def answer(hub: HubState, request: Request) -> Reply:
     """Answer one request for stored content."""
     if "X-Amz-Signature" not in request.query:
         return _error(403, "AccessDenied")
-    match (request.method, *request.segments):
+    match (request.verb, *request.segments):
         case ("PUT", "lfs", ("hf" | "ms") as kind, owner, name, oid):
             return _store(hub.find(kind, f"{owner}/{name}"), oid, request.body)
-        case ("GET" | "HEAD", "cdn", ("hf" | "ms") as kind, owner, name, oid, *path):
+        case ("GET", "cdn", ("hf" | "ms") as kind, owner, name, oid, *path):
             return _serve(hub, request, kind, f"{owner}/{name}", oid, "/".join(path))
     return _error(404, "NoSuchKey")
 

@@ -63,6 +63,11 @@ class Request:
         self.query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
 
     @property
+    def verb(self) -> str:
+        """The method; HEAD is answered like GET, and the body left out."""
+        return "GET" if self.method == "HEAD" else self.method
+
+    @property
     def path(self) -> str:
         """The path, unquoted, without the query."""
         return "/" + "/".join(self.segments)
