@@ -14,6 +14,9 @@ SGLANG ?= sglang==0.5.21
 # SGLang and what only it needs; --no-deps keeps its CUDA packages out.
 SGLANG_SET := $(SGLANG) torchvision==0.28.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.11
 
+# The other major version of the Hugging Face client, put in front by PYTHONPATH in the tests that run both.
+HUB_2 ?= huggingface_hub==2.4.0
+
 .PHONY: demo test lint format install constraints package clean
 
 install: $(STAMP)
@@ -24,8 +27,9 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
-	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,dev]'
+	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
 	$(PIP) install -q --no-deps $(SGLANG_SET)
+	rm -rf $(VENV)/hub-2 && $(PIP) install -q --target $(VENV)/hub-2 "$(HUB_2)"
 	touch $(STAMP)
 
 demo: $(STAMP)
