@@ -38,6 +38,7 @@ COMMANDS = {
     "compute": "Fit a rotation for a model from calibration text.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
+    "cache": "List, check, remove and clean up what is stored on this machine.",
 }
 
 

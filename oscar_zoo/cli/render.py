@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 NOT_REPORTED = "not reported"
+_WIDEST = 4096
 MARKS = {
     "ok": "[green]ok[/]",
     "warning": "[yellow]warning[/]",
@@ -32,7 +33,7 @@ ProgressCallback = Callable[[int, int, str], None]
 
 def out() -> Console:
     """Console of stdout, for data: never breaks a line or shortens a cell, so that what it shows can be copied."""
-    return Console(width=max(200, shutil.get_terminal_size().columns), soft_wrap=True, highlight=False)
+    return Console(width=_WIDEST, soft_wrap=True, highlight=False)
 
 
 def is_narrow(columns: int) -> bool:

@@ -94,6 +94,17 @@ def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> G
     return GcReport(removed, _freed(removed), alone)
 
 
+def is_rotten(entry: Path) -> bool:
+    """Whether the complete entry in the folder `entry` lost its record; that of another version is not rotten."""
+    if not (entry / COMPLETE).exists() or Record.read(entry) is not None:
+        return False
+    try:
+        schema = strict_json.loads(read_file(entry / records.FILE_NAME), what=records.FILE_NAME)["schema"]
+    except (MalformedFile, PathNotFound, LookupError, TypeError):
+        return True
+    return not isinstance(schema, str) or schema == records.SCHEMA
+
+
 def _garbage(store: Store, *, alone: bool) -> tuple[Garbage, ...]:
     now = time.time()
     used = {file.sha256 for record in store.installed() for file in record.files}
@@ -115,8 +126,7 @@ def _leftovers(store: Store, now: float) -> Iterator[Garbage]:
 def _incomplete(store: Store, now: float) -> Iterator[Garbage]:
     """Entries without their mark, and those with a rotten record; what another version wrote stays."""
     for entry in store.entry_folders():
-        usable = (entry / COMPLETE).exists() and (Record.read(entry) is not None or _is_foreign(entry))
-        if not usable and _is_older(entry, now - durable.STALE_SECONDS):
+        if (not (entry / COMPLETE).exists() or is_rotten(entry)) and _is_older(entry, now - durable.STALE_SECONDS):
             yield from _item(entry, "incomplete entry")
 
 
@@ -153,15 +163,6 @@ def _is_older(path: Path, moment: float) -> bool:
     except FileNotFoundError:
         return False
     return status.st_uid == os.getuid() and status.st_mtime < moment
-
-
-def _is_foreign(entry: Path) -> bool:
-    """Whether another version of this program wrote the record of `entry`."""
-    try:
-        schema = strict_json.loads(read_file(entry / records.FILE_NAME), what=records.FILE_NAME)["schema"]
-    except (MalformedFile, PathNotFound, LookupError, TypeError):
-        return False
-    return isinstance(schema, str) and schema != records.SCHEMA
 
 
 def _item(path: Path, kind: str) -> Iterator[Garbage]:

@@ -1,0 +1,168 @@
+"""`oscar-zoo cache`: what people see, what programs get, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_artifacts import K_NAME, artifact_files
+
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.cli.main import run
+from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.store import Store
+
+TINY = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
+SECOND = ArtifactId("tiny-qwen3-hard", "second")
+
+
+@pytest.fixture
+def record() -> Record:
+    return Store().put(TINY, artifact_files(), source="file:/zoo").record
+
+
+def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict[str, Any]:
+    """The one JSON object that `cache ARGUMENTS --json` prints, and nothing else."""
+    assert run(["cache", *arguments, "--json"]) == code
+    done = capsys.readouterr()
+    assert done.err == ""
+    value: dict[str, Any] = json.loads(done.out)
+    return value
+
+
+def put_second() -> Record:
+    files = artifact_files(artifact=str(SECOND), seed=1)
+    return Store().put(SECOND, files, source="file:/zoo").record
+
+
+def damage(record: Record) -> None:
+    path = record.path / K_NAME
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_an_empty_store_is_said_to_be_empty_and_not_created(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["list"], ["verify"], ["gc"], ["gc", "--dry-run"]):
+        assert run(["cache", *arguments]) == 0
+    done = capsys.readouterr()
+    assert "Nothing is stored" in done.err and "oscar-zoo pull" in done.err
+    assert "0 of 0 artifacts intact" in done.out and "0 items, freed 0.0 kB" in done.out
+    assert as_json(capsys, 0, "list")["artifacts"] == []
+    assert not Store().root.exists()
+
+
+def test_list_shows_name_size_source_and_place(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+    assert run(["cache", "list"]) == 0
+    text = capsys.readouterr().out
+    for part in (TINY.reference, record.digest[:19], "file:/zoo", record.fetched[:10], str(record.path)):
+        assert part in text
+    value = as_json(capsys, 0, "list")
+    (row,) = value["artifacts"]
+    size = sum(file.size for file in record.files)
+    assert (row["id"], row["digest"], row["bytes"], row["path"]) == (str(TINY), record.digest, size, str(record.path))
+    assert (value["schema"], value["bytes"], value["folder"]) == ("oscar-zoo.cache-list/1", size, str(Store().root))
+
+
+def test_verify_names_what_is_damaged_and_how_to_repair_it(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+    put_second()
+    assert as_json(capsys, 0, "verify")["ok"] is True
+    damage(record)
+    assert run(["cache", "verify"]) == 4
+    done = capsys.readouterr()
+    assert "1 of 2 artifacts intact" in done.out and K_NAME in done.out and "FAILED" in done.out
+    assert f"Next: oscar-zoo pull {TINY.reference}" in done.err
+    value = as_json(capsys, 4, "verify")
+    assert value["ok"] is False
+    assert {row["id"]: row["problem"] is None for row in value["artifacts"]} == {str(TINY): False, str(SECOND): True}
+
+
+def test_verify_reads_every_file_again_and_checks_more_than_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+    Store().put(TINY, {K_NAME: b"no rotation at all", "v.pt": b"neither"}, source="s")
+    (row,) = as_json(capsys, 4, "verify")["artifacts"]
+    assert "not a rotation file" in row["problem"] and row["repair"] == f"oscar-zoo pull {TINY.reference}"
+
+
+def test_an_entry_that_lost_its_record_is_reported_and_collected(
+    capsys: pytest.CaptureFixture[str], record: Record
+) -> None:
+    path = record.path / "record.json"
+    path.chmod(0o600)
+    path.write_bytes(b"\0" * 10)
+    (row,) = as_json(capsys, 4, "verify")["artifacts"]
+    assert row["id"] is None and row["path"] == str(record.path) and "cache gc" in row["repair"]
+    assert run(["cache", "verify"]) == 4
+    assert "0 of 1 artifact intact" in capsys.readouterr().out
+    os.utime(record.path, (time.time() - 7200,) * 2)
+    assert run(["cache", "gc"]) == 0
+    assert not record.path.exists()
+    assert run(["cache", "verify"]) == 0
+
+
+def test_gc_says_what_goes_and_how_much(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+    orphan = Store().blobs / ("0" * 64)
+    orphan.write_bytes(b"x" * 1234)
+    planned = as_json(capsys, 0, "gc", "--dry-run")
+    assert orphan.exists() and planned["dry_run"] is True
+    assert planned["removed"] == [{"kind": "blob", "path": str(orphan), "bytes": 1234}]
+    assert run(["cache", "gc", "--dry-run"]) == 0
+    assert "1 item, would free 1.2 kB" in capsys.readouterr().out
+    done = as_json(capsys, 0, "gc")
+    assert (done["freed_bytes"], done["removed"], done["exclusive"]) == (1234, planned["removed"], True)
+    assert not orphan.exists() and Store().open(record.digest).files == artifact_files()
+
+
+def test_rm_takes_names_like_every_other_command(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+    second = put_second()
+    assert run(["cache", "rm", "TINY-qwen3-hard:second"]) == 0
+    assert f"Removed {SECOND.reference}  {second.digest}" in capsys.readouterr().out
+    assert Store().installed() == (record,)
+    value = as_json(capsys, 0, "rm", f"{TINY.model}@{record.digest[:19]}")
+    assert [row["id"] for row in value["removed"]] == [str(TINY)]
+    assert list(Store().blobs.iterdir()) == [] and Store().installed() == ()
+
+
+def test_rm_of_something_unknown_or_ambiguous_removes_nothing(
+    capsys: pytest.CaptureFixture[str], record: Record
+) -> None:
+    second = put_second()
+    for code, names in ((3, [TINY.reference, "nothing"]), (2, [TINY.model]), (2, ["./folder"]), (2, [])):
+        assert run(["cache", "rm", *names]) == code
+        assert capsys.readouterr().err.count("\n") == 1
+    assert as_json(capsys, 3, "rm", "nothing")["error"]["hint"].startswith("oscar-zoo cache list")
+    assert set(Store().installed()) == {record, second}
+
+
+def test_rm_removes_what_is_damaged_too(record: Record) -> None:
+    damage(record)
+    assert run(["cache", "rm", TINY.reference]) == 0
+    assert Store().installed() == ()
+
+
+def test_the_folder_is_printed_alone(capsys: pytest.CaptureFixture[str], own_state: Path) -> None:
+    assert run(["cache", "dir"]) == 0
+    assert capsys.readouterr().out == f"{own_state / 'cache'}\n"
+    assert as_json(capsys, 0, "dir")["path"] == str(own_state / "cache")
+
+
+def test_a_store_that_others_can_write_is_refused(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+    Store().root.chmod(0o777)
+    for words in (["list"], ["verify"], ["gc"], ["rm", TINY.model]):
+        error = as_json(capsys, 1, *words)["error"]
+        assert error["code"] == "storage" and error["hint"].startswith("chmod 700")
+
+
+def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache"]) == 2
+    assert "Usage: oscar-zoo cache" in capsys.readouterr().err
+    assert run(["cache", "lost"]) == 2
+    assert "oscar-zoo cache --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["list", "verify", "gc", "rm", "dir"])
+def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert run(["cache", name, "--help"]) == 0
+    assert f"  oscar-zoo cache {name}" in capsys.readouterr().out
