@@ -1,0 +1,318 @@
+"""What happens during one try: silence, slowness, lengths, redirects, and where the token goes."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from raw_server import Handler, RawServer, Seen, answer, reset
+
+from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, MalformedFile
+from oscar_zoo.hubs.transport import Limits, Reply, Transport
+
+CANARY = "hf_canaryCANARY"
+PLENTY = 60.0
+"""Far longer than any test waits for something that must end by itself."""
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., RawServer]]:
+    with ExitStack() as stack:
+        yield lambda handler, host="127.0.0.1": stack.enter_context(RawServer(handler, host))
+
+
+def hub(server: RawServer, *, token: str | None = None, **limits: float) -> Transport:
+    once = {"connect": PLENTY, "answer": PLENTY, "read": PLENTY, "tries": 1} | limits
+    return Transport("Some Hub a/b", server.url, token=lambda: token, refusal=refuse, limits=Limits(**once))  # type: ignore[arg-type]
+
+
+def refuse(reply: Reply, sent_token: bool) -> Exception:
+    return LookupError(reply.status)
+
+
+def saying(data: bytes) -> Handler:
+    return lambda connection, seen: connection.sendall(data)
+
+
+def ends_soon(call: Callable[[], object], error: type[Exception], match: str) -> None:
+    """`call` must end with `error` in far less time than any of the generous limits."""
+    start = time.monotonic()
+    with pytest.raises(error, match=match):
+        call()
+    assert time.monotonic() - start < PLENTY / 2
+
+
+def test_the_whole_body_arrives(serve: Callable[..., RawServer]) -> None:
+    body = bytes(range(256)) * 4000
+    server = serve(saying(answer(body, X_Commit="abc")))
+    told: list[int] = []
+    reply = hub(server).get(f"{server.url}/a%20b?c=d", limit=len(body), size=len(body), progress=told.append)
+    assert reply.body == body
+    assert (reply.status, reply.headers["x-commit"]) == (200, "abc")
+    assert told == sorted(told) and told[-1] == len(body)
+    assert server.requests[0].target == "/a%20b?c=d"
+    assert server.requests[0].headers["accept-encoding"] == "identity"
+    assert server.requests[0].headers["user-agent"].startswith("oscar-zoo/")
+
+
+# --- silence and slowness ------------------------------------------------------------------------------------------
+
+
+def test_a_hub_that_never_answers(serve: Callable[..., RawServer]) -> None:
+    server = serve(lambda connection, seen: server.ending.wait())
+    ends_soon(lambda: hub(server, answer=0.3).get(server.url, limit=9), HubTimeout, r"did not answer within 0.3 s")
+    ends_soon(lambda: hub(server, read=0.3).get(server.url, limit=9), HubTimeout, r"fell silent")
+    ends_soon(lambda: hub(server).get(server.url, limit=9, budget=0.3), HubTimeout, r"was not done within 0 s")
+    assert len(server.requests) == 3
+
+
+def test_a_header_that_drips(serve: Callable[..., RawServer]) -> None:
+    server = serve(lambda connection, seen: server.drip(connection, answer(b"x", X_Long="y" * 9999), pause=0.05))
+    ends_soon(lambda: hub(server, answer=0.5).get(server.url, limit=9), HubTimeout, "did not answer")
+
+
+def test_a_body_that_drips(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(answer(Content_Length=100_000))
+        server.drip(connection, b"x" * 100_000, pause=0.02)
+
+    server = serve(handle)
+    slow = hub(server, rate_window=0.3)
+    ends_soon(lambda: slow.get(server.url, limit=100_000), HubTimeout, "less than 10,000 bytes per second")
+    ends_soon(lambda: hub(server).get(server.url, limit=100_000, budget=0.5), HubTimeout, "was not done")
+
+
+def test_the_header_of_a_chunk_that_drips(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(answer(Content_Length=None, Transfer_Encoding="chunked"))
+        server.drip(connection, b"5;" + b"x" * 9999, pause=0.02)
+
+    server = serve(handle)
+    ends_soon(lambda: hub(server).get(server.url, limit=9, budget=0.5), HubTimeout, "was not done")
+
+
+def test_a_body_that_stops(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(answer(b"x" * 50, Content_Length=100))
+        server.ending.wait()
+
+    server = serve(handle)
+    ends_soon(lambda: hub(server, read=0.3).get(server.url, limit=100), HubTimeout, "fell silent")
+
+
+def test_a_name_that_is_never_resolved(serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    server = serve(saying(answer()), "localhost")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(PLENTY))
+    ends_soon(lambda: hub(server, answer=0.3).get(server.url, limit=9), HubTimeout, "did not answer")
+    release.set()
+
+
+def test_nobody_is_told_about_a_try_that_was_given_up(serve: Callable[..., RawServer]) -> None:
+    more, closed = threading.Event(), threading.Event()
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(answer(b"first", Content_Length=1 << 30))
+        more.wait(PLENTY)
+        try:
+            while True:
+                connection.sendall(b"later" * 20_000)
+        finally:
+            closed.set()
+
+    server = serve(handle)
+    told: list[int] = []
+    with pytest.raises(HubTimeout):
+        hub(server).get(server.url, limit=1 << 30, budget=0.5, progress=told.append)
+    more.set()
+    assert closed.wait(PLENTY)  # the connection is given up, the gigabyte does not arrive
+    assert told == [5]
+
+
+# --- lengths -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        answer(b"x" * 11),
+        answer(Content_Length=11),  # refused by its word: no byte of the body is needed
+        answer(Content_Length=10**17),
+        answer(b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n", Content_Length=None, Transfer_Encoding="chunked"),
+    ],
+)
+def test_more_than_expected_is_refused(serve: Callable[..., RawServer], data: bytes) -> None:
+    server = serve(saying(data))
+    with pytest.raises(MalformedFile, match=r"Some Hub a/b sends 11|Some Hub a/b sends 100,000,0") as caught:
+        hub(server).get(server.url, limit=10)
+    assert caught.value.reason == "file.size"
+
+
+def test_an_endless_body_is_refused(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(answer(Content_Length=None, Connection="close"))
+        while True:
+            connection.sendall(b"x" * 10_000)
+
+    server = serve(handle)
+    with pytest.raises(MalformedFile):
+        hub(server).get(server.url, limit=100_000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10])
+def test_exactly_the_limit_is_taken(serve: Callable[..., RawServer], size: int) -> None:
+    chunk = b"%x\r\n" % size + b"x" * size + b"\r\n" if size else b""
+    bodies = [
+        answer(b"x" * size),
+        answer(chunk + b"0\r\n\r\n", Content_Length=None, Transfer_Encoding="chunked"),
+    ]
+    for data in bodies:
+        server = serve(saying(data))
+        assert hub(server).get(server.url, limit=size, size=size).body == b"x" * size
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        answer(b"x" * 9, Content_Length=10),
+        answer(b"x" * 9, Content_Length=None),  # ends with the connection; only the listing says how much was due
+        answer(b"a\r\n" + b"x" * 9, Content_Length=None, Transfer_Encoding="chunked"),
+        b"HTTP/1.1 200",
+        b"nonsense\r\n\r\n",
+        b"",
+    ],
+)
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_less_than_expected_is_a_broken_connection(serve: Callable[..., RawServer], data: bytes, end: str) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(data)
+        if end == "close":
+            connection.shutdown(socket.SHUT_RDWR)
+        reset(connection)
+
+    server = serve(handle)
+    with pytest.raises(HubUnreachable, match="the connection broke off"):
+        hub(server).get(server.url, limit=10, size=10)
+
+
+def test_a_length_that_lies_about_a_complete_file_is_taken_at_its_word(serve: Callable[..., RawServer]) -> None:
+    server = serve(saying(answer(b"x" * 10, Content_Length=8)))
+    assert hub(server).get(server.url, limit=10, size=10).body == b"x" * 8  # for whoever compares with the listing
+
+
+def test_compressed_content_is_no_content(serve: Callable[..., RawServer]) -> None:
+    server = serve(saying(answer(b"x", Content_Encoding="gzip")))
+    with pytest.raises(HubUnreachable, match="it compresses"):
+        hub(server).get(server.url, limit=10)
+
+
+# --- redirects and the token ---------------------------------------------------------------------------------------
+
+
+def has_token(seen: Seen) -> bool:
+    return any(CANARY in value for value in seen.headers.values())
+
+
+def test_the_token_goes_to_the_hub(serve: Callable[..., RawServer]) -> None:
+    server = serve(saying(answer()))
+    hub(server, token=CANARY).get(server.url, limit=9)
+    assert server.requests[0].headers["authorization"] == f"Bearer {CANARY}"
+    assert "cookie" not in server.requests[0].headers
+    limits = Limits(tries=1)
+    both = Transport("T", server.url, token=lambda: CANARY, refusal=refuse, cookie="session", limits=limits)
+    both.get(server.url, limit=9)
+    assert server.requests[1].headers["authorization"] == f"Bearer {CANARY}"
+    assert server.requests[1].headers["cookie"] == f"session={CANARY}"
+
+
+def test_no_way_of_redirects_leaks_the_token(serve: Callable[..., RawServer]) -> None:
+    """Every way of three hops over four origins of one machine: the token is seen at home, until home is left."""
+    at: dict[str, str] = {}
+    statuses = itertools.cycle(["301 A", "302 B", "303 C", "307 D", "308 E"])
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        way = seen.target.strip("/")
+        if not way:
+            connection.sendall(answer(b"there", Set_Cookie="left=behind; Path=/"))
+        else:
+            there = f"{at[way[0]]}/{way[1:]}"
+            connection.sendall(answer(status=next(statuses), Location=there, Set_Cookie="left=behind"))
+
+    home, other = serve(handle), serve(handle)
+    servers = {"h": home, "o": other}
+    at |= {"h": home.url, "o": other.url, "H": f"http://localhost:{home.port}", "O": f"http://localhost:{other.port}"}
+    transport = hub(home, token=CANARY)
+    for way in itertools.product("hoHO", repeat=3):
+        for server in servers.values():
+            server.requests.clear()
+        assert transport.get(f"{home.url}/{''.join(way)}", limit=9).body == b"there"
+        stayed = len(list(itertools.takewhile(lambda hop: hop == "h", way)))
+        at_home = [seen for seen in home.requests if seen.headers["host"] == f"127.0.0.1:{home.port}"]
+        assert [has_token(seen) for seen in at_home] == [True] * (1 + stayed) + [False] * (way[stayed:].count("h"))
+        elsewhere = [seen for server in servers.values() for seen in server.requests if seen not in at_home]
+        assert not any(has_token(seen) for seen in elsewhere)
+        assert not any("left" in seen.headers.get("cookie", "") for seen in home.requests + other.requests)
+
+
+def test_another_address_than_the_hub_gets_no_token(serve: Callable[..., RawServer]) -> None:
+    home, other = serve(saying(answer())), serve(saying(answer()))
+    hub(home, token=CANARY).get(other.url, limit=9)
+    hub(home, token=CANARY).get(f"http://localhost:{home.port}", limit=9)
+    assert not any(has_token(seen) for seen in home.requests + other.requests)
+
+
+def test_a_relative_redirect_stays_at_home(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        done = seen.target == "/a/c?d=e"
+        connection.sendall(answer(b"there") if done else answer(status="302 F", Location="c?d=e"))
+
+    server = serve(handle)
+    assert hub(server, token=CANARY).get(f"{server.url}/a/b", limit=9).body == b"there"
+    assert all(has_token(seen) for seen in server.requests)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["ftp://127.0.0.1/x", "file:///etc/passwd", "http://[::1/x", "http://", "http://127.0.0.1:0/", "http://a b/", "/"],
+)
+def test_redirects_that_lead_nowhere(serve: Callable[..., RawServer], location: str) -> None:
+    server = serve(saying(answer(status="302 Found", Location=location)))
+    with pytest.raises(HubUnreachable):
+        hub(server, token=CANARY).get(server.url, limit=9)
+    assert len(server.requests) <= 6
+
+
+def test_five_redirects_are_followed_and_no_more(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        left = int(seen.target[1:])
+        connection.sendall(answer(status="302 Found", Location=f"/{left - 1}") if left else answer(b"there"))
+
+    server = serve(handle)
+    assert hub(server).get(f"{server.url}/5", limit=9).body == b"there"
+    with pytest.raises(HubUnreachable, match="redirects"):
+        hub(server).get(f"{server.url}/6", limit=9)
+
+
+def test_a_redirect_without_an_address_is_an_answer(serve: Callable[..., RawServer]) -> None:
+    server = serve(saying(answer(status="302 Found")))
+    with pytest.raises(HubUnreachable, match="status 302"):
+        hub(server).get(server.url, limit=9)
+
+
+@pytest.mark.parametrize("token", ["two words", "line\nbreak", "", "schlüssel", "null\0"])
+def test_what_cannot_be_a_token_is_not_sent_and_not_shown(serve: Callable[..., RawServer], token: str) -> None:
+    server = serve(saying(answer()))
+    with pytest.raises(LoginRequired) as caught:
+        hub(server, token=token).get(server.url, limit=9)
+    assert not token or token not in f"{caught.value}{caught.value.hint}"
+    assert server.requests == []

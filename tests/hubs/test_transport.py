@@ -1,0 +1,295 @@
+"""How often a request is sent, how long a hub is waited for, and which error ends it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from raw_server import Handler, RawServer, Seen, answer, reset
+
+from oscar_zoo.errors import (
+    Forbidden,
+    HubTimeout,
+    HubUnreachable,
+    MalformedFile,
+    NetworkError,
+    OfflineError,
+    OscarZooError,
+    RateLimited,
+)
+from oscar_zoo.hubs.transport import Limits, Reply, Transport, asked_to_wait
+
+CANARY = "hf_canaryCANARY"
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was slept, without sleeping it."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    return slept
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Handler], RawServer]]:
+    with ExitStack() as stack:
+        yield lambda handler: stack.enter_context(RawServer(handler))
+
+
+def refuse(reply: Reply, sent_token: bool) -> Exception:
+    return Forbidden(f"{reply.status} {reply.headers.get('x-why')} {len(reply.body)} {sent_token}")
+
+
+def hub(server: RawServer, *, token: str | None = None, limits: Limits | None = None) -> Transport:
+    return Transport("Some Hub a/b", server.url, token=lambda: token, refusal=refuse, limits=limits)
+
+
+def script(*steps: bytes | None) -> Handler:
+    """Answers in order, the last one for ever; `None` breaks the connection off."""
+    left = list(steps)
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        step = left.pop(0) if len(left) > 1 else left[0]
+        if step is None:
+            reset(connection)
+        else:
+            connection.sendall(step)
+            if step is CUT:
+                reset(connection)
+
+    return handle
+
+
+BUSY = answer(status="503 Busy")
+SLOW_DOWN = answer(status="429 Too Many")
+CUT = answer(b"x" * 5, Content_Length=9)
+GOOD = answer(b"content")
+
+
+# --- tries ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", [BUSY, SLOW_DOWN, None, answer(status="500 Broken"), answer(status="504 Late")])
+def test_passing_trouble_is_tried_again(
+    serve: Callable[[Handler], RawServer], pauses: list[float], trouble: bytes | None
+) -> None:
+    server = serve(script(trouble, trouble, trouble, GOOD))
+    assert hub(server).get(server.url, limit=99).body == b"content"
+    assert len(server.requests) == 4
+    assert [0.25 <= pauses[0] <= 0.5, 0.5 <= pauses[1] <= 1, 1 <= pauses[2] <= 2] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "trouble, error, words",
+    [
+        (BUSY, HubUnreachable, "Some Hub a/b cannot be reached: it answers with status 503."),
+        (SLOW_DOWN, RateLimited, "Some Hub a/b limits the rate of requests."),
+        (None, HubUnreachable, "Some Hub a/b cannot be reached: the connection broke off."),
+    ],
+)
+def test_lasting_trouble_ends_after_four_tries(
+    serve: Callable[[Handler], RawServer], pauses: list[float], trouble: bytes | None, error: type, words: str
+) -> None:
+    server = serve(script(trouble))
+    with pytest.raises(error) as caught:
+        hub(server).get(server.url, limit=99)
+    assert caught.value.message == words
+    assert (len(server.requests), len(pauses)) == (4, 3)
+
+
+def test_two_hundred_schedules_of_trouble(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+    """The first good answer counts, where it comes within four tries and a minute of asked-for waits."""
+    rng = random.Random(0)
+    kinds = {"busy": BUSY, "slow": SLOW_DOWN, "reset": None, "cut": CUT, "good": GOOD}
+    steps: list[bytes | None] = [None]
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        script(steps.pop(0))(connection, seen)
+
+    server = serve(handle)
+    for _ in range(200):
+        names = [rng.choice(["busy", "slow", "reset", "cut", "good", "wait"]) for _ in range(4)]
+        waits = [rng.randint(0, 40) if name == "wait" else None for name in names]
+        said = [
+            kinds[name] if wait is None else answer(status=rng.choice(["429 S", "503 B"]), Retry_After=wait)
+            for name, wait in zip(names, waits, strict=True)
+        ]
+        steps[:] = said
+        server.requests.clear()
+        pauses.clear()
+        needed = names.index("good") if "good" in names else 4
+        asked = sum(wait or 0 for wait in waits[:needed])
+        try:
+            got: object = hub(server).get(server.url, limit=99, size=7).body
+        except NetworkError as error:
+            got = error
+        if needed < 4 and asked <= 50:
+            assert got == b"content" and len(server.requests) == needed + 1
+        elif needed == 4 or asked > 60:
+            assert isinstance(got, NetworkError) and len(server.requests) <= 4
+        assert sum(pauses) <= 60
+        assert all(pause == wait for pause, wait in zip(pauses, waits, strict=False) if wait is not None)
+
+
+def test_silence_is_not_tried_again(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+    server = serve(lambda connection, seen: server.ending.wait())
+    with pytest.raises(HubTimeout):
+        hub(server, limits=Limits(answer=0.2)).get(server.url, limit=9)
+    assert (len(server.requests), pauses) == (1, [])
+
+
+def test_refused_connections_are_tried_once_more(pauses: list[float]) -> None:
+    with RawServer(script(GOOD)) as server:
+        closed = hub(server)
+    with pytest.raises(HubUnreachable, match="Some Hub a/b cannot be reached: connection refused"):
+        closed.get(server.url, limit=9)
+    assert len(pauses) == 1
+
+
+def test_no_try_begins_that_has_no_time(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+    server = serve(script(BUSY))
+    with pytest.raises(HubUnreachable):
+        hub(server).get(server.url, limit=9, budget=0.2)
+    assert pauses == []
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 410, 416, 451])
+def test_refusals_are_not_tried_again(serve: Callable[[Handler], RawServer], pauses: list[float], status: int) -> None:
+    server = serve(script(answer(b"{}", status=f"{status} No", X_Why="because"), GOOD))
+    with pytest.raises(Forbidden, match=f"{status} because 2 True"):
+        hub(server, token=CANARY).get(server.url, limit=9)
+    assert (len(server.requests), pauses) == (1, [])
+
+
+def test_of_a_refusal_only_the_beginning_is_read(serve: Callable[[Handler], RawServer]) -> None:
+    server = serve(script(answer(b"x" * (1 << 20), status="403 No")))
+    with pytest.raises(Forbidden) as caught:
+        hub(server).get(server.url, limit=9)
+    assert 64 << 10 <= int(caught.value.message.split()[2]) < 256 << 10
+
+
+def test_too_many_bytes_are_not_tried_again(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+    server = serve(script(answer(b"x" * 10), GOOD))
+    with pytest.raises(MalformedFile):
+        hub(server).get(server.url, limit=9)
+    assert (len(server.requests), pauses) == (1, [])
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "206 Partial", "201 Made", "304 Same"])
+def test_only_a_full_answer_is_an_answer(serve: Callable[[Handler], RawServer], status: str) -> None:
+    server = serve(script(answer(status=status, Content_Length=None if status[:3] in ("204", "304") else 0)))
+    with pytest.raises(HubUnreachable, match=f"status {status[:3]}"):
+        hub(server).get(server.url, limit=9)
+
+
+# --- waits that the hub asks for -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers, seconds",
+    [
+        ({"Retry_After": "7"}, 7),
+        ({"Retry_After": "0"}, 0),
+        ({"RateLimit": '"api";r=0;t=12'}, 12),
+        ({"Retry_After": "7", "RateLimit": '"api";r=0;t=12'}, 7),
+    ],
+)
+def test_the_hub_is_waited_for_as_long_as_it_asks(
+    serve: Callable[[Handler], RawServer], pauses: list[float], headers: dict[str, str], seconds: float
+) -> None:
+    server = serve(script(answer(status="429 S", **headers), GOOD))
+    assert hub(server).get(server.url, limit=99, budget=5).body == b"content"
+    assert pauses == [seconds]
+
+
+@pytest.mark.parametrize("wait", ["61", "999999999999"])
+def test_nobody_waits_longer_than_patience(
+    serve: Callable[[Handler], RawServer], pauses: list[float], wait: str
+) -> None:
+    server = serve(script(answer(status="429 S", Retry_After=wait)))
+    with pytest.raises(RateLimited) as caught:
+        hub(server).get(server.url, limit=99)
+    assert f"in {wait[:9]} s" in str(caught.value.hint)
+    assert (len(server.requests), pauses) == (1, [])
+
+
+def test_waits_add_up(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+    server = serve(script(answer(status="429 S", Retry_After=25)))
+    with pytest.raises(RateLimited):
+        hub(server).get(server.url, limit=99)
+    assert pauses == [25, 25]
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "1.5", "", "Mon, 99 Foo 2020 00:00:00 GMT", "٣"])
+def test_a_wait_that_is_none(text: str) -> None:
+    assert asked_to_wait({"retry-after": text}) is None
+
+
+def test_a_wait_until_a_moment() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert 20 < (asked_to_wait({"retry-after": soon}) or 0) <= 30
+    assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 -0000"}) == 0
+
+
+# --- what errors say -----------------------------------------------------------------------------------------------
+
+
+def test_offline_mode_of_the_client_is_obeyed(
+    serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(script(GOOD))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(OfflineError, match="Some Hub a/b is not asked: HF_HUB_OFFLINE"):
+        hub(server).get(server.url, limit=9)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        BUSY,
+        SLOW_DOWN,
+        CUT,
+        None,
+        b"nonsense\r\n\r\n",
+        answer(b"x" * 99),
+        answer(status="403 No"),
+        answer(status="204 No"),
+        answer(status="302 F", Location="/?signature=hf_canaryCANARY"),
+        answer(status="302 F", Location="gopher://x/?signature=hf_canaryCANARY"),
+        answer(status="302 F", Location="http://[hf_canaryCANARY/"),
+        answer(b"x", Content_Encoding="hf_canaryCANARY"),
+    ],
+)
+def test_no_error_holds_the_token_or_an_address(
+    serve: Callable[[Handler], RawServer],
+    pauses: list[float],
+    caplog: pytest.LogCaptureFixture,
+    trouble: bytes | None,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    server = serve(script(trouble))
+    with pytest.raises(OscarZooError) as caught:
+        hub(server, token=CANARY).get(f"{server.url}/?X-Amz-Signature={CANARY}", limit=9)
+    link: BaseException | None = caught.value
+    while link is not None:
+        shown = "".join([repr(link), str(link), repr(vars(link)), *traceback.format_exception(link)])
+        assert CANARY not in shown and "127.0.0.1" not in shown
+        assert not hasattr(link, "request") and not hasattr(link, "response")
+        link = link.__cause__ or link.__context__
+    assert CANARY not in caplog.text
+    assert CANARY not in repr(Reply(200, {"location": CANARY}, CANARY.encode(), CANARY))
