@@ -28,7 +28,7 @@ def run_client(code: str, environment: Mapping[str, str], *, version: int = 1, *
     Args:
         code: Python that prints one line of JSON at the end.
         environment: all of the child's variables, as `HubServer.environment` gives them.
-        version: major version of huggingface_hub that the child imports.
+        version: 1 for the huggingface_hub of this environment, 2 for the other one.
         variables: more variables.
     """
     home = Path(environment["HOME"])

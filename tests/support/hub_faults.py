@@ -1,11 +1,13 @@
 """Faults that a test switches on for some requests: each one stands between a request and its honest answer.
 
-The most recent fault that matches wins. Faults of content need no path: without one they leave listings alone.
+The most recent fault that matches wins. Faults of content need no path: without one they leave listings alone. They
+are not for redirects and refusals, which do not count as hits either.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import itertools
 import json
@@ -108,7 +110,29 @@ class Faults:
                 fault.hits += 1
         if fault is None:
             return answer()
-        return _KINDS[fault.kind].run(self._hub, request, answer, **fault.arguments)
+        kind = _KINDS[fault.kind]
+        try:
+            checked = functools.partial(_with_content, answer) if kind.content else answer
+            return kind.run(self._hub, request, checked, **fault.arguments)
+        except _NoContent as none:
+            with self._lock:
+                fault.hits -= 1
+            return none.reply
+
+
+class _NoContent(Exception):
+    """A reply that faults of content are not for: a redirect to the content, a refusal."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+def _with_content(answer: Answer) -> Reply:
+    reply = answer()
+    if reply.status not in (200, 206):
+        raise _NoContent(reply)
+    return reply
 
 
 _KINDS: dict[str, _Kind] = {}

@@ -119,11 +119,11 @@ class Repository:
     write_token: str | None = None
     no_sha256: bool = False
     linked_etag: bool = False
-    objects: dict[str, bytes] = field(default_factory=dict)
-    history: dict[str, Commit] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict, repr=False)
+    history: dict[str, Commit] = field(default_factory=dict, repr=False)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    pulls: list[Pull] = field(default_factory=list)
+    pulls: list[Pull] = field(default_factory=list, repr=False)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _count: itertools.count[int] = field(default_factory=itertools.count, repr=False)
 
