@@ -1,0 +1,42 @@
+"""A mirror that others wrote stands between clients and the loopback hub."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hub_clients import run_client
+from hub_server import HubServer
+from olah_mirror import needs_olah, olah
+
+pytestmark = needs_olah
+FILES = {"m/t/k.pt": bytes(range(256)) * 4000, "m/t/oscar.json": b"{}", "README.md": b"# card\n"}
+DOWNLOAD = """
+import hashlib, json, pathlib
+from huggingface_hub import snapshot_download
+folder = pathlib.Path(snapshot_download("org/name", revision="oz-m-t"))
+files = [path for path in folder.rglob("*") if path.is_file()]
+hashes = {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+print(json.dumps({"commit": folder.name, "files": hashes}))
+"""
+
+
+@pytest.mark.parametrize("redirect", [None, "cdn"])
+def test_a_snapshot_comes_through_the_mirror(tmp_path: Path, redirect: str | None) -> None:
+    with HubServer() as server:
+        server.lfs_redirect = "cdn" if redirect else None
+        repo = server.repository("org/name", files=FILES)
+        repo.move("oz-m-t", repo.head())
+        for folder in ("mirror", "first", "second"):
+            (tmp_path / folder).mkdir()
+        with olah(server, tmp_path / "mirror") as address:
+            environment = server.environment(tmp_path / "first")
+            told = run_client(DOWNLOAD, environment, HF_ENDPOINT=address)
+            hashes = {path: hashlib.sha256(data).hexdigest() for path, data in FILES.items()}
+            assert told == {"commit": repo.head(), "files": hashes}
+            server.clear()
+            again = run_client(DOWNLOAD, server.environment(tmp_path / "second"), HF_ENDPOINT=address)
+            assert again == told
+        fetched = [record.path for record in server.requests if record.method == "GET" and record.path.endswith(".pt")]
+        assert fetched == [], "the mirror keeps content"
