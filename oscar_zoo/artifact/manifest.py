@@ -35,6 +35,8 @@ from oscar_zoo.errors import InvalidName, MalformedFile
 SCHEMA = "oscar-zoo.manifest/1"
 FILE_NAME = "oscar.json"
 STATISTICS_NAME = "statistics.safetensors"
+SUFFIX = ".pt"
+"""Of rotation files."""
 MAX_PARTS = 4
 """Folders of a payload file's path, and its name."""
 
@@ -377,6 +379,11 @@ class Manifest(Spec):
         if manifest.registry is not None and not registry:
             raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")
         return manifest
+
+
+def is_payload(name: str) -> bool:
+    """Whether a file beside which no manifest lists anything belongs to an artifact: a rotation file or statistics."""
+    return name.endswith(SUFFIX) or name == STATISTICS_NAME
 
 
 def json_schema() -> dict[str, Any]:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from oscar_zoo.artifact.digest import FileDigest
-from oscar_zoo.artifact.formats import RotationSet
+
+if TYPE_CHECKING:  # numpy, which a pull of what is here already does not need
+    from oscar_zoo.artifact.formats import RotationSet
 
 Level = Literal["structural", "numeric", "statistics", "probe"]
 Grade = Literal["fp64", "fp32"]

@@ -1,59 +1,17 @@
 """The only door for rotation files: untrusted bytes -> `RotationSet`, by our own strict parser.
 
-A file is opened without following links, read once and completely into one bytes object, and that same object is
-hashed and parsed. Nothing here imports or calls anything a file asks for; see `archive`, `pickle_reader` and
+A file is read once and completely into one bytes object (`files.read_file`), and that same object is hashed and
+parsed. Nothing here imports or calls anything a file asks for; see `archive`, `pickle_reader` and
 `rotation_schema` for the three rooms behind this door.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-from pathlib import Path
-
 from oscar_zoo.artifact import archive, pickle_reader, rotation_schema
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError, UnsupportedFormat
+from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
-MAX_FILE_BYTES = 64 << 20
 _LEGACY = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-
-
-def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a regular file, read once.
-
-    Args:
-        path: the file; its last part must not be a symbolic link.
-        max_bytes: larger files are refused before reading.
-
-    Raises:
-        PathNotFound: nothing is there.
-        MalformedFile: `file.kind` (link, folder, pipe, device), `file.size`, `file.changed`.
-        StorageError: the system refuses to read it.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        raise PathNotFound.for_path(path, "file") from None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
-        raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise MalformedFile("file.kind", f"{path} is not a regular file.")
-    with os.fdopen(descriptor, "rb") as stream:
-        if status.st_size > max_bytes:
-            raise MalformedFile("file.size", f"{path} has {status.st_size:,} bytes, at most {max_bytes:,} are read.")
-        try:
-            data = stream.read(status.st_size + 1)
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
-    if len(data) != status.st_size:
-        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
-    return data
 
 
 def read_rotation(data: bytes, *, what: str) -> RotationSet:

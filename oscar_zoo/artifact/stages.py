@@ -13,22 +13,14 @@ from oscar_zoo.artifact import checks, pairing, statistics
 from oscar_zoo.artifact.checks import Finding, Problem
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, Manifest
 from oscar_zoo.artifact.outcome import Check, DigestMismatch, Grade, Level, Outcome, Rejected, Unsupported, Verified
 from oscar_zoo.artifact.pairing import Side
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
-SUFFIX = ".pt"
 PAYLOAD_SUFFIXES = (SUFFIX, ".safetensors", ".gguf")
-
-
-def is_payload(name: str) -> bool:
-    """Whether a file beside which no manifest lists anything belongs to an artifact: a rotation file or statistics."""
-    return name.endswith(SUFFIX) or name == STATISTICS_NAME
-
-
 _NO_STATISTICS = "not checked: no statistics in this artifact"
 
 

@@ -13,18 +13,12 @@ from pathlib import Path, PurePosixPath
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.checks import Problem
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest, is_payload
 from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable, Unsupported, Verified
-from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.stages import SUFFIX, Verification, is_payload, rejected
+from oscar_zoo.artifact.stages import Verification, rejected
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
-
-MAX_PAYLOAD_BYTES = 256 << 20
-"""Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have 2 to 17 MB."""
-
-MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""Most bytes of one artifact that are read into memory."""
 
 
 def verify_files(

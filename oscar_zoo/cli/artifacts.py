@@ -49,7 +49,7 @@ def open_artifact(text: str, *, hubs: tuple[str, ...] = (), quiet: bool) -> Open
 
 
 def _from_folder(path: Path) -> OpenArtifact:
-    from oscar_zoo.artifact.reader import read_file
+    from oscar_zoo.artifact.files import read_file
     from oscar_zoo.artifact.verify import verify_path
 
     if path.is_file():

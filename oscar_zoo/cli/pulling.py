@@ -126,7 +126,7 @@ def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
     if row["already_present"]:
         console.print(f"Already here and intact: {render.clean(reference)}  {row['digest']}")
     else:
-        commit = f" @ {row['revision'][:7]}" if row["revision"] and not row["hub"].startswith("file:") else ""
+        commit = f" @ {row['revision'][:7]}" if row["revision"] else ""
         console.print(f"Pulled {render.clean(reference)} from {render.clean(row['hub'] + commit)}  {row['digest']}")
         console.print(f"verified to level {row['level']}; kept in {render.clean(row['path'])}")
     if row["first_use"]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.errors import MalformedFile, OutputExists, StorageError, UsageError
 
 

@@ -20,9 +20,8 @@ from typing import Self
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.names import ArtifactId, check_part
-from oscar_zoo.artifact.reader import read_file
-from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES
 from oscar_zoo.errors import (
     ArtifactNotFound,
     InvalidName,

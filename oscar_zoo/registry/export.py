@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.reader import read_file
-from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES
+from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.errors import MalformedFile, OutputExists, PathNotFound
 from oscar_zoo.registry.store import StoredArtifact
 

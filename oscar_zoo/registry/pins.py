@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError, model_validator
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
 from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound
 from oscar_zoo.registry import locks

@@ -14,7 +14,6 @@ from typing import TypeVar
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
-from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import (
     DigestMismatchError,
     MalformedFile,
@@ -135,6 +134,8 @@ def plan(
 
 def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> Outcome:
     """Verify an entry that `Store.open` returned, with the geometry the zoo knows for its model."""
+    from oscar_zoo.artifact.verify import verify_files
+
     recipe = (catalog or Catalog.packaged()).recipe(artifact.record.id.model)
     return verify_files(
         artifact.payload,
@@ -244,7 +245,7 @@ class _Job:
             raise DigestMismatchError.for_content(str(resolved.id), want=wanted, got=verified.digest)
         if resolved.manifest_bytes is not None:
             files[FILE_NAME] = resolved.manifest_bytes
-        origin = Origin(resolved.hub.revision, verified.level, verified.warnings)
+        origin = Origin(resolved.hub.revision if offer.view.is_remote else None, verified.level, verified.warnings)
         artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
         if known is not None and known.path != artifact.record.path:
             self.store.remove(known)
@@ -260,7 +261,7 @@ class _Job:
             files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
             manifest_sha256=record.manifest_sha256,
             hub=resolved.hub.name,
-            revision=resolved.hub.revision,
+            revision=resolved.hub.revision if offer.view.is_remote else None,
             first_seen=pins.now(),
             source=_source(resolved),
         )

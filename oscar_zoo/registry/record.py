@@ -8,8 +8,8 @@ from typing import Self
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
-from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.errors import MalformedFile
 
 SCHEMA = "oscar-zoo.record/1"

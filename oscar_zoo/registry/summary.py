@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NotFoundError, StorageError
 from oscar_zoo.registry.catalog import Catalog

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, sha256_hex
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.stages import is_payload
 from oscar_zoo.errors import ArtifactNotFound, MalformedFile
 from oscar_zoo.hubs.base import INDEX_NAME, Hub, HubFile
 from oscar_zoo.registry.catalog import Catalog

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.reader import read_file, read_rotation
+from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, GeometryMismatch, PathNotFound, UsageError
 from oscar_zoo.registry.installed import find_installed

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.durable import write_new
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.reader import read_file
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import DigestMismatchError, VerificationFailed
 

@@ -9,9 +9,10 @@ import pytest
 import tiny_rotations as tiny
 
 from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.reader import read_file, read_rotation
+from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.verify import verify_path
 from oscar_zoo.artifact.writer import rotation_bytes
 

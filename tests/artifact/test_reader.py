@@ -11,7 +11,8 @@ import tiny_rotations as tiny
 from hostile_archives import Record, archive, good_file, good_records
 from hostile_pickles import Raw, Tensor, layer, of, op, top
 
-from oscar_zoo.artifact.reader import read_file, read_rotation
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import MalformedFile, PathNotFound
 

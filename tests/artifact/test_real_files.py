@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import tiny_rotations as tiny
 
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import Rejected, Verified
-from oscar_zoo.artifact.reader import read_file, read_rotation
+from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.verify import find_artifacts, verify_path
 from oscar_zoo.artifact.writer import rotation_bytes

@@ -1,0 +1,53 @@
+"""Reading files of others: one open that follows no link and waits for nothing, one read, bounded sizes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
+
+MAX_FILE_BYTES = 64 << 20
+"""Largest file that is read where nobody says otherwise."""
+MAX_PAYLOAD_BYTES = 256 << 20
+"""Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have 2 to 17 MB."""
+MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""Most bytes of one artifact that are read into memory."""
+
+
+def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a regular file, read once.
+
+    Args:
+        path: the file; its last part must not be a symbolic link.
+        max_bytes: larger files are refused before reading.
+
+    Raises:
+        PathNotFound: nothing is there.
+        MalformedFile: `file.kind` (link, folder, pipe, device), `file.size`, `file.changed`.
+        StorageError: the system refuses to read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise PathNotFound.for_path(path, "file") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
+        raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise MalformedFile("file.kind", f"{path} is not a regular file.")
+    with os.fdopen(descriptor, "rb") as stream:
+        if status.st_size > max_bytes:
+            raise MalformedFile("file.size", f"{path} has {status.st_size:,} bytes, at most {max_bytes:,} are read.")
+        try:
+            data = stream.read(status.st_size + 1)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
+    if len(data) != status.st_size:
+        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
+    return data
