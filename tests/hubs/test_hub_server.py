@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from hub_clients import VERSIONS, run_client
 from hub_server import HubServer
+from hub_tls import OPENSSL
 
 LARGE = bytes(range(256)) * 4000
 FILES = {"m/t/k.pt": LARGE, "m/t/oscar.json": b"{}", "README.md": b"# card\n"}
@@ -133,6 +134,25 @@ def test_huggingface_hub_downloads(server: HubServer, tmp_path: Path, version: i
     assert any(record.host == "cdn" for record in server.requests) == (redirect == "cdn")
     asked = [record.path for record in server.requests if record.path.startswith("/api/")]
     assert [path.split("/")[5] for path in asked] == ["revision", "tree"], "the warm download asked nothing"
+
+
+TOKEN = """
+import hashlib, json, pathlib
+from huggingface_hub import hf_hub_download
+path = hf_hub_download("org/name", "m/t/k.pt", token="hf_test")
+print(json.dumps(hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()))
+"""
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make a certificate with")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_token_does_not_go_from_https_to_another_name(tmp_path: Path, version: int) -> None:
+    with HubServer(tls=True) as server:
+        assert server.url.startswith("https://")
+        server.repository("org/name", files=FILES)
+        server.lfs_redirect = "cdn"
+        assert run_client(TOKEN, server.environment(tmp_path), version=version) == sha256(LARGE)
+        assert {(record.host, record.credentials) for record in server.requests} == {("origin", True), ("cdn", False)}
 
 
 REFUSALS = """

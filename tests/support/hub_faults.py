@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from hub_repositories import Blob, HubState
 from hub_wire import ReadFile, Reply, Request
@@ -301,12 +301,12 @@ def drop_header(hub: HubState, request: Request, answer: Answer, *, name: str) -
 def redirect(hub: HubState, request: Request, answer: Answer, *, to: str = "same", code: int = 302) -> Reply:
     """Send the client to the same path `same`: same port, `port`: same name, other port, `cdn`: other name, or a URL.
 
-    `http` is the origin by an `http:` address, for servers that speak TLS. A request that was redirected is answered.
+    `http` is the port that never speaks TLS. A request that was redirected is answered.
     """
     if request.query.get("redirected"):
         return answer()
-    port = urlsplit(hub.cdn_url).port
-    bases = {"same": hub.url, "port": f"http://127.0.0.1:{port}", "cdn": hub.cdn_url, "http": hub.url}
+    bases = {"same": hub.url, "cdn": hub.cdn_url, "port": hub.cdn_url.replace("localhost", "127.0.0.1")}
+    bases["http"] = hub.plain_url
     where = to
     if to in bases:
         where = f"{bases[to]}{request.target}{'&' if '?' in request.target else '?'}redirected=1"

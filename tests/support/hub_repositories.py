@@ -265,6 +265,7 @@ class HubState:
 
     url: str = ""
     cdn_url: str = ""
+    plain_url: str = ""
     lfs_redirect: Literal["cdn", "same"] | None = None
     paged: int = 0
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)

@@ -5,7 +5,8 @@
         server.fault("flip", path="*model.pt", times=1, at=100)
 
 `server.url` is the hub, on `127.0.0.1`; `server.cdn_url` is a second port under another name, `localhost`, so that
-every client takes it for another host. As a program it serves a folder until it is killed.
+every client takes it for another host. With `tls=True` both speak https; `server.plain_url` never does. As a program it
+serves a folder until it is killed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ import hub_modelscope
 import hub_storage
 from hub_faults import Fault, Faults
 from hub_repositories import HubState, Kind, Repository
+from hub_tls import CERTIFICATE, server_context
 from hub_wire import Port, Record, Refused, Reply, Request
 
 _FOREIGN = ("HF_", "HUGGING", "MODELSCOPE_", "OSCAR_ZOO_HUB")
@@ -33,16 +36,20 @@ _FOREIGN = ("HF_", "HUGGING", "MODELSCOPE_", "OSCAR_ZOO_HUB")
 class HubServer(HubState):
     """Both hubs in this process, in threads; enter it to start."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: bool = False) -> None:
         super().__init__()
         self.requests: list[Record] = []
         self.failures: list[str] = []
         self._faults = Faults(self)
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
-        self._ports = [Port(self, "origin"), Port(self, "cdn")]
-        self.url = f"http://127.0.0.1:{self._ports[0].server_port}"
-        self.cdn_url = f"http://localhost:{self._ports[1].server_port}"
+        self._folder = tempfile.TemporaryDirectory()
+        context = server_context(Path(self._folder.name)) if tls else None
+        self._ports = [Port(self, "origin", context), Port(self, "cdn", context), Port(self, "plain")]
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._ports[0].server_port}"
+        self.cdn_url = f"{scheme}://localhost:{self._ports[1].server_port}"
+        self.plain_url = f"http://127.0.0.1:{self._ports[2].server_port}"
 
     def __enter__(self) -> Self:
         for port in self._ports:
@@ -63,6 +70,7 @@ class HubServer(HubState):
             port.server_close()
         for listening in self._sockets:
             listening.close()
+        self._folder.cleanup()
 
     def repository(
         self,
@@ -134,6 +142,9 @@ class HubServer(HubState):
         }
         home = hf_home / "home"
         home.mkdir(parents=True, exist_ok=True)
+        certificate = Path(self._folder.name) / CERTIFICATE
+        if certificate.exists():
+            kept |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), str(certificate))
         return kept | {
             "HOME": str(home),
             "HF_HOME": str(hf_home),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Request:
     """A request, its path split before unquoting, so that `%2F` stays inside one segment.
 
     Attributes:
-        host: `origin` or `cdn`: which port it came to.
+        host: `origin`, `cdn` or `plain`: which port it came to.
         range: the Range header; a fault may forget it.
         content: a fault's filter for the content of the file that is asked for.
     """
@@ -188,10 +189,13 @@ class Port(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, hub: Answering, host: str) -> None:
+    def __init__(self, hub: Answering, host: str, context: ssl.SSLContext | None = None) -> None:
         self.hub, self.host = hub, host
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
+        if context is not None:
+            # The handshake is left to the thread of the connection, so that no client can hold up the others.
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Remember the connection, then serve it in a thread."""
@@ -219,9 +223,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: Port
 
     def _serve(self) -> None:
-        request = Request(
-            self.command, self.path, self.server.host, self.headers, self._read_body(), self.headers.get("Range")
-        )
+        body = self._read_body()
+        if body is None:  # the client went away while it was sending: nothing of it counts
+            self.close_connection = True
+            return
+        request = Request(self.command, self.path, self.server.host, self.headers, body, self.headers.get("Range"))
         record = Record(
             request.method,
             request.target,
@@ -234,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         reply = self.server.hub.answer(request)
         if reply.closes:
             self.close_connection = True
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             self._send(reply, record)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
@@ -242,17 +248,26 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         """Requests are on record; nothing is printed."""
 
-    def _read_body(self) -> bytes:
-        if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
-            return b"".join(self._chunks())
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def _read_body(self) -> bytes | None:
+        try:
+            if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
+                return b"".join(self._chunks())
+            return self._exactly(int(self.headers.get("Content-Length") or 0))
+        except OSError:
+            return None
+
+    def _exactly(self, size: int) -> bytes:
+        data = self.rfile.read(size)
+        if len(data) < size:
+            raise ConnectionError("the client went away")
+        return data
 
     def _chunks(self) -> Iterator[bytes]:
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            yield self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline() not in (b"\r\n", b"\n", b""):
-            pass
+        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
+            yield self._exactly(size)
+            self._exactly(2)
+        if self.rfile.readline() not in (b"\r\n", b"\n"):
+            raise ConnectionError("the client went away, or sends trailers")
 
     def _send(self, reply: Reply, record: Record) -> None:
         if reply.hang:
