@@ -51,3 +51,15 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     if len(data) != status.st_size:
         raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
     return data
+
+
+def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
+    """What hubs and people give in place of any file: reason, words for `it is ...` and a hint; or `None`."""
+    head = data[:256].lstrip().lower()
+    if not data:
+        return "file.empty", "empty", "fetch it again"
+    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "file.html", "a web page", "fetch it from the hub, not from its web view"
+    if head.startswith(b"version https://git-lfs"):
+        return "file.lfs", "a Git LFS pointer", "run `git lfs pull` in its repository"
+    return None

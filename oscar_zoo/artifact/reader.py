@@ -8,6 +8,7 @@ parsed. Nothing here imports or calls anything a file asks for; see `archive`, `
 from __future__ import annotations
 
 from oscar_zoo.artifact import archive, pickle_reader, rotation_schema
+from oscar_zoo.artifact.files import mistaken_content
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
@@ -37,13 +38,10 @@ def read_rotation(data: bytes, *, what: str) -> RotationSet:
 
 def _name_kind(data: bytes, what: str) -> None:
     """Raise for things people take for a rotation file, by name."""
-    head = data[:256].lstrip().lower()
-    if not data:
-        raise MalformedFile("file.empty", f"{what} is empty.", hint="fetch it again")
-    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise MalformedFile("file.html", f"{what} is a web page.", hint="fetch it from the hub, not from its web view")
-    if head.startswith(b"version https://git-lfs"):
-        raise MalformedFile("file.lfs", f"{what} is a Git LFS pointer.", hint="run `git lfs pull` in its repository")
+    mistaken = mistaken_content(data)
+    if mistaken is not None:
+        reason, words, hint = mistaken
+        raise MalformedFile(reason, f"{what} is {words}.", hint=hint)
     if data.startswith(_LEGACY):
         raise MalformedFile(
             "file.legacy_pickle",

@@ -1,0 +1,136 @@
+"""Small files of a hub at a commit, kept on this machine: its listing, its index, its manifests.
+
+```
+<cache>/hubs/<16 hex of the hub>/<commit>/listing.json
+<cache>/hubs/<16 hex of the hub>/<commit>/files/<quoted path>
+```
+
+A commit never changes, so nothing here grows old; only full commits are kept. Each file starts with a line that says
+the sha256, commit and name of the rest. What is unreadable, torn or writable by others counts as absent, and a disk
+that takes nothing only costs requests. Many processes that need the same file at once wait for the first of them, but
+not for long, and nothing is wrong when two fetch it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from oscar_zoo import paths
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.errors import OscarZooError
+
+MAX_FILE_BYTES = 16 << 20
+"""Larger files are not kept."""
+MAX_COMMITS = 8
+"""Commits kept of one hub, the newest."""
+LOCK_SECONDS = 10.0
+_LISTING = "listing.json"
+_FORMAT = "1"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class MetadataCache:
+    """What is kept of one hub.
+
+    Args:
+        key: what tells the hub from all others: its name and address.
+        root: the cache folder; default that of this user.
+    """
+
+    def __init__(self, key: str, root: Path | None = None) -> None:
+        self._root = root or paths.cache_dir()
+        self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
+
+    def listing(self, revision: str, fetch: Callable[[], bytes]) -> bytes:
+        """The listing at `revision`; `fetch` is called when it is not here."""
+        return self._once(revision, _LISTING, fetch)
+
+    def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
+        """The file `path` of the repository at `revision`; `fetch` is called when it is not here."""
+        return self._once(revision, f"files/{quote(path, safe='')}", fetch)
+
+    def _once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
+        if _COMMIT.fullmatch(revision) is None or not self._is_ours():
+            return fetch()
+        place = self._folder / revision / name
+        title = f"{revision} {name}"
+        data = _read(place, title)
+        if data is not None:
+            return data
+        with _held(self._folder / "locks" / f"{sha256_hex(title.encode())[0]}.lock"):
+            data = _read(place, title)
+            if data is None:
+                data = fetch()
+                if len(data) <= MAX_FILE_BYTES:
+                    self._keep(place, title, data, revision)
+        return data
+
+    def _is_ours(self) -> bool:
+        """Whether nobody else could have written here."""
+        for folder in (self._root, self._folder):
+            with contextlib.suppress(FileNotFoundError):
+                status = folder.stat()
+                if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+                    return False
+        return True
+
+    def _keep(self, place: Path, title: str, data: bytes, revision: str) -> None:
+        with contextlib.suppress(OSError):
+            durable.make_folders(place.parent, mode=0o700)
+            durable.replace_file(place, _header(title, data) + data, mode=0o600)
+            self._prune(revision)
+
+    def _prune(self, current: str) -> None:
+        durable.sweep(self._folder / current)
+        commits = [entry for entry in self._folder.iterdir() if _COMMIT.fullmatch(entry.name)]
+        newest = sorted(commits, key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for old in newest[MAX_COMMITS:]:
+            if old.name != current:
+                durable.remove_tree(old)
+
+
+def _header(title: str, data: bytes) -> bytes:
+    return f"{_FORMAT} {sha256_hex(data)} {title}\n".encode()
+
+
+def _read(place: Path, title: str) -> bytes | None:
+    try:
+        stored = read_file(place, max_bytes=MAX_FILE_BYTES + 1024)
+    except OscarZooError:
+        return None
+    head, _, data = stored.partition(b"\n")
+    return data if head + b"\n" == _header(title, data) else None
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold the lock `path` while the body runs, or run it without where that takes too long or does not work."""
+    try:
+        durable.make_folders(path.parent, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(descriptor)
