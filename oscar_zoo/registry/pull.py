@@ -104,6 +104,7 @@ def pull(
     job = _Job(reference, hubs, store, catalog, trust, progress)
     here = job.installed(offline or prefer_installed)
     if here is not None:
+        job.remember_copy(here.artifact.record)
         return here
     if offline and not job.hubs:
         raise OfflineError.for_name(str(job.reference))
@@ -181,6 +182,14 @@ class _Job:
         stored = _open_intact(self.store, record)
         return None if stored is None else _present(stored, stored.record.source)
 
+    def remember_copy(self, record: Record) -> None:
+        """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""
+        if self.pin is None:
+            known = self.trust.known.read().pin(record.id)
+            same = known is not None and known.same_bytes(record.digest, record.manifest_sha256)
+            source: pins.Source = "manifest" if record.manifest_sha256 else "listing"
+            self.trust.remember(known if known and same else _pin(record, record.source, record.revision, source))
+
     def ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
         """`call` of the first hub that answers; the hub of a pin first, at its commit."""
         hubs = self.hubs
@@ -254,18 +263,10 @@ class _Job:
         return PullResult(artifact, False, first_use, resolved.hub.name, verified.level, warnings, (), verified)
 
     def _remember(self, offer: _Offer, result: PullResult) -> None:
-        record, resolved = result.artifact.record, offer.resolved
-        pin = Pin(
-            id=str(record.id),
-            digest=record.digest,
-            files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
-            manifest_sha256=record.manifest_sha256,
-            hub=resolved.hub.name,
-            revision=resolved.hub.revision if offer.view.is_remote else None,
-            first_seen=pins.now(),
-            source=_source(resolved),
-        )
-        self.trust.remember(pin, hub=resolved.hub.name, index=offer.view.index)
+        hub = offer.resolved.hub
+        revision = hub.revision if offer.view.is_remote else None
+        pin = _pin(result.artifact.record, hub.name, revision, _source(offer.resolved))
+        self.trust.remember(pin, hub=hub.name, index=offer.view.index)
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,19 @@ class _Offer:
 def _present(stored: StoredArtifact, hub: str, warnings: tuple[str, ...] = ()) -> PullResult:
     record = stored.record
     return PullResult(stored, True, False, hub, record.level, (*warnings, *record.warnings))
+
+
+def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) -> Pin:
+    return Pin(
+        id=str(record.id),
+        digest=record.digest,
+        files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+        manifest_sha256=record.manifest_sha256,
+        hub=hub,
+        revision=revision,
+        first_seen=pins.now(),
+        source=source,
+    )
 
 
 def _open_intact(store: Store, record: Record | None) -> StoredArtifact | None:

@@ -121,7 +121,7 @@ class Trust:
         if index.serial < seen and not self.allow_downgrade:
             raise RollbackError.for_serial(hub, seen, index.serial)
 
-    def remember(self, pin: Pin, *, hub: str, index: Index) -> None:
+    def remember(self, pin: Pin, *, hub: str = "", index: Index | None = None) -> None:
         """Write down what was used: for this user, and for the project where its lock may be written."""
         self.known.update(lambda pins: _with(pins, pin, hub, index))
         if self.lock is not None and self.write_lock and not self.locked:
@@ -138,9 +138,9 @@ def _of_pin(pin: Pin, name: str) -> Promise:
     return Promise(pin.digest, pin.file_digests, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
 
 
-def _with(pins: Pins, pin: Pin, hub: str, index: Index) -> Pins:
+def _with(pins: Pins, pin: Pin, hub: str, index: Index | None) -> Pins:
     changed = pins.with_pin(pin)
-    return changed.with_serial(hub, index.serial) if index.serial else changed
+    return changed.with_serial(hub, index.serial) if index is not None and index.serial else changed
 
 
 def _broken(

@@ -305,6 +305,15 @@ def test_offline_takes_what_is_here_and_says_what_is_not(hub: LocalHub, store: S
     assert pull(NAME, (), store, offline=True).already_present
 
 
+def test_an_offline_pull_pins_for_the_project_too(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    record = pull(NAME, hub, store).artifact.record
+    pull(NAME, (), store, trust=Trust(lock=lock), offline=True)
+    pin = lock.read().pin(HARD)
+    assert pin == PinFile.known().read().pin(HARD)
+    assert pin is not None
+    assert (pin.digest, pin.hub) == (record.digest, hub.name)
+
+
 def test_a_silent_hub_with_a_copy_here_says_how_to_use_it(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     pull(NAME, hub, store)
     with pytest.raises(NetworkError) as caught:

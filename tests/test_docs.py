@@ -1,0 +1,56 @@
+"""The documents say what is true: their Python runs, their commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hub_folders import put_version
+from tiny_artifacts import artifact_files, payload, write_folder
+
+import oscar_zoo
+from oscar_zoo.cli.main import COMMANDS
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.catalog import Catalog
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Catalog.packaged().recipe("Qwen3-8B")
+    assert recipe is not None
+    hub = LocalHub(tmp_path / "public", must_exist=False)
+    put_version(hub, f"Qwen3-8B/{recipe.default_tag}", payload(geometry=recipe.geometry))
+    write_folder(tmp_path / "my-rotation", artifact_files())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSCAR_ZOO_HUB", hub.name)
+    (tmp_path / "team-zoo").mkdir()
+    (tmp_path / "backup-zoo").mkdir()
+    code = blocks(ROOT / "docs" / "python.md", "python")
+    assert len(code) >= 5
+    scope: dict[str, object] = {}
+    for number, block in enumerate(code):
+        exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), scope)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_in_the_documentation_exists(page: Path) -> None:
+    text = page.read_text("utf-8")
+    quoted = re.findall(r"^\s*(?:\$ )?oscar-zoo ([a-z]+)", text, re.MULTILINE) + re.findall(
+        r"`oscar-zoo ([a-z]+)", text
+    )
+    assert set(quoted) <= set(COMMANDS)
+
+
+def test_everything_the_package_offers_can_be_imported() -> None:
+    for name in oscar_zoo.__all__:
+        assert getattr(oscar_zoo, name) is not None
+    assert set(oscar_zoo.__all__) <= set(dir(oscar_zoo))
+    with pytest.raises(AttributeError):
+        oscar_zoo.nothing  # noqa: B018
