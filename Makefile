@@ -16,6 +16,8 @@ SGLANG_SET := $(SGLANG) torchvision==0.28.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.
 
 # The other major version of the Hugging Face client, put in front by PYTHONPATH in the tests that run both.
 HUB_2 ?= huggingface_hub==2.4.0
+# A mirror of Hugging Face that others wrote, an independent read path for the tests.
+OLAH ?= olah==0.5.4
 
 .PHONY: demo test lint format install constraints package clean
 
@@ -30,6 +32,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
 	$(PIP) install -q --no-deps $(SGLANG_SET)
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --target $(VENV)/hub-2 "$(HUB_2)"
+	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"
 	touch $(STAMP)
 
 demo: $(STAMP)
