@@ -1,46 +1,89 @@
-"""Use case: a verified folder -> one new version on a hub, read back and compared.
+"""Use case: a verified folder -> one new version on a hub, in one commit, read back and tagged.
 
-A version never changes: the same bytes again are success, other bytes under the same id are refused.
+A version never changes: the same content again is success, other content under the same id is refused. The commit is
+the truth; index entry, card and tag can be repaired by publishing the same folder again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.digest import FileDigest, file_digest
+from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
+from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.reader import read_file
-from oscar_zoo.artifact.stages import is_payload
-from oscar_zoo.artifact.verify import MAX_PAYLOAD_BYTES, verify_files
-from oscar_zoo.errors import (
-    DigestMismatchError,
-    MalformedFile,
-    NotFoundError,
-    PathNotFound,
-    UsageError,
-    VersionExists,
-)
-from oscar_zoo.hubs.base import Hub
+from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.hubs.base import INDEX_NAME, Change, Hub
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.pull import refuse
+from oscar_zoo.registry.changes import apply_change, read_state
+from oscar_zoo.registry.fetch import refuse
+from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.placing import Placing, check_arrived, put_tag, tag_name
+from oscar_zoo.registry.version import Version
+
+
+@dataclass(frozen=True)
+class PublishPlan:
+    """What a dry run would send.
+
+    Attributes:
+        files: every file by its path in the hub; empty when nothing has to be sent.
+        message: of the commit, or `None` without one.
+        parent: revision the commit is made for.
+        tag: what would be tagged, or `None`.
+        serial: of the index after it.
+    """
+
+    files: tuple[FileDigest, ...]
+    message: str | None
+    parent: str | None
+    tag: str | None
+    serial: int
 
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What `publish` did; `already_published` means the same bytes were there before."""
+    """What `publish` did.
+
+    Attributes:
+        id: of the artifact.
+        digest: of its payload.
+        already_published: the same content was there before; index, card or tag may have been repaired.
+        verified: the outcome of verification.
+        revision: where the hub stands with it, or `None` for a dry run or proposal.
+        proposal: address of the pull request that has to be merged, or `None`.
+        tag: the tag that now names the version, or `None`.
+        warnings: what did not work out and how to repair it.
+        plan: of a dry run, else `None`.
+    """
 
     id: ArtifactId
     digest: str
     already_published: bool
     verified: Verified
+    revision: str | None = None
+    proposal: str | None = None
+    tag: str | None = None
+    warnings: tuple[str, ...] = ()
+    plan: PublishPlan | None = None
 
 
 def publish(
-    folder: Path, hub: Hub, *, artifact_id: ArtifactId | None = None, catalog: Catalog | None = None
+    folder: Path,
+    hub: Hub,
+    *,
+    artifact_id: ArtifactId | None = None,
+    catalog: Catalog | None = None,
+    allow_warnings: bool = False,
+    propose: bool = False,
+    aliases: Sequence[str] = (),
+    dry_run: bool = False,
+    create: bool = False,
 ) -> PublishResult:
     """Verify the artifact in `folder` strictly and publish it.
 
@@ -49,21 +92,66 @@ def publish(
         hub: where to.
         artifact_id: the id the caller expects; it must be the manifest's.
         catalog: recipes that know the geometry of models; default the packaged ones.
+        allow_warnings: publish although verification has warnings.
+        propose: open a pull request; no tag.
+        aliases: other names of exactly this artifact.
+        dry_run: only say what would be sent.
+        create: create a repository that is not there.
 
     Raises:
         PathNotFound: no such folder, or a file that the manifest lists is missing.
-        UsageError: no `oscar.json`, another id, or rotation files the manifest does not list.
+        UsageError: no `oscar.json`, another id, rotation files the manifest does not list, warnings, a taken alias.
         VerificationFailed: the artifact must not be used.
-        VersionExists: the version exists with other bytes.
+        VersionExists: the version exists with other content.
+        StaleRevision: others kept changing the hub.
+        DigestMismatchError: the hub has other bytes than were sent.
+        NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
     files, manifest = _read(folder)
+    catalog = catalog or Catalog.packaged()
+    names = _aliases(aliases, manifest.artifact_id, catalog)
+    verified = _verify(folder, files, manifest, artifact_id, catalog, allow_warnings)
+    placing = Placing(Version.of(manifest.artifact_id, files), files, aliases=names, propose=propose)
+    version = placing.version
+    if dry_run:
+        state = read_state(hub, create=create, dry_run=True)
+        change = placing.change(state)
+        plan = _plan(change, state.index, tag_name(hub, version.id) if not propose else None)
+        already = change is None or change.artifact is None
+        return PublishResult(version.id, version.digest, already, verified, plan=plan)
+    applied = apply_change(hub, placing.change, create=create)
+    commit, already = applied.commit, applied.change is None or applied.change.artifact is None
+    if commit.proposal is not None:
+        return PublishResult(version.id, version.digest, already, verified, proposal=commit.proposal)
+    if not already:
+        check_arrived(hub, version)
+    tag, warning = put_tag(hub, version, commit.revision)
+    return PublishResult(
+        version.id,
+        version.digest,
+        already,
+        verified,
+        revision=commit.revision,
+        tag=tag,
+        warnings=(warning,) if warning else (),
+    )
+
+
+def _verify(
+    folder: Path,
+    files: Mapping[str, bytes],
+    manifest: Manifest,
+    artifact_id: ArtifactId | None,
+    catalog: Catalog,
+    allow_warnings: bool,
+) -> Verified:
     identity = manifest.artifact_id
     if artifact_id is not None and artifact_id != identity:
         raise UsageError(
             f"{folder} is {identity}, not {artifact_id}.",
             hint=f"the id is part of {FILE_NAME}, which never changes",
         )
-    recipe = (catalog or Catalog.packaged()).recipe(identity.model)
+    recipe = catalog.recipe(identity.model)
     outcome = verify_files(
         {name: data for name, data in files.items() if name != FILE_NAME},
         manifest=manifest,
@@ -73,14 +161,12 @@ def publish(
     )
     if not isinstance(outcome, Verified):
         refuse(str(folder), outcome)
-    try:
-        created = hub.commit(identity, files)
-    except VersionExists:
-        if not _same_version(hub, manifest):
-            raise
-        return PublishResult(identity, outcome.digest, True, outcome)
-    _read_back(hub, identity, files)
-    return PublishResult(identity, outcome.digest, not created, outcome)
+    if outcome.warnings and not allow_warnings:
+        raise UsageError(
+            f"{folder} passes every check, with warnings: {', '.join(outcome.warnings)}.",
+            hint=f"oscar-zoo verify --strict {folder} explains them; to publish it anyway: --allow-warnings",
+        )
+    return outcome
 
 
 def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
@@ -105,18 +191,20 @@ def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
     return {**files, FILE_NAME: data}, manifest
 
 
-def _same_version(hub: Hub, manifest: Manifest) -> bool:
-    """Whether the hub's version differs from ours only in when and by which tool its manifest was written."""
-    try:
-        there = Manifest.from_bytes(hub.fetch(manifest.artifact_id, FILE_NAME, limit=strict_json.MAX_BYTES))
-    except (NotFoundError, MalformedFile):
-        return False
-    return there.model_copy(update={"created": manifest.created, "tool": manifest.tool}) == manifest
+def _aliases(aliases: Sequence[str], artifact: ArtifactId, catalog: Catalog) -> tuple[str, ...]:
+    for alias in aliases:
+        reference, recipe = Reference.parse(alias), catalog.recipe(alias)
+        if reference.tag is not None or reference.digest is not None:
+            raise UsageError(f"{alias!r} is not a plain name.", hint="an alias has no tag and no digest")
+        if recipe is not None and recipe.name.casefold() != artifact.model.casefold():
+            raise UsageError(f"the alias {alias!r} is a name of {recipe.name}.", hint="choose another alias")
+    return tuple(aliases)
 
 
-def _read_back(hub: Hub, artifact: ArtifactId, files: dict[str, bytes]) -> None:
-    there = {file.path: file.sha256 for file in hub.files(artifact)}
-    for name, data in files.items():
-        want, got = sha256_hex(data), there.get(name, "no file")
-        if got is not None and got != want:
-            raise DigestMismatchError.for_content(f"{name} of {artifact} on {hub.name}", want=want, got=got)
+def _plan(change: Change | None, index: Index, tag: str | None) -> PublishPlan:
+    if change is None:
+        return PublishPlan((), None, None, tag, index.serial)
+    files = tuple(sorted(file_digest(path, data) for path, data in change.paths.items()))
+    data = change.root.get(INDEX_NAME)
+    serial = Index.from_bytes(data).serial if data is not None else index.serial
+    return PublishPlan(files, change.message, change.parent, tag, serial)

@@ -1,19 +1,50 @@
 from __future__ import annotations
 
+import multiprocessing
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from failing_calls import killed_at
+from hub_folders import put_version
+from publisher import publish_folders
+from scripted_hub import ScriptedHub, after, lose_reply, lose_reply_and_die, lose_request
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
+from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import PathNotFound, UsageError, VerificationFailed, VersionExists
+from oscar_zoo.errors import (
+    ConflictError,
+    DigestMismatchError,
+    Forbidden,
+    HubUnreachable,
+    MalformedFile,
+    NetworkError,
+    PathNotFound,
+    RepositoryNotFound,
+    StaleRevision,
+    UsageError,
+    VerificationFailed,
+    VersionExists,
+)
+from oscar_zoo.hubs.base import Change
 from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry import changes
+from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.pull import pull
+from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 
 HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
+TAG = "oz-tiny-qwen3-hard-seq512_prompt2_group64"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
 
 
 @pytest.fixture
@@ -21,22 +52,57 @@ def hub(tmp_path: Path) -> LocalHub:
     return LocalHub(tmp_path / "hub", must_exist=False)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "out", artifact_files())
+
+
+def other_version(tmp_path: Path, tag: str = "other", **more: Any) -> Path:
+    """The folder of another artifact."""
+    return write_folder(tmp_path / tag, artifact_files(artifact=f"tiny-qwen3-hard/{tag}", **more))
+
+
+def index_of(hub: LocalHub | ScriptedHub) -> Index:
+    hub.refresh()
+    data = hub.root_file("index.json")
+    return Index.empty() if data is None else Index.from_bytes(data)
+
+
 def test_publish_then_pull_gives_the_same_bytes(tmp_path: Path, hub: LocalHub) -> None:
     folder = write_folder(tmp_path / "out", {**artifact_files(), "report.html": b"<p>not part of it</p>"})
     result = publish(folder, hub)
-    assert (result.id, result.already_published) == (HARD, False)
+    assert (result.id, result.already_published, result.warnings) == (HARD, False, ())
+    assert (result.revision, result.tag, result.proposal, result.plan) == (hub.revision, None, None, None)
     assert hub.artifacts() == (HARD,)
     pulled = pull("tiny-qwen3-hard", hub, Store(tmp_path / "cache"))
     assert pulled.artifact.files == artifact_files()
     assert pulled.artifact.record.digest == result.digest
 
 
-def test_publishing_twice_is_success(tmp_path: Path, hub: LocalHub) -> None:
-    folder = write_folder(tmp_path / "out", artifact_files())
+def test_the_index_says_what_was_published(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+    result = publish(folder, hub, aliases=("hard", "tiny"))
+    index, files = index_of(hub), artifact_files()
+    entry = index.entry(HARD)
+    assert entry is not None
+    assert (index.serial, entry.digest, entry.aliases) == (1, result.digest, ("hard", "tiny"))
+    assert {f.path: f.sha256 for f in entry.files} == {n: sha256_hex(files[n]) for n in (K_NAME, V_NAME)}
+    assert entry.manifest_sha256 == sha256_hex(files[FILE_NAME])
+    assert entry.model == "oscar-zoo/tiny-qwen3-hard"
+    assert entry.summary is not None and entry.summary.method == "oscar"
+    publish(other_version(tmp_path), hub)
+    assert (index_of(hub).serial, len(index_of(hub).artifacts)) == (2, 2)
+    assert index_of(hub).entry(HARD) == entry
+    card = (hub.root / "README.md").read_text()
+    assert "seq512_prompt2_group64" in card and "other" in card
+
+
+def test_publishing_twice_is_success_and_writes_nothing(hub: LocalHub, folder: Path) -> None:
     first = publish(folder, hub, artifact_id=HARD)
+    before = {path: path.stat().st_mtime_ns for path in hub.root.rglob("*") if path.name != ".lock"}
     second = publish(folder, hub)
     assert second.already_published
-    assert second.digest == first.digest
+    assert (second.digest, second.revision) == (first.digest, first.revision)
+    assert {path: path.stat().st_mtime_ns for path in hub.root.rglob("*") if path.name != ".lock"} == before
 
 
 def test_the_same_content_computed_again_is_already_published(tmp_path: Path, hub: LocalHub) -> None:
@@ -46,6 +112,8 @@ def test_the_same_content_computed_again_is_already_published(tmp_path: Path, hu
     again = publish(write_folder(tmp_path / "two", files | {"oscar.json": later.to_bytes()}), hub)
     assert again.already_published
     assert hub.fetch(HARD, "oscar.json", limit=1 << 20) == files["oscar.json"]
+    entry = index_of(hub).entry(HARD)
+    assert entry is not None and entry.manifest_sha256 == sha256_hex(files["oscar.json"])
 
 
 def test_the_same_payload_with_another_serving_recipe_is_refused(tmp_path: Path, hub: LocalHub) -> None:
@@ -54,16 +122,77 @@ def test_the_same_payload_with_another_serving_recipe_is_refused(tmp_path: Path,
     first = Manifest.from_bytes(files["oscar.json"])
     clip = first.recipe.clip.model_copy(update={"k": 0.5})
     changed = first.model_copy(update={"recipe": first.recipe.model_copy(update={"clip": clip})})
-    with pytest.raises(VersionExists):
+    with pytest.raises(VersionExists, match=r"oscar\.json"):
         publish(write_folder(tmp_path / "two", files | {"oscar.json": changed.to_bytes()}), hub)
 
 
-def test_other_bytes_under_a_published_id_are_refused(tmp_path: Path, hub: LocalHub) -> None:
-    publish(write_folder(tmp_path / "one", artifact_files()), hub)
+def test_other_bytes_under_a_published_id_are_refused(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+    publish(folder, hub)
+    before = index_of(hub)
     with pytest.raises(VersionExists) as caught:
         publish(write_folder(tmp_path / "two", artifact_files(seed=1)), hub)
-    assert str(HARD) in caught.value.message
+    assert str(HARD) in caught.value.message and K_NAME in caught.value.message
     assert "tag" in (caught.value.hint or "")
+    assert index_of(hub) == before
+
+
+@pytest.mark.parametrize("name", [K_NAME, FILE_NAME])
+def test_a_version_that_was_damaged_on_the_hub_is_other_content(hub: LocalHub, folder: Path, name: str) -> None:
+    publish(folder, hub)
+    (hub.root / str(HARD) / name).write_bytes(b"half")
+    with pytest.raises(VersionExists, match=name):
+        publish(folder, hub)
+
+
+def test_a_version_without_manifest_on_the_hub_is_other_content(hub: LocalHub, folder: Path) -> None:
+    put_version(hub, HARD, payload())
+    with pytest.raises(VersionExists, match=r"oscar\.json"):
+        publish(folder, hub)
+
+
+def test_a_name_that_differs_only_in_case_is_refused(hub: LocalHub, folder: Path) -> None:
+    put_version(hub, "Tiny-Qwen3-Hard/seq512_prompt2_group64", artifact_files())
+    with pytest.raises(VersionExists, match="Tiny-Qwen3-Hard/seq512_prompt2_group64"):
+        publish(folder, hub)
+
+
+def test_a_version_that_was_deleted_comes_back_only_as_it_was(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+    digest = publish(folder, hub, aliases=("hard",)).digest
+    for path in sorted((hub.root / str(HARD)).iterdir()):
+        path.unlink()
+    with pytest.raises(VersionExists, match=digest):
+        publish(write_folder(tmp_path / "two", artifact_files(seed=1)), hub)
+    assert not publish(folder, hub).already_published
+    entry = index_of(hub).entry(HARD)
+    assert entry is not None and entry.aliases == ("hard",)
+
+
+@pytest.mark.parametrize("name", ["index.json", "README.md"])
+def test_a_missing_index_or_card_is_repaired(hub: LocalHub, folder: Path, name: str) -> None:
+    publish(folder, hub)
+    before = (hub.root / name).read_bytes()
+    (hub.root / name).unlink()
+    assert publish(folder, hub).already_published
+    assert (hub.root / name).read_bytes() == before
+
+
+def test_an_index_that_is_none_or_too_new_is_not_overwritten(hub: LocalHub, folder: Path) -> None:
+    publish(folder, hub)
+    for data, reason in ((b"{}", "index.version"), (b"[", "json.syntax")):
+        (hub.root / "index.json").write_bytes(data)
+        with pytest.raises(MalformedFile, match=str(hub.root)) as caught:
+            publish(folder, hub)
+        assert caught.value.reason == reason
+        assert (hub.root / "index.json").read_bytes() == data
+
+
+def test_a_yanked_version_stays_yanked_when_it_is_published_again(hub: LocalHub, folder: Path) -> None:
+    publish(folder, hub)
+    set_status(hub, str(HARD), "yanked", reason="wrong data")
+    assert publish(folder, hub, aliases=("more",)).already_published
+    entry = index_of(hub).entry(HARD)
+    assert entry is not None
+    assert (entry.status.state, entry.status.reason, entry.aliases) == ("yanked", "wrong data", ("more",))
 
 
 def test_a_folder_without_manifest_is_refused_with_the_next_step(tmp_path: Path, hub: LocalHub) -> None:
@@ -72,7 +201,7 @@ def test_a_folder_without_manifest_is_refused_with_the_next_step(tmp_path: Path,
     assert "compute" in (caught.value.hint or "")
     with pytest.raises(PathNotFound):
         publish(tmp_path / "missing", hub)
-    assert hub.artifacts() == ()
+    assert not hub.root.exists()
 
 
 def test_a_missing_and_an_unlisted_file_are_refused(tmp_path: Path, hub: LocalHub) -> None:
@@ -81,12 +210,12 @@ def test_a_missing_and_an_unlisted_file_are_refused(tmp_path: Path, hub: LocalHu
         publish(write_folder(tmp_path / "less", {n: d for n, d in files.items() if n != V_NAME}), hub)
     with pytest.raises(UsageError, match=r"third\.pt"):
         publish(write_folder(tmp_path / "more", {**files, "third.pt": files[K_NAME]}), hub)
-    assert hub.artifacts() == ()
+    assert not hub.root.exists()
 
 
-def test_another_id_than_the_manifests_is_refused(tmp_path: Path, hub: LocalHub) -> None:
+def test_another_id_than_the_manifests_is_refused(hub: LocalHub, folder: Path) -> None:
     with pytest.raises(UsageError, match="tiny-qwen3-hard"):
-        publish(write_folder(tmp_path / "out", artifact_files()), hub, artifact_id=ArtifactId("tiny-qwen3-hard", "new"))
+        publish(folder, hub, artifact_id=ArtifactId("tiny-qwen3-hard", "new"))
 
 
 def test_what_fails_verification_never_reaches_a_hub(tmp_path: Path, hub: LocalHub) -> None:
@@ -100,13 +229,284 @@ def test_what_fails_verification_never_reaches_a_hub(tmp_path: Path, hub: LocalH
     changed[K_NAME] = changed[K_NAME][:-1] + b"?"
     with pytest.raises(VerificationFailed):
         publish(write_folder(tmp_path / "changed", changed), hub)
-    assert hub.artifacts() == ()
+    assert not hub.root.exists()
 
 
-def test_a_link_in_the_folder_is_refused(tmp_path: Path, hub: LocalHub) -> None:
-    folder = write_folder(tmp_path / "out", artifact_files())
+def test_warnings_need_an_allowance(tmp_path: Path, hub: LocalHub) -> None:
+    files = payload(proven=False)
+    folder = write_folder(tmp_path / "out", files | {FILE_NAME: manifest(files).to_bytes()})
+    with pytest.raises(UsageError, match=r"pair\.unproven") as caught:
+        publish(folder, hub)
+    assert "--allow-warnings" in (caught.value.hint or "")
+    assert not hub.root.exists()
+    assert publish(folder, hub, allow_warnings=True).verified.warnings == ("pair.unproven",)
+
+
+def test_a_link_in_the_folder_is_refused(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
     (folder / K_NAME).rename(tmp_path / "elsewhere.pt")
     (folder / K_NAME).symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(Exception, match="regular file"):
+    with pytest.raises(MalformedFile, match="regular file"):
         publish(folder, hub)
-    assert hub.artifacts() == ()
+    assert not hub.root.exists()
+
+
+@pytest.mark.parametrize(
+    "alias", ["Qwen3-8B", "qwen/qwen3-8b", "a:b", "a@sha256:000000000000", "a b", "tiny-qwen3-two"]
+)
+def test_an_alias_must_be_a_plain_name_that_is_free(tmp_path: Path, hub: LocalHub, folder: Path, alias: str) -> None:
+    other = write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-two/tag"))
+    publish(other, hub, aliases=("Taken",))
+    with pytest.raises(UsageError):
+        publish(folder, hub, aliases=(alias,))
+    assert index_of(hub).entry(HARD) is None
+
+
+# --- against other writers and lost replies ------------------------------------------------------------------------
+
+
+def test_one_publish_is_one_commit_and_one_tag_without_a_slash(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub")
+    result = publish(folder, hub)
+    (change,) = hub.commits
+    assert change.artifact == HARD and set(change.files) == {K_NAME, V_NAME, FILE_NAME}
+    assert set(change.root) == {"index.json", "README.md"}
+    assert change.message == f"Publish {HARD} ({result.digest[:19]})"
+    assert (result.tag, hub.tags) == (TAG, {TAG: result.revision})
+
+
+def test_another_artifact_published_in_between_is_kept(tmp_path: Path, folder: Path) -> None:
+    other = other_version(tmp_path)
+    hub = ScriptedHub(tmp_path / "hub", after(lambda: publish(other, LocalHub(tmp_path / "hub", must_exist=False))))
+    assert not publish(folder, hub).already_published
+    assert [e.id for e in index_of(hub).artifacts] == ["tiny-qwen3-hard/other", str(HARD)]
+    assert index_of(hub).serial == 2
+    assert "other" in (tmp_path / "hub/README.md").read_text()
+
+
+def test_the_same_version_published_in_between_is_success(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", after(lambda: publish(folder, LocalHub(tmp_path / "hub", must_exist=False))))
+    assert publish(folder, hub).already_published
+    assert index_of(hub).serial == 1
+
+
+def test_another_version_of_the_id_published_in_between_wins(tmp_path: Path, folder: Path) -> None:
+    rival = write_folder(tmp_path / "rival", artifact_files(seed=1))
+    hub = ScriptedHub(tmp_path / "hub", after(lambda: publish(rival, LocalHub(tmp_path / "hub", must_exist=False))))
+    with pytest.raises(VersionExists):
+        publish(folder, hub)
+    assert hub.fetch(HARD, K_NAME, limit=1 << 20) == artifact_files(seed=1)[K_NAME]
+
+
+def test_a_hub_that_never_stands_still_is_given_up(tmp_path: Path, folder: Path) -> None:
+    def elsewhere() -> None:
+        target = LocalHub(tmp_path / "hub", must_exist=False)
+        target.refresh()
+        target.commit(Change(None, {}, {"index.json": grown(target).to_bytes()}, target.revision, "busy"))
+
+    def grown(target: LocalHub) -> Index:
+        return Index(schema="oscar-zoo.index/1", serial=index_of(target).serial + 1, artifacts=())
+
+    hub = ScriptedHub(tmp_path / "hub", *[after(elsewhere)] * 9)
+    with pytest.raises(StaleRevision):
+        publish(folder, hub)
+    assert len(hub.commits) == changes.ATTEMPTS
+    assert hub.folder.artifacts() == ()
+
+
+def test_a_lost_reply_is_found_out_by_reading(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", lose_reply)
+    result = publish(folder, hub)
+    assert (result.already_published, result.tag) == (False, TAG)
+    assert len(hub.commits) == 1
+    assert index_of(hub).serial == 1
+
+
+def test_a_lost_request_is_sent_again(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", lose_request, lose_request)
+    assert not publish(folder, hub).already_published
+    assert (len(hub.commits), index_of(hub).serial) == (1, 1)
+
+
+def test_requests_that_are_always_lost_end_as_a_network_error(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", *[lose_request] * 9)
+    with pytest.raises(HubUnreachable):
+        publish(folder, hub)
+    assert len(hub.events) == 9 - changes.ATTEMPTS
+
+
+def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", lose_reply_and_die)
+    with pytest.raises(NetworkError, match="not known whether") as caught:
+        publish(folder, hub)
+    assert "safe" in (caught.value.hint or "") and "org/zoo" in caught.value.message
+    hub.down = None
+    again = publish(folder, hub)
+    assert (again.already_published, again.tag) == (True, TAG)
+    assert len(hub.commits) == 1
+
+
+def test_a_hub_that_is_down_from_the_start_is_not_said_to_be_unknown(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub")
+    hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
+    with pytest.raises(HubUnreachable, match="connection refused"):
+        publish(folder, hub)
+
+
+def test_what_cannot_be_read_back_is_an_error_that_can_be_repeated(tmp_path: Path, folder: Path) -> None:
+    def answers_and_dies(hub: ScriptedHub, change: Change) -> Any:
+        commit = hub.write(change)
+        hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
+        return commit
+
+    hub = ScriptedHub(tmp_path / "hub", answers_and_dies)
+    with pytest.raises(NetworkError, match="could not be read back"):
+        publish(folder, hub)
+    hub.down = None
+    assert publish(folder, hub).already_published
+
+
+def test_a_hub_that_stores_other_bytes_is_caught(tmp_path: Path, folder: Path) -> None:
+    def rots(hub: ScriptedHub, change: Change) -> Any:
+        commit = hub.write(change)
+        path = hub.folder.root / str(HARD) / K_NAME
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return commit
+
+    with pytest.raises(DigestMismatchError, match=K_NAME):
+        publish(folder, ScriptedHub(tmp_path / "hub", rots))
+
+
+@pytest.mark.parametrize(
+    "refusal", [Forbidden.for_hub("Hugging Face org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")]
+)
+def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
+    tmp_path: Path, folder: Path, refusal: Exception
+) -> None:
+    hub = ScriptedHub(tmp_path / "hub")
+    hub.refuse_tag = refusal
+    result = publish(folder, hub)
+    assert result.tag is None and TAG in result.warnings[0] and "publish again" in result.warnings[0]
+    hub.refuse_tag = None
+    again = publish(folder, hub)
+    assert (again.already_published, again.tag, again.warnings, list(hub.tags)) == (True, TAG, (), [TAG])
+
+
+def test_a_tag_of_an_earlier_commit_with_the_same_content_is_right(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub")
+    first = publish(folder, hub)
+    publish(other_version(tmp_path), hub)
+    again = publish(folder, hub)
+    assert (again.tag, again.warnings) == (TAG, ())
+    assert hub.tags[TAG] == first.revision != again.revision
+
+
+def test_a_tag_of_other_content_is_a_warning(tmp_path: Path, folder: Path) -> None:
+    class Retagged(ScriptedHub):
+        def at(self, revision: str) -> Any:
+            return LocalHub(tmp_path / "elsewhere", must_exist=False)
+
+    put_version(LocalHub(tmp_path / "elsewhere", must_exist=False), HARD, artifact_files(seed=1))
+    hub = Retagged(tmp_path / "hub")
+    hub.refuse_tag = ConflictError("the tag exists.")
+    result = publish(folder, hub)
+    assert result.tag is None and "other content" in result.warnings[0]
+
+
+# --- proposals, dry runs, new repositories -------------------------------------------------------------------------
+
+
+def test_a_proposal_is_one_pull_request_and_no_tag(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub")
+    result = publish(folder, hub, propose=True)
+    assert result.proposal == "https://hub.example/org/zoo/discussions/1"
+    assert (result.tag, result.revision, hub.tags, hub.folder.artifacts()) == (None, None, {}, ())
+    assert [change.propose for change in hub.commits] == [True]
+
+
+def test_a_proposal_whose_reply_is_lost_is_not_sent_twice(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", lose_reply)
+    with pytest.raises(NetworkError, match="not known whether"):
+        publish(folder, hub, propose=True)
+    assert len(hub.commits) == 1
+
+
+def test_a_folder_takes_no_proposal(hub: LocalHub, folder: Path) -> None:
+    with pytest.raises(UsageError, match="proposals"):
+        publish(folder, hub, propose=True)
+    assert not hub.root.exists()
+
+
+def test_a_dry_run_says_exactly_what_would_be_sent(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub")
+    plan = publish(folder, hub, dry_run=True, aliases=("hard",)).plan
+    assert plan is not None
+    assert (hub.commits, hub.tags, hub.folder.root.exists()) == ([], {}, False)
+    publish(folder, hub, aliases=("hard",))
+    (change,) = hub.commits
+    sent = [(path, sha256_hex(data), len(data)) for path, data in sorted(change.paths.items())]
+    assert [(f.path, f.sha256, f.size) for f in plan.files] == sent
+    assert (plan.message, plan.parent, plan.tag, plan.serial) == (change.message, change.parent, TAG, 1)
+    again = publish(folder, hub, dry_run=True, aliases=("hard",))
+    assert again.already_published and again.plan is not None
+    assert (again.plan.files, again.plan.message, again.plan.serial) == ((), None, 1)
+
+
+def test_a_dry_run_refuses_what_the_real_run_refuses(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+    publish(folder, hub)
+    with pytest.raises(VersionExists):
+        publish(write_folder(tmp_path / "two", artifact_files(seed=1)), hub, dry_run=True)
+
+
+def test_a_repository_is_created_on_request_only(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "hub", exists=False)
+    for dry_run in (False, True):
+        with pytest.raises(RepositoryNotFound, match="org/zoo") as caught:
+            publish(folder, hub, dry_run=dry_run)
+        assert "--create" in (caught.value.hint or "")
+    assert publish(folder, hub, create=True, dry_run=True).plan is not None
+    assert (hub.created, hub.exists) == ([], False)
+    assert publish(folder, hub, create=True).tag == TAG
+    assert hub.created == [False]
+
+
+# --- death and races -----------------------------------------------------------------------------------------------
+
+
+def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(tmp_path: Path, folder: Path) -> None:
+    for number in range(1, 400):
+        hub = LocalHub(tmp_path / f"hub{number}", must_exist=False)
+        killed = killed_at(number, lambda hub=hub: publish(folder, hub))  # type: ignore[misc]
+        assert hub.artifacts() in ((), (HARD,))
+        assert index_of(hub).serial in (0, 1)
+        publish(folder, hub)
+        entry = index_of(hub).entry(HARD)
+        assert entry is not None and (hub.root / "README.md").exists()
+        assert {f.path: f.sha256 for f in entry.files}.items() <= {f.path: f.sha256 for f in hub.files(HARD)}.items()
+        if not killed:
+            break
+    assert 30 < number < 399
+
+
+def test_two_processes_that_publish_to_one_folder(tmp_path: Path) -> None:
+    """Same id with other content: one wins. Different ids at once: both are in the index."""
+    rounds, spawn = 20, multiprocessing.get_context("spawn")
+    barrier, answers = spawn.Barrier(2), spawn.Queue()
+    processes = [
+        spawn.Process(target=publish_folders, args=(str(tmp_path), who, rounds, barrier, answers)) for who in (1, 2)
+    ]
+    for process in processes:
+        process.start()
+    told = [answers.get(timeout=100) for _ in range(2 * rounds)]
+    for process in processes:
+        process.join(60)
+    hub = LocalHub(tmp_path / "hub")
+    index = index_of(hub)
+    for number in range(rounds):
+        outcome = Counter(answer for round_, _, answer in told if round_ == number)
+        assert outcome == ({"new": 1, "exists": 1} if number % 2 else {"new": 2}), (number, outcome)
+    assert index.serial == len(index.artifacts) == rounds // 2 * 3
+    for entry in index.artifacts:
+        there = {f.path: f.sha256 for f in hub.files(entry.artifact_id)}
+        assert {f.path: f.sha256 for f in entry.files} == {n: s for n, s in there.items() if n != FILE_NAME}
+        assert there[FILE_NAME] == entry.manifest_sha256
+    assert not list(hub.root.rglob(".tmp.*"))

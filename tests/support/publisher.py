@@ -1,14 +1,17 @@
-"""A process that publishes round after round against a twin; module-level, so that a spawned child can import it."""
+"""Processes that publish round after round against a twin; module-level, so that a spawned child can import them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from tiny_artifacts import artifact_files, write_folder
+
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import StaleRevision
+from oscar_zoo.errors import StaleRevision, VersionExists
 from oscar_zoo.hubs.base import INDEX_NAME, Change
 from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.publish import publish
 
 FILES = 12
 
@@ -33,3 +36,18 @@ def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any)
             answer = "stale"
         answers.put((number, who, answer))
         barrier.wait(60)
+
+
+def publish_folders(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
+    """Publish real artifacts against a twin: in odd rounds under the same id, in even rounds under ids of its own."""
+    for number in range(rounds):
+        tag = f"round{number}" if number % 2 else f"round{number}-{who}"
+        files = artifact_files(artifact=f"tiny-qwen3-hard/{tag}", seed=who)
+        folder = write_folder(Path(root) / str(who) / str(number), files)
+        hub = LocalHub(Path(root) / "hub", must_exist=False)
+        barrier.wait(60)
+        try:
+            answer = "exists" if publish(folder, hub).already_published else "new"
+        except VersionExists:
+            answer = "exists"
+        answers.put((number, who, answer))

@@ -1,0 +1,164 @@
+"""Writing to a hub by compare and swap: read its state, make one change from that, commit, and know what came of it.
+
+A change is made by a function of the state, so that it can be made again: when somebody else was faster, and when a
+reply was lost and only the hub knows whether the change arrived. The function returns `None` when nothing is left to
+do, which is also how a lost reply turns out to have been a success.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
+
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import ConflictError, NetworkError, PathNotFound, RateLimited, RepositoryNotFound, StaleRevision
+from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Change, Commit, Hub
+from oscar_zoo.registry.card import update_card
+from oscar_zoo.registry.index import Index
+
+ATTEMPTS = 5
+"""Commits tried before giving up."""
+
+_JITTER_SECONDS = 0.2
+
+
+@runtime_checkable
+class CanCreate(Protocol):
+    """A hub whose repository this tool can create."""
+
+    def create(self, *, private: bool) -> None:
+        """Create the repository; one that exists is success."""
+        ...
+
+
+@dataclass(frozen=True)
+class State:
+    """A hub as it was at one moment: what a change is made from.
+
+    Attributes:
+        hub: where.
+        revision: what the rest refers to.
+        artifacts: every artifact listed.
+        index: empty where the hub has none.
+        card: `README.md`, or `None`.
+    """
+
+    hub: Hub
+    revision: str | None
+    artifacts: tuple[ArtifactId, ...]
+    index: Index
+    card: bytes | None
+
+    @classmethod
+    def read(cls, hub: Hub) -> Self:
+        """What `hub` has now.
+
+        Raises:
+            MalformedFile: its index is none, or of a newer version.
+            RepositoryNotFound, PathNotFound: it is not there.
+        """
+        hub.refresh()
+        revision = hub.revision
+        data = hub.root_file(INDEX_NAME)
+        index = Index.empty() if data is None else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.title}")
+        return cls(hub, revision, hub.artifacts(), index, hub.root_file(CARD_NAME))
+
+    @classmethod
+    def empty(cls, hub: Hub, revision: str | None) -> Self:
+        """A hub that is not there yet."""
+        return cls(hub, revision, (), Index.empty(), None)
+
+    def spelled(self, artifact: ArtifactId) -> ArtifactId | None:
+        """`artifact` as the hub spells it, or `None` when it has none of that name in any case."""
+        return next((other for other in self.artifacts if other.key == artifact.key), None)
+
+    def root_files(self, index: Index) -> dict[str, bytes]:
+        """The root files to write so that the hub has `index` and a card that fits it; empty when it has."""
+        files = {} if index == self.index else {INDEX_NAME: index.to_bytes()}
+        card = update_card(self.card, self.index, index, hub=self.hub.name)
+        return files if card == self.card else {**files, CARD_NAME: card}
+
+
+Make = Callable[[State], Change | None]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What came of a change: what was written (`None`: nothing had to be), and where the hub stands with it."""
+
+    change: Change | None
+    commit: Commit
+
+
+def apply_change(hub: Hub, make: Make, *, create: bool = False) -> Applied:
+    """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
+
+    Args:
+        hub: where.
+        make: the change for a state, or `None` when there is nothing to do; what it raises ends the attempt.
+        create: whether a repository that is not there is created first.
+
+    Raises:
+        StaleRevision: others were faster `ATTEMPTS` times.
+        NetworkError: the hub did not answer; the message says so where the change may have arrived.
+        RepositoryNotFound: there is none, and `create` does not ask for one.
+    """
+    sent: Change | None = None
+    failure: ConflictError | NetworkError | None = None
+    for attempt in range(ATTEMPTS + 1):
+        try:
+            state = read_state(hub, create=create)
+            change = make(state)
+        except NetworkError as error:
+            if sent is None:
+                raise
+            raise _unknown(hub, error) from error
+        if change is None:
+            return Applied(sent, Commit(state.revision))
+        if attempt == ATTEMPTS:
+            break
+        try:
+            return Applied(change, hub.commit(change))
+        except RateLimited:
+            raise
+        except StaleRevision as error:
+            failure = error
+        except NetworkError as error:
+            if change.propose:  # whether a proposal arrived cannot be read from the files
+                raise _unknown(hub, error) from error
+            sent, failure = change, error
+        time.sleep(random.uniform(0, _JITTER_SECONDS * (attempt + 1)))
+    assert failure is not None
+    raise failure
+
+
+def read_state(hub: Hub, *, create: bool = False, dry_run: bool = False) -> State:
+    """The state of `hub`; a folder that is not there is empty, a repository too once it was created.
+
+    Args:
+        hub: where.
+        create: create a repository that is not there.
+        dry_run: create nothing; the state is what it would be.
+    """
+    try:
+        return State.read(hub)
+    except PathNotFound:
+        return State.empty(hub, hub.revision)  # the first commit creates the folder
+    except RepositoryNotFound as error:
+        if not create or not isinstance(hub, CanCreate):
+            hint = "check the name; to make a new repository: --create" if isinstance(hub, CanCreate) else error.hint
+            raise RepositoryNotFound(error.message, hint=hint) from error
+    if dry_run:
+        return State.empty(hub, None)
+    hub.create(private=False)
+    return State.read(hub)
+
+
+def _unknown(hub: Hub, error: NetworkError) -> NetworkError:
+    return NetworkError(
+        f"it is not known whether the change of {hub.title} arrived: {error.message}",
+        hint="run the same command again, which is safe",
+    )

@@ -1,0 +1,149 @@
+"""Putting a version on a hub, shared by `publish` and `mirror`: the change, the check that it arrived, the tag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    ConflictError,
+    DigestMismatchError,
+    NetworkError,
+    OscarZooError,
+    VersionExists,
+)
+from oscar_zoo.hubs.base import Change, Hub
+from oscar_zoo.registry.changes import State
+from oscar_zoo.registry.index import IndexEntry
+from oscar_zoo.registry.version import Version
+
+
+@dataclass(frozen=True)
+class Placing:
+    """A version to be put on a hub.
+
+    Attributes:
+        version: what.
+        files: its files by plain name, `oscar.json` among them if it has one.
+        aliases: names to add to its index entry.
+        like: an entry of another hub, whose status, scores, aliases and places a new entry takes over.
+        propose: as a pull request.
+        verb: of the commit message.
+    """
+
+    version: Version
+    files: Mapping[str, bytes]
+    aliases: tuple[str, ...] = ()
+    like: IndexEntry | None = None
+    propose: bool = False
+    verb: str = "Publish"
+
+    def change(self, state: State) -> Change | None:
+        """What has to be written to a hub in `state`; `None` when everything is there.
+
+        Raises:
+            VersionExists: the version is there with other content, or was there before.
+            UsageError: an alias is taken.
+        """
+        artifact = self.version.id
+        there = self._there(state)
+        known = state.index.entry(artifact)
+        if there is None and known is not None and known.digest != self.version.digest:
+            raise VersionExists(
+                f"the index of {state.hub.title} knows {artifact} as {known.digest}, this is {self.version.digest}.",
+                hint=_OTHER_TAG,
+            )
+        previous = known if known is not None and known.digest == self.version.digest else self.like
+        entry = (there or self.version).entry(previous, aliases=self.aliases)
+        root = state.root_files(state.index if entry == known else state.index.with_entry(entry))
+        if there is not None and not root:
+            return None
+        if there is not None:
+            message = f"Update index and card for {artifact}"
+            return Change(None, {}, root, state.revision, message, self.propose)
+        message = f"{self.verb} {artifact} ({self.version.digest[:19]})"
+        return Change(artifact, self.files, root, state.revision, message, self.propose)
+
+    def _there(self, state: State) -> Version | None:
+        """The same version as the hub has it, or `None`; when it differs, only in when its manifest was written."""
+        artifact, hub = self.version.id, state.hub
+        spelled = state.spelled(artifact)
+        if spelled is None:
+            return None
+        if spelled != artifact:
+            raise VersionExists(f"{artifact} is already on {hub.title}, spelled {spelled}.", hint=_OTHER_TAG)
+        try:
+            there = Version.on(hub, artifact)
+            changed = self.version.changed_files(there)
+        except ArtifactNotFound:
+            changed = sorted(self.files)
+        if changed:
+            raise VersionExists(
+                f"{artifact} is already on {hub.title}, with other content ({', '.join(changed)}).", hint=_OTHER_TAG
+            )
+        return there
+
+
+_OTHER_TAG = "a published version never changes: give the new one another tag"
+
+
+def check_arrived(hub: Hub, version: Version) -> None:
+    """List what was written by a fresh request, and compare every byte's sha256.
+
+    Raises:
+        DigestMismatchError: the hub has something else.
+        NetworkError: it does not answer now.
+    """
+    hub.refresh()
+    try:
+        there = Version.on(hub, version.id)
+    except ArtifactNotFound:
+        raise DigestMismatchError.for_content(f"{version.id} on {hub.title}", want=version.digest, got=None) from None
+    except NetworkError as error:
+        raise NetworkError(
+            f"{version.id} was written to {hub.title}, but could not be read back: {error.message}",
+            hint="run the same command again, which is safe and checks it",
+        ) from error
+    want = {f.path: f.sha256 for f in version.payload} | {FILE_NAME: version.manifest_sha256}
+    got = {f.path: f.sha256 for f in there.payload} | {FILE_NAME: there.manifest_sha256}
+    for name in sorted(want.keys() | got.keys()):
+        if want.get(name) != got.get(name):
+            raise DigestMismatchError.for_content(
+                f"{name} of {version.id} on {hub.title}", want=want.get(name) or "no file", got=got.get(name)
+            )
+
+
+def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
+    """The tag of `artifact`, without a slash; `None` for a folder, which has no tags."""
+    return None if hub.name.startswith("file:") else f"oz-{artifact.model}-{artifact.tag}"
+
+
+def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:
+    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning; the next publish repairs it.
+
+    Returns:
+        The tag that names this version, or `None`; and the warning, or `None`.
+    """
+    name = tag_name(hub, version.id)
+    if name is None:
+        return None, None
+    try:
+        hub.tag(name, revision, f"{version.id} {version.digest}")
+    except ConflictError:
+        return (
+            (name, None) if _names(hub, name, version) else (None, f"the tag {name} of {hub.title} names other content")
+        )
+    except OscarZooError as error:
+        return None, f"the tag {name} could not be made: {error.message} To repair it, publish again."
+    return name, None
+
+
+def _names(hub: Hub, tag: str, version: Version) -> bool:
+    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier run."""
+    try:
+        return not version.changed_files(Version.on(hub.at(tag), version.id))
+    except OscarZooError:
+        return False

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.artifact.specs import Score
+from oscar_zoo.registry.card import BEGIN, END, escape, is_damaged, update_card
+from oscar_zoo.registry.index import Index, IndexEntry, IndexFile, Summary
+
+HUB = "hf:org/zoo"
+EMPTY = Index.empty()
+
+
+def entry(name: str = "Qwen3-8B/tag", *, license: str | None = "Apache-2.0", **more: object) -> IndexEntry:  # noqa: A002
+    files = [FileDigest("k.pt", "a" * 64, 10)]
+    facts: dict[str, object] = {
+        "model": "Qwen/Qwen3-8B",
+        "summary": Summary(method="oscar", format_version=1, bits_per_element=2.25, license=license),
+    }
+    return IndexEntry(
+        id=name,
+        digest=artifact_digest(files),
+        files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
+        manifest_sha256=None,
+        **(facts | more),
+    )
+
+
+def index(*entries: IndexEntry) -> Index:
+    result = Index.empty()
+    for item in entries:
+        result = result.with_entry(item)
+    return result
+
+
+def new_card(*entries: IndexEntry) -> str:
+    return update_card(None, EMPTY, index(*entries), hub=HUB).decode()
+
+
+def test_a_new_card_has_front_matter_a_table_and_commands_to_copy() -> None:
+    score = Score(
+        task="gpqa_diamond",
+        value=55.56,
+        kv_dtype="int2",
+        reporter="upstream",
+        baseline=Score(task="gpqa_diamond", value=56.67, kv_dtype="bf16", reporter="upstream"),
+    )
+    text = new_card(entry(scores=(score,)))
+    assert text.startswith(
+        "---\nlibrary_name: oscar-zoo\ntags:\n- kv-cache\n- quantization\nlicense: apache-2.0\n---\n"
+    )
+    assert "| Qwen/Qwen3-8B | `tag` | oscar | 1 | 2.25 | gpqa\\_diamond 55.56 (BF16 56.67), upstream | `sha256:" in text
+    assert "\noscar-zoo pull Qwen3-8B:tag --hub hf:org/zoo\noscar-zoo serve Qwen3-8B:tag\n" in text
+
+
+def test_what_nobody_said_is_not_reported() -> None:
+    text = new_card(entry(summary=None, model=None))
+    assert "| Qwen3-8B | `tag` | not reported | not reported | not reported | not reported |" in text
+    assert "license" not in text
+
+
+def test_a_score_shows_its_error_and_who_reports_it() -> None:
+    measured = Score(
+        task="recall", value=0.5, unit="share", kv_dtype="int2", reporter="measured", who="me", stderr=0.25
+    )
+    missing = Score(task="other", value=None, kv_dtype="int2", reporter="third_party")
+    text = new_card(entry(scores=(measured, missing)))
+    assert "recall 0.50 ± 0.25 share, me; other not reported, a third party" in text
+
+
+@pytest.mark.parametrize(
+    ("licenses", "shown"),
+    [
+        (["MIT", "MIT"], "license: mit\n"),
+        (["MIT", "Apache-2.0"], None),
+        (["MIT", None], None),
+        (["mine\nevil: true"], None),
+    ],
+)
+def test_the_license_is_given_when_it_is_known_and_the_same_for_all(
+    licenses: list[str | None], shown: str | None
+) -> None:
+    text = new_card(*(entry(f"m{i}/tag", model=None, license=name) for i, name in enumerate(licenses)))
+    front = text.split("---")[1]
+    assert (shown in front) if shown else "license" not in front and "evil" not in front
+
+
+def test_yanked_versions_are_marked_and_never_recommended() -> None:
+    yanked = Status(state="yanked", reason="wrong | data", replaced_by="b:tag")
+    text = new_card(entry("a/tag", model=None, status=yanked), entry("b/tag", model=None))
+    assert "yanked: wrong \\| data; use b\\:tag" in text
+    assert "pull b:tag" in text and "pull a:tag" not in text
+    assert "oscar-zoo pull" not in new_card(entry(status=yanked))
+
+
+def test_a_card_nobody_edited_is_written_anew() -> None:
+    first, second = index(entry(license="MIT")), index(entry(license="MIT"), entry("b/tag", model=None, license=None))
+    card = update_card(None, EMPTY, first, hub=HUB)
+    assert b"license: mit" in card
+    assert b"license" not in update_card(card, first, second, hub=HUB)
+
+
+@pytest.mark.parametrize("before", [b"", b"# Mine\r\n\r\ntext \xff", b"---\nlicense: other\n---\n"])
+@pytest.mark.parametrize("after", [b"", b"\r\n\r\n## More\n  "])
+def test_text_outside_the_section_stays_byte_for_byte(before: bytes, after: bytes) -> None:
+    card = before + BEGIN + b"old" + END + after
+    changed = update_card(card, EMPTY, index(entry()), hub=HUB)
+    assert changed.startswith(before + BEGIN) and changed.endswith(END + after)
+    assert b"old" not in changed and b"Qwen" in changed
+    assert update_card(changed, EMPTY, index(entry()), hub=HUB) == changed
+
+
+@pytest.mark.parametrize("card", [b"", b"text", b"text\n"])
+def test_a_card_without_a_section_gets_one_at_its_end(card: bytes) -> None:
+    changed = update_card(card, EMPTY, index(entry()), hub=HUB)
+    assert changed.startswith(card) and changed.endswith(END + b"\n")
+    assert not is_damaged(changed)
+    assert not changed.startswith(b"text<")
+
+
+@pytest.mark.parametrize("card", [BEGIN, END, END + BEGIN, BEGIN + BEGIN + END, BEGIN + END + END])
+def test_damaged_markers_leave_the_card_alone(card: bytes) -> None:
+    assert update_card(card, EMPTY, index(entry()), hub=HUB) == card
+    assert is_damaged(card)
+
+
+NASTY = [
+    "a|b\n| c | d |",
+    "<script>alert(1)</script>",
+    "[click](https://evil.example)",
+    "![x](https://evil.example/x.png)",
+    "`code` **bold** __init__ ~~gone~~",
+    f"{END.decode()} <!-- x",
+    "&lt;b&gt; \\| \\\\",
+    "https://evil.example www.evil.example me@evil.example #12 @someone $x$",
+    "text \u202e\u200b\x1b[31m red",
+    "x" * 4000,
+]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_what_a_manifest_says_stays_plain_text(text: str) -> None:
+    nasty = entry(
+        model=text,
+        summary=Summary(method=text, license=text),
+        scores=(Score(task=text, value=1.0, unit=text, kv_dtype="int2", reporter="measured", who=text),),
+        status=Status(state="deprecated", reason=text, replaced_by=text),
+    )
+    card = update_card(None, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB)
+    assert (card.count(BEGIN), card.count(END)) == (1, 1)
+    assert update_card(b"x" + card, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB) == b"x" + card
+    rows = re.findall(r"^\| .*$", card.decode(), re.MULTILINE)
+    assert len(rows) == 4
+    tokens = MarkdownIt("commonmark").enable("table").enable("strikethrough").parse(card.decode().split("---\n", 2)[2])
+    inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
+    assert {child.type for child in inline} <= {"text", "text_special", "code_inline"}
+    assert not re.search(r"(?i)https?://|www\.|(?<!\\)<[a-z]", card.decode().replace("hf:org/zoo", ""))
+    assert sum(token.type == "td_open" for token in tokens) == 2 * 8
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100))
+def test_escaped_text_reads_as_it_was_written(text: str) -> None:
+    page = MarkdownIt("commonmark").enable("table").render(f"| a |\n| --- |\n| x{escape(text)}x |")
+    cell = re.search(r"<td>(.*?)</td>", page, re.DOTALL)
+    assert cell is not None
+    assert html.unescape(cell[1]) == f"x{' '.join(text.split())}x"

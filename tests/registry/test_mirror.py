@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_folders import HARD, put_version
+from scripted_hub import ScriptedHub, lose_reply
+from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
+
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    PathNotFound,
+    UsageError,
+    VerificationFailed,
+    VersionExists,
+)
+from oscar_zoo.hubs.base import Change
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry import changes
+from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.mirror import MirrorOptions, MirrorResult, mirror
+from oscar_zoo.registry.publish import publish
+from oscar_zoo.registry.pull import pull
+from oscar_zoo.registry.status import set_status
+from oscar_zoo.registry.store import Store
+
+BARE = ArtifactId("Bare", "tag")
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
+    """A hub with a published version, and one without manifest and index entry, as the public zoos have them."""
+    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
+    hub = LocalHub(tmp_path / "source", must_exist=False)
+    publish(write_folder(tmp_path / "one", artifact_files()), hub, aliases=("hard",))
+    put_version(hub, BARE, payload(seed=2))
+    return hub
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> LocalHub:
+    return LocalHub(tmp_path / "target", must_exist=False)
+
+
+def index_of(hub: LocalHub) -> Index:
+    hub.refresh()
+    return Index.from_bytes(hub.root_file("index.json") or b"")
+
+
+def content(hub: LocalHub) -> dict[str, bytes]:
+    return {str(p.relative_to(hub.root)): p.read_bytes() for p in hub.root.glob("*/*/*")}
+
+
+def outcomes(results: tuple[MirrorResult, ...]) -> dict[str, str]:
+    return {str(result.id): result.outcome for result in results}
+
+
+def test_everything_is_copied_byte_for_byte(source: LocalHub, target: LocalHub) -> None:
+    seen: list[MirrorResult] = []
+    results = mirror(source, target, told=seen.append)
+    assert outcomes(results) == {"Bare/tag": "copied", str(HARD): "copied"}
+    assert tuple(seen) == results
+    assert content(target) == content(source)
+    assert results[0].warnings == () and results[0].size == sum(len(data) for data in payload(seed=2).values())
+
+
+def test_what_the_index_says_goes_along(source: LocalHub, target: LocalHub) -> None:
+    set_status(source, HARD.reference, "yanked", reason="wrong data")
+    mirror(source, target)
+    assert index_of(target).entry(HARD) == index_of(source).entry(HARD)
+    bare = index_of(target).entry(BARE)
+    assert bare is not None and (bare.manifest_sha256, bare.model, bare.hubs) == (None, None, {})
+    assert index_of(target).serial == 2
+
+
+def test_a_copy_of_a_remote_hub_says_where_it_came_from(source: LocalHub, target: LocalHub) -> None:
+    mirror(ScriptedHub(source.root, name="hf:org/zoo@main"), target, [HARD.reference])
+    entry = index_of(target).entry(HARD)
+    assert entry is not None and {hub: place.repo for hub, place in entry.hubs.items()} == {"hf": "org/zoo"}
+
+
+def test_a_copy_can_be_pulled(tmp_path: Path, source: LocalHub, target: LocalHub) -> None:
+    mirror(source, target)
+    first = pull("Bare", source, Store(tmp_path / "a"))
+    assert pull("Bare", target, Store(tmp_path / "b")).artifact.record.digest == first.artifact.record.digest
+
+
+def test_mirroring_again_copies_nothing(source: LocalHub, target: LocalHub) -> None:
+    remote = ScriptedHub(target.root)
+    mirror(source, remote)
+    remote.commits.clear()
+    assert set(outcomes(mirror(source, remote)).values()) == {"already there"}
+    assert remote.commits == []
+
+
+@pytest.mark.parametrize(
+    ("names", "copied"),
+    [
+        (["bare"], {"Bare/tag"}),
+        (["Bare:tag", "Bare/tag"], {"Bare/tag"}),
+        ([HARD.reference, "Bare"], {"Bare/tag", str(HARD)}),
+        (["oscar-zoo/tiny-qwen3-hard"], {str(HARD)}),
+    ],
+)
+def test_names_choose_versions(source: LocalHub, target: LocalHub, names: list[str], copied: set[str]) -> None:
+    assert set(outcomes(mirror(source, target, names))) == copied
+    assert {str(a) for a in target.artifacts()} == copied
+
+
+def test_a_name_that_is_not_there_copies_nothing(source: LocalHub, target: LocalHub) -> None:
+    with pytest.raises(ArtifactNotFound, match="missing"):
+        mirror(source, target, ["Bare", "missing"])
+    assert not target.root.exists()
+
+
+def test_other_content_on_the_target_is_refused(source: LocalHub, target: LocalHub) -> None:
+    put_version(target, HARD, artifact_files(seed=5))
+    before = content(target)
+    with pytest.raises(VersionExists, match=str(HARD)):
+        mirror(source, target, [HARD.reference])
+    assert content(target) == before
+
+
+def test_what_fails_verification_is_not_written(source: LocalHub, target: LocalHub) -> None:
+    files = payload(seed=4)
+    swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
+    put_version(source, "Swapped/tag", swapped | {FILE_NAME: manifest(swapped, artifact="Swapped/tag").to_bytes()})
+    with pytest.raises(VerificationFailed, match="Swapped"):
+        mirror(source, target)
+    assert [str(a) for a in target.artifacts()] == ["Bare/tag"]
+    assert [e.id for e in index_of(target).artifacts] == ["Bare/tag"]
+
+
+def test_a_source_that_contradicts_its_index_is_refused(source: LocalHub, target: LocalHub) -> None:
+    changed = artifact_files(seed=6)
+    for name, data in changed.items():
+        (source.root / str(HARD) / name).write_bytes(data)
+    with pytest.raises(DigestMismatchError, match="index"):
+        mirror(source, target, [HARD.reference])
+    assert not target.root.exists()
+
+
+def test_bytes_that_change_while_they_are_fetched_are_refused(source: LocalHub, target: LocalHub) -> None:
+    class Moving(ScriptedHub):
+        def fetch(self, artifact: ArtifactId, path: str, **more: Any) -> bytes:
+            data = self.folder.fetch(artifact, path, **more)
+            return data[:-1] + b"?" if path == K_NAME else data
+
+    with pytest.raises(DigestMismatchError, match=K_NAME):
+        mirror(Moving(source.root), target, ["Bare"])
+    assert not target.root.exists()
+
+
+def test_a_target_that_rots_is_caught(source: LocalHub, target: LocalHub) -> None:
+    def rots(hub: ScriptedHub, change: Change) -> Any:
+        commit = hub.write(change)
+        path = hub.folder.root / "Bare/tag" / V_NAME
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return commit
+
+    with pytest.raises(DigestMismatchError, match=V_NAME):
+        mirror(source, ScriptedHub(target.root, rots), ["Bare"])
+
+
+def test_a_target_that_rots_later_is_caught_by_the_last_comparison(source: LocalHub, target: LocalHub) -> None:
+    def spoil(result: MirrorResult) -> None:
+        path = target.root / "Bare/tag" / V_NAME
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    with pytest.raises(DigestMismatchError, match="Bare/tag"):
+        mirror(source, target, ["Bare"], told=spoil)
+
+
+def test_a_lost_reply_is_one_commit(source: LocalHub, target: LocalHub) -> None:
+    remote = ScriptedHub(target.root, lose_reply)
+    assert outcomes(mirror(source, remote, ["Bare"])) == {"Bare/tag": "copied"}
+    assert len(remote.commits) == 1
+    assert remote.tags.keys() == {"oz-Bare-tag"}
+
+
+def test_a_dry_run_and_a_proposal_leave_the_target_alone(source: LocalHub, target: LocalHub) -> None:
+    dry = mirror(source, target, options=MirrorOptions(dry_run=True))
+    assert set(outcomes(dry).values()) == {"would be copied"}
+    assert not target.root.exists()
+    remote = ScriptedHub(target.root)
+    proposed = mirror(source, remote, ["Bare"], options=MirrorOptions(propose=True))
+    assert outcomes(proposed) == {"Bare/tag": "proposed"} and proposed[0].proposal
+    assert not target.root.exists()
+    mirror(source, target, ["Bare"])
+    again = mirror(source, target, options=MirrorOptions(dry_run=True))
+    assert outcomes(again) == {"Bare/tag": "already there", str(HARD): "would be copied"}
+
+
+def test_a_hub_is_not_mirrored_to_itself_and_a_source_must_exist(source: LocalHub, target: LocalHub) -> None:
+    with pytest.raises(UsageError, match="itself"):
+        mirror(source, LocalHub(source.root))
+    with pytest.raises(PathNotFound):
+        mirror(LocalHub(target.root), source)

@@ -1,0 +1,92 @@
+"""A real folder hub that behaves like a remote one: tags, proposals, and events in the order a test gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.errors import ConflictError, HubUnreachable, NetworkError, RepositoryNotFound, RevisionNotFound
+from oscar_zoo.hubs.base import Change, Commit
+from oscar_zoo.hubs.local import LocalHub
+
+Event = Callable[["ScriptedHub", Change], Commit]
+
+
+class ScriptedHub:
+    """Every answer is that of a `LocalHub`; each commit runs the next of `events` in its place, if there is one."""
+
+    def __init__(self, root: Path, *events: Event, name: str = "hf:org/zoo", exists: bool = True) -> None:
+        self.folder = LocalHub(root, must_exist=False)
+        self.name, self.title = name, f"Hugging Face {name.partition(':')[2]}"
+        self.events, self.exists = list(events), exists
+        self.commits: list[Change] = []
+        self.tags: dict[str, str | None] = {}
+        self.refuse_tag: Exception | None = None
+        self.down: NetworkError | None = None
+        self.created: list[bool] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if self.down is not None:
+            raise self.down
+        if not self.exists:
+            raise RepositoryNotFound.for_hub(self.title)
+        return getattr(self.folder, name)
+
+    def refresh(self) -> None:
+        self.folder.refresh()
+
+    def create(self, *, private: bool) -> None:
+        self.created.append(private)
+        self.exists = True
+
+    def at(self, revision: str) -> Any:
+        """A tag names the present content here, whatever it stood on: versions do not change."""
+        if revision not in self.tags and revision != self.folder.revision:
+            raise RevisionNotFound.for_hub(self.title, revision)
+        return self.folder
+
+    def commit(self, change: Change) -> Commit:
+        event = self.events.pop(0) if self.events else ScriptedHub.write
+        return event(self, change)
+
+    def write(self, change: Change) -> Commit:
+        """Take the change; a proposal is kept aside."""
+        self.commits.append(change)
+        if change.propose:
+            return Commit(None, "https://hub.example/org/zoo/discussions/1")
+        return self.folder.commit(change)
+
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        if self.refuse_tag is not None:
+            raise self.refuse_tag
+        if self.tags.setdefault(name, revision) != revision:
+            raise ConflictError(f"the tag {name} exists.")
+
+
+def lose_reply(hub: ScriptedHub, change: Change) -> Commit:
+    """The change arrives, the answer does not."""
+    hub.write(change)
+    raise HubUnreachable.for_hub(hub.title, "connection reset")
+
+
+def lose_request(hub: ScriptedHub, change: Change) -> Commit:
+    """Nothing arrives."""
+    raise HubUnreachable.for_hub(hub.title, "connection reset")
+
+
+def lose_reply_and_die(hub: ScriptedHub, change: Change) -> Commit:
+    """The change arrives, and nothing answers after that."""
+    hub.write(change)
+    hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
+    raise hub.down
+
+
+def after(action: Callable[[], object]) -> Event:
+    """Somebody else acts between the list and the commit."""
+
+    def event(hub: ScriptedHub, change: Change) -> Commit:
+        action()
+        return hub.write(change)
+
+    return event
