@@ -39,6 +39,7 @@ COMMANDS = {
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
     "cache": "List, check, remove and clean up what is stored on this machine.",
+    "login": "Log in to a hub, with the login of its own client.",
 }
 
 
