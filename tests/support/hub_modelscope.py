@@ -14,6 +14,7 @@ from hub_storage import batch_objects, signed_address
 from hub_wire import Refused, Reply, Request, as_json, serve_content
 
 _BAD_TOKEN, _EXISTS, _MISSING, _BAD_INPUT = 10010103009, 10010101001, 10010205001, 10010200001
+_NO_TREE = 10990101004
 _PRIVATE = 1
 
 
@@ -102,7 +103,7 @@ def _at(repo: Repository, revision: str) -> Commit:
     try:
         return repo.at(revision)
     except NoSuchRevision:
-        raise _refuse(404, _MISSING, f"revision {revision} does not exist") from None
+        raise _refuse(404, _NO_TREE, f"revision {revision} does not exist") from None
 
 
 def _login(hub: HubState, request: Request) -> Reply:
@@ -138,7 +139,8 @@ def _listing(request: Request, repo: Repository) -> Reply:
         below = not root or inside != entry["Path"]
         if below and (recursive or "/" not in inside):
             entries.append(entry)
-    return _success({"Files": entries})
+    # As the public hub does it: the id of the commit is empty, and abbreviated beside that.
+    return _success({"Files": entries, "LatestCommitter": {"Id": "", "ShortId": commit.oid[:8]}})
 
 
 def _entries(repo: Repository, commit: Commit) -> Iterable[dict[str, Any]]:
