@@ -18,11 +18,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Cache, data, state and configuration of the tool in a folder of this test; children inherit it."""
+    """Cache, data, state, configuration and current folder of this test alone; children inherit them."""
     folder = tmp_path_factory.mktemp("state")
+    (folder / "work").mkdir()
+    monkeypatch.chdir(folder / "work")
     for name in ("CACHE", "DATA", "STATE", "CONFIG"):
         monkeypatch.setenv(f"OSCAR_ZOO_{name}", str(folder / name.lower()))
-    for name in ("OSCAR_ZOO_HUB", "OSCAR_ZOO_DEBUG", "OSCAR_ZOO_PORT"):
+    for name in ("OSCAR_ZOO_HUB", "OSCAR_ZOO_OFFLINE", "OSCAR_ZOO_DEBUG", "OSCAR_ZOO_PORT"):
         monkeypatch.delenv(name, raising=False)
     return folder
 

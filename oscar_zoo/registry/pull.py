@@ -16,10 +16,13 @@ from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.errors import (
     DigestMismatchError,
+    IntegrityError,
     MalformedFile,
     NetworkError,
+    NotFoundError,
     NotLocked,
     OfflineError,
+    OscarZooError,
     RevisionGone,
     RevisionNotFound,
 )
@@ -106,16 +109,13 @@ def pull(
     if here is not None:
         job.remember_copy(here.artifact.record)
         return here
-    if offline and not job.hubs:
-        raise OfflineError.for_name(str(job.reference))
     with locks.held(locks.STORE, shared=True, root=store.root):
         try:
+            if offline and not job.hubs:
+                raise OfflineError.for_name(str(job.reference))
             result, notes = job.ask(job.obtain)
-        except NetworkError as error:
-            record = find_installed(job.reference, store, job.catalog)
-            if record is not None:
-                error.hint = f"a copy of {record.fetched[:10]} is here; to use it: --offline"
-            raise
+        except (NetworkError, NotFoundError) as error:
+            raise job.explained(error) from error.__cause__
     return replace(result, notes=notes)
 
 
@@ -181,6 +181,20 @@ class _Job:
             return None
         stored = _open_intact(self.store, record)
         return None if stored is None else _present(stored, stored.record.source)
+
+    def explained(self, error: OscarZooError) -> OscarZooError:
+        """`error` of hubs that could not help, in view of the copy that is here: intact, or damaged."""
+        record = find_installed(self.reference, self.store, self.catalog)
+        if record is None:
+            return error
+        try:
+            self.store.open(record.digest, record.id)
+        except IntegrityError as damage:
+            damage.hint = f"it could not be fetched again: {error.message}"
+            return damage
+        if isinstance(error, NetworkError):
+            error.hint = f"a copy of {record.fetched[:10]} is here; to use it: --offline"
+        return error
 
     def remember_copy(self, record: Record) -> None:
         """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""

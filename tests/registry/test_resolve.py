@@ -8,7 +8,7 @@ from hub_folders import put_version
 from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
-from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, InvalidName, MalformedFile
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
