@@ -145,7 +145,7 @@ class Download:
         target, home = Origin.of(request.url), Origin.of(self._reached(partial(build, site.endpoint)).url)
         if not (source or target).may_redirect_to(target):
             raise Failed(self._unreachable("it redirects out of TLS" if source else "its address is not valid"))
-        token = _checked(site.token(), site.title) if trusted and target.may_see_token_of(home) else None
+        token = self._token() if trusted and target.may_see_token_of(home) else None
         for name in ("authorization", "cookie"):  # the client remembers cookies, and sends them to every port of a host
             request.headers.pop(name, None)
         request.headers.update({"accept-encoding": "identity", "user-agent": f"oscar-zoo/{oscar_zoo.__version__}"})
@@ -157,6 +157,13 @@ class Download:
         if self._given_up.is_set():
             response.close()
         return response, target, token is not None
+
+    def _token(self) -> str | None:
+        token = self._reached(self._site.token)
+        if token is not None and _TOKEN.fullmatch(token) is None:
+            message = f"the token for {self._site.title} has characters that no token has."
+            raise LoginRequired(message, hint="log in again: oscar-zoo login")
+        return token
 
     def _whole(self, response: Any, limit: int, size: int | None, progress: Progress | None) -> bytes:
         with contextlib.closing(response):
@@ -215,9 +222,3 @@ class Download:
 
 def _length(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
-
-
-def _checked(token: str | None, title: str) -> str | None:
-    if token is not None and _TOKEN.fullmatch(token) is None:
-        raise LoginRequired(f"the token for {title} has characters that no token has.", hint="oscar-zoo login")
-    return token

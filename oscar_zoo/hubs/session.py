@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from oscar_zoo.errors import HubTimeout, HubUnreachable, OfflineError
+from oscar_zoo.errors import HubTimeout, HubUnreachable, OfflineError, OscarZooError
 
 T = TypeVar("T")
 QUICK_SECONDS = 2.0
@@ -52,10 +52,13 @@ def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:
 
     Raises:
         Failed: the step did not work. It refers to no exception of the client: those hold the request and its token.
+        OscarZooError: what `call` raises itself.
     """
     library, start = _library(client), time.monotonic()
     try:
         return call()
+    except OscarZooError:
+        raise
     except (library.HTTPError, library.InvalidURL, OSError, ValueError) as error:
         failure = _failure(title, library, tries, time.monotonic() - start, error)
     except RuntimeError:

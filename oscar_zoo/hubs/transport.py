@@ -92,7 +92,8 @@ class Transport:
             MalformedFile: `file.size`.
             OscarZooError: what `refusal` makes.
         """
-        seconds = budget or max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
+        seconds = max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
+        seconds = seconds if budget is None else budget
         late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
         deadline, waited, tried = time.monotonic() + seconds, 0.0, 0
         while True:
