@@ -42,6 +42,37 @@ def hubs_option(function: F) -> F:
     )(function)
 
 
+def targets_option(function: F) -> F:
+    """`--hub`, several times: where to write."""
+    return click.option(
+        "--hub",
+        "hubs",
+        multiple=True,
+        metavar="HUB",
+        help="Hub to write to: hf:ORG/REPO, ms:ORG/REPO or file:PATH. Can be repeated: they are written in order, "
+        "ModelScope last. Default: OSCAR_ZOO_HUB, `publish` of config.toml, else your own zoo.",
+    )(function)
+
+
+def create_pr_option(function: F) -> F:
+    """`--create-pr`: for repositories of others."""
+    return click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing.")(function)
+
+
+def reason_option(function: F) -> F:
+    """`--reason`: told to everybody who asks for the version."""
+    return click.option("--reason", required=True, metavar="TEXT", help="Why; told to everybody who asks for it.")(
+        function
+    )
+
+
+def replaced_by_option(function: F) -> F:
+    """`--replaced-by`: what to use instead."""
+    return click.option("--replaced-by", metavar="NAME:TAG", help="The version of the same hub to use instead.")(
+        function
+    )
+
+
 def offline_option(function: F) -> F:
     """`--offline`: no request leaves."""
     return click.option("--offline", is_flag=True, help="Use what is on this machine; ask no hub.")(function)

@@ -77,7 +77,8 @@ def _new_card(index: Index, hub: str) -> bytes:
 def _section(index: Index, hub: str) -> bytes:
     lines = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(entry)) for entry in index.artifacts)]
     active = [entry for entry in index.artifacts if entry.status.state == "active"]
-    lines += ["", "A score is the result with this artifact, as said by whom it names; BF16 is the same without it."]
+    if any(entry.scores for entry in index.artifacts):
+        lines += ["", "Scores name who reports them; BF16 is the same measurement without a compressed cache."]
     if active:
         name, where = active[0].artifact_id.reference, shlex.quote("".join(c for c in hub if c.isprintable()))
         lines += ["", "```", f"oscar-zoo pull {name} --hub {where}", f"oscar-zoo serve {name}", "```"]
