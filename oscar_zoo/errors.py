@@ -147,8 +147,8 @@ class RepositoryNotFound(NotFoundError):
 
     @classmethod
     def for_hub(cls, hub: str) -> Self:
-        """Build the error for the missing or private repository `hub`."""
-        return cls(f"{hub} does not exist, or is private.", hint="check the name; if it is private: oscar-zoo login")
+        """Build the error for a repository `hub` that is missing, or hidden from the account that asks."""
+        return cls(f"{hub} does not exist, or this account may not see it.", hint="check the name: oscar-zoo doctor")
 
 
 class RevisionNotFound(NotFoundError):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from oscar_zoo import paths
@@ -15,6 +16,9 @@ from oscar_zoo.errors import InvalidName, UsageError
 from oscar_zoo.hubs import config
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
+
+if TYPE_CHECKING:
+    from oscar_zoo.hubs.transport import Limits
 
 _FORMS = "a hub is written hf:ORG/REPO, ms:ORG/REPO or file:PATH"
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -71,9 +75,16 @@ def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
     return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
 
 
-def _open_remote(text: str, scheme: str, rest: str, network: config.NetworkSettings, sharing: int) -> Hub:
+def request_limits(network: config.NetworkSettings, *, sharing: int = 1) -> Limits:
+    """Limits of requests to one of `sharing` remote hubs that may have to be waited for in turn."""
     from oscar_zoo.hubs.transport import Limits
 
+    limits = Limits(**network.model_dump(exclude_none=True))
+    share = limits.answer / sharing
+    return replace(limits, answer=share, connect=min(limits.connect, share))
+
+
+def _open_remote(text: str, scheme: str, rest: str, network: config.NetworkSettings, sharing: int) -> Hub:
     repository, at, revision = rest.partition("@")
     organisation, _, name = repository.partition("/")
     try:
@@ -83,9 +94,7 @@ def _open_remote(text: str, scheme: str, rest: str, network: config.NetworkSetti
         raise UsageError(f"{text[:120]!r} is not a hub: {error.message}", hint=_FORMS) from None
     if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise UsageError(f"{text[:120]!r} has no valid revision after @.", hint="name a branch, a tag or a commit")
-    limits = Limits(**network.model_dump(exclude_none=True))
-    share = limits.answer / sharing
-    limits = replace(limits, answer=share, connect=min(limits.connect, share))
+    limits = request_limits(network, sharing=sharing)
     if scheme == "hf":
         from oscar_zoo.hubs.huggingface import open_huggingface
 

@@ -106,10 +106,10 @@ def refusal(
         return NotFoundError(f"{title} has no file {path}.", hint="see what is there: oscar-zoo list")
     if status == 401 and sent_token and (message == _WRONG_TOKEN or not code):
         return LoginRequired.for_hub(title, sent_token=True)
+    if status == 401:  # the hub says no more to strangers: a private repository or none
+        return LoginRequired.for_hub(title, sent_token=False)
     if code == "RepoNotFound" or status in (404, 410):
         return RepositoryNotFound.for_hub(title)
-    if status == 401:
-        return LoginRequired.for_hub(title, sent_token=False)
     if status == 403:
         return Forbidden.for_hub(title, doing)
     if status == 429:

@@ -76,13 +76,10 @@ def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
 
 def test_waiting_time_is_shared_by_the_hubs_that_may_have_to_wait() -> None:
     write("[network]\nanswer = 6.0\ntries = 2\n")
-    assert _limits("hf:a/b", 1) == (6.0, 5.0, 2)
-    assert _limits("hf:a/b", 2) == (3.0, 3.0, 2)
-
-
-def _limits(text: str, sharing: int) -> tuple[float, float, int]:
-    limits = address.open_hub(text, sharing=sharing).source.transport.limits  # type: ignore[attr-defined]
-    return limits.answer, limits.connect, limits.tries
+    network = config.load().network
+    alone, shared = address.request_limits(network), address.request_limits(network, sharing=2)
+    assert (alone.answer, alone.connect, alone.tries) == (6.0, 5.0, 2)
+    assert (shared.answer, shared.connect, shared.tries) == (3.0, 3.0, 2)
 
 
 @pytest.mark.parametrize(

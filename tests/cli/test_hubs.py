@@ -1,0 +1,187 @@
+"""Whole commands against Hugging Face and ModelScope over loopback HTTP, with both versions of the real clients."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_child import Cli
+from hub_clients import VERSIONS
+from hub_server import HubServer
+from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
+
+TAG = "seq512_prompt2_group64"
+ONE = f"tiny-qwen3-hard/{TAG}"
+TOKENS = {"HF_TOKEN": "hf_test", "MODELSCOPE_API_TOKEN": "ms-test"}
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def cli(server: HubServer, tmp_path: Path) -> Cli:
+    return Cli(server.environment(tmp_path / "hf"), tmp_path)
+
+
+@pytest.fixture(params=VERSIONS)
+def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) -> Cli:
+    """The command line with either version of huggingface_hub."""
+    return Cli(server.environment(tmp_path / "hf"), tmp_path, request.param)
+
+
+def test_publish_list_pull_verify_mirror_and_yank(server: HubServer, either: Cli, tmp_path: Path) -> None:
+    folder = str(write_folder(tmp_path / "artifact", artifact_files()))
+    hub = ("--hub", "hf:me/zoo")
+    assert either("publish", folder, *hub, "--allow-warnings", **TOKENS).code == 3  # no such repository yet
+    published = either("publish", folder, *hub, "--create", "--allow-warnings", "--json", **TOKENS)
+    assert published.code == 0, published.err
+    repo = server.repository("me/zoo")
+    commits = len(repo.commits)
+    assert {path for path in repo.files() if path.startswith(ONE)} == {f"{ONE}/{n}" for n in artifact_files()}
+    assert repo.tags == {f"oz-tiny-qwen3-hard-{TAG}": repo.head()}
+    again = either("publish", folder, *hub, "--allow-warnings", "--json", **TOKENS)
+    assert (again.code, len(repo.commits)) == (0, commits)
+    other = str(write_folder(tmp_path / "other", artifact_files(seed=1)))
+    assert either("publish", other, *hub, "--allow-warnings", **TOKENS).code == 7
+
+    listed = either("list", *hub, "--json").json["artifacts"]
+    digest = next(row["digest"] for row in listed if row["id"] == ONE)
+    pulled = either("pull", "tiny-qwen3-hard", *hub, "--json")
+    assert pulled.code == 0, pulled.err
+    assert pulled.json["artifacts"][0]["digest"] == digest
+    assert pulled.json["artifacts"][0]["revision"] == repo.head()
+    assert either("verify", "tiny-qwen3-hard", "--json").code == 0
+
+    mirrored = either("mirror", "hf:me/zoo", "ms:me/mirror", "--all", "--create", "--json", **TOKENS)
+    assert mirrored.code == 0, mirrored.out + mirrored.err
+    assert set(server.repository("me/mirror", "ms").files()) >= {f"{ONE}/{n}" for n in artifact_files()}
+    moved = either("pull", "tiny-qwen3-hard", "--hub", "ms:me/mirror", "--no-lock", "--json")
+    assert moved.json["artifacts"][0]["digest"] == digest
+
+    assert either("yank", f"tiny-qwen3-hard:{TAG}", *hub, "--reason", "a bad fit", **TOKENS).code == 0
+    by_name = either("pull", "tiny-qwen3-hard", *hub, "--no-lock")
+    assert (by_name.code, "a bad fit" in by_name.err) == (3, True)
+    by_digest = either("pull", f"tiny-qwen3-hard@{digest}", *hub, "--no-lock", OSCAR_ZOO_CACHE=str(tmp_path / "c2"))
+    assert (by_digest.code, "a bad fit" in by_digest.err) == (0, True)
+    assert either("pull", "tiny-qwen3-hard", *hub).code == 0  # the lock of this folder names the digest
+    assert either("unyank", f"tiny-qwen3-hard:{TAG}", *hub, **TOKENS).code == 0
+    assert either("pull", "tiny-qwen3-hard", *hub, "--no-lock").code == 0
+
+
+def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
+    server: HubServer, either: Cli, tmp_path: Path
+) -> None:
+    repo = server.repository("Zhongzhu/OSCAR-RotationZoo", files={f"{ONE}/{n}": d for n, d in payload().items()})
+    first = either("pull", "tiny-qwen3-hard", "--output", "rotations")
+    assert first.code == 0, first.err
+    assert "first use" in first.err
+    assert {p.name for p in (tmp_path / "rotations" / ONE).iterdir()} == {K_NAME, V_NAME}
+    lock = json.loads((tmp_path / "oscar-zoo.lock").read_bytes())["artifacts"][0]
+    assert (lock["hub"], lock["revision"]) == ("hf:Zhongzhu/OSCAR-RotationZoo", repo.head())
+    server.clear()
+    assert either("pull", "tiny-qwen3-hard").code == 0
+    assert server.requests == []
+    repo.commit({f"{ONE}/{n}": d for n, d in payload(seed=1).items()})
+    changed = either("pull", "tiny-qwen3-hard", "--no-lock", "--json")
+    assert changed.code == 4
+    assert lock["digest"] in changed.json["error"]["message"]
+    accepted = either("pull", "tiny-qwen3-hard", "--accept-new-digest", "--json").json["artifacts"][0]
+    assert accepted["digest"] in changed.json["error"]["message"]
+    assert json.loads((tmp_path / "oscar-zoo.lock").read_bytes())["artifacts"][0]["digest"] == accepted["digest"]
+
+
+def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(server: HubServer, cli: Cli, tmp_path: Path) -> None:
+    repo = server.repository("org/zoo", files={f"{ONE}/{n}": d for n, d in payload().items()})
+    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo").code == 0
+    lock = (tmp_path / "oscar-zoo.lock").read_bytes()
+    repo.commit({f"{ONE}/{n}": d for n, d in payload(seed=1).items()})
+    fresh = {"OSCAR_ZOO_CACHE": str(tmp_path / "fresh")}
+    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--locked", **fresh).code == 0
+    repo.rewrite_history()
+    gone = cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", OSCAR_ZOO_CACHE=str(tmp_path / "fresher"))
+    assert gone.code == 4
+    assert "no longer has commit" in gone.err
+    assert (tmp_path / "oscar-zoo.lock").read_bytes() == lock
+
+
+def test_thirty_two_cold_processes_fetch_every_file_once(server: HubServer, cli: Cli) -> None:
+    names = [f"model-{n}" for n in range(4)]
+    files = {
+        f"{name}/{TAG}/{n}": d
+        for number, name in enumerate(names)
+        for n, d in artifact_files(artifact=f"{name}/{TAG}", seed=number).items()
+    }
+    server.repository("org/zoo", files={**files, "README.md": b"# zoo"})
+    children = [cli.start("pull", *names, "--hub", "hf:org/zoo", "--json") for _ in range(32)]
+    done = [child.communicate(timeout=280) for child in children]
+    assert [child.returncode for child in children] == [0] * 32, [err for _, err in done if err]
+    fetched = [r.path for r in server.requests if "/resolve/" in r.path and r.status == 200 and r.method == "GET"]
+    assert sorted(path.split("/", 5)[-1] for path in fetched) == sorted(files)
+    pinned = json.loads((cli.folder / "oscar-zoo.lock").read_bytes())["artifacts"]
+    assert [pin["id"] for pin in pinned] == [f"{name}/{TAG}" for name in names]
+
+
+def test_a_silent_first_hub_is_passed_over_in_ten_seconds(server: HubServer, cli: Cli) -> None:
+    server.repository("togethercomputer/OSCAR-RotationZoo", "ms", files={f"{ONE}/{n}": d for n, d in payload().items()})
+    start = time.monotonic()
+    done = cli("pull", "tiny-qwen3-hard", "--json", HF_ENDPOINT=server.hang_accept())
+    assert done.code == 0, done.err
+    assert time.monotonic() - start < 10
+    row = done.json["artifacts"][0]
+    assert row["hub"] == "ms:togethercomputer/OSCAR-RotationZoo"
+    assert "Hugging Face" in row["notes"][0]
+
+
+@pytest.mark.parametrize("how", ["closed port", "black hole"])
+def test_without_a_network_the_hubs_are_named_within_ten_seconds(server: HubServer, cli: Cli, how: str) -> None:
+    address = server.closed_port() if how == "closed port" else server.hang_accept()
+    start = time.monotonic()
+    done = cli("pull", "Qwen3-8B", HF_ENDPOINT=address, MODELSCOPE_ENDPOINT=address)
+    assert time.monotonic() - start < 10
+    assert done.code == 5
+    assert "Hugging Face Zhongzhu/OSCAR-RotationZoo" in done.err
+    assert "ModelScope togethercomputer/OSCAR-RotationZoo" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_every_refusal_has_its_own_sentence(server: HubServer, cli: Cli) -> None:
+    files = {f"{ONE}/{n}": d for n, d in payload().items()}
+    server.repository("org/gated", gated=True, token="hf_secret", files=files)
+    server.repository("org/private", private=True, token="hf_secret", files=files)
+    server.repository("org/limited", files=files)
+    server.fault("status", "*org/limited*", code=429, retry_after=3600)
+    seen = set()
+    for name, code in {"gated": 6, "private": 6, "missing": 3, "limited": 5}.items():
+        token = {"HF_TOKEN": "hf_test"} if name == "missing" else {}  # strangers are not told what exists
+        done = cli("pull", "tiny-qwen3-hard", "--hub", f"hf:org/{name}", **token)
+        assert (done.code, done.err.count("\n")) == (code, 1), done.err
+        assert f"Hugging Face org/{name} " in done.err
+        seen.add(done.err.replace(name, ""))
+    assert len(seen) == 4
+    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/private", HF_TOKEN="hf_secret").code == 0
+    assert "hf_secret" not in cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/gated", HF_TOKEN="hf_wrong").err
+
+
+def test_an_interrupted_pull_leaves_nothing_that_counts(server: HubServer, cli: Cli, tmp_path: Path) -> None:
+    files = {f"{ONE}/{n}": d for n, d in artifact_files().items()}
+    server.repository("org/zoo", files=files)
+    slow = server.fault("slow", f"*{V_NAME}", bytes_per_second=20_000)
+    child = cli.start("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo")
+    while not slow.hits:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=10)
+    assert child.returncode == 130
+    assert err.strip().count("\n") == 0  # after the line that the terminal has ended for ^C
+    assert not list((tmp_path / "cache").glob("artifacts/*/*/.complete"))
+    assert not (tmp_path / "oscar-zoo.lock").exists()
+    server.clear_faults()
+    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo").code == 0
+    assert cli("verify", "tiny-qwen3-hard").code == 0
