@@ -41,6 +41,7 @@ class NetworkSettings(Spec):
     answer: _Seconds | None = None
     read: _Seconds | None = None
     patience: _Seconds | None = None
+    rate_window: _Seconds | None = None
     min_rate: Annotated[int, Field(ge=1)] | None = None
     tries: Annotated[int, Field(ge=1, le=20)] | None = None
 
@@ -112,6 +113,6 @@ def _read() -> _File:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path}: {where}: {first['msg']}.", hint="docs/hubs.md lists the settings") from None
+        raise UsageError(f"{path}: {where}: {first['msg']}.", hint="the settings are listed in docs/hubs.md") from None
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}.", hint="repair it or move it away") from None

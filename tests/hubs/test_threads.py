@@ -1,0 +1,185 @@
+"""What users of hub clients reported in public: one test for every row of that list, against our own commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_child import Cli
+from hub_clients import VERSIONS
+from hub_repositories import Kind
+from hub_server import HubServer
+from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, payload, write_folder
+
+ONE = "tiny-qwen3-hard/seq512_prompt2_group64"
+NAME = "tiny-qwen3-hard"
+HF, MS = ("--hub", "hf:org/zoo"), ("--hub", "ms:org/zoo")
+EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    with HubServer() as server:
+        files = {f"{ONE}/{name}": data for name, data in artifact_files().items()}
+        server.repository("org/zoo", files=files)
+        server.repository("org/zoo", "ms", files=files)
+        yield server
+
+
+@pytest.fixture
+def cli(server: HubServer, tmp_path: Path) -> Cli:
+    return Cli(server.environment(tmp_path / "hf"), tmp_path)
+
+
+def deliveries(server: HubServer, name: str) -> int:
+    """How often the bytes of `name` were asked for."""
+    return sum(
+        r.method == "GET" and name in r.path and "/api/models/org/zoo/tree" not in r.path for r in server.requests
+    )
+
+
+def installed(cli: Cli) -> list[Path]:
+    return list((cli.folder / "cache").glob("artifacts/*/*/.complete"))
+
+
+@pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
+def test_right_size_and_wrong_content_is_fetched_twice_and_refused(
+    server: HubServer, cli: Cli, hub: tuple[str, str]
+) -> None:
+    server.fault("flip", f"{ONE}/{K_NAME}", at=4000)
+    server.clear()
+    done = cli("pull", NAME, *hub)
+    assert done.code == 4
+    assert K_NAME in done.err
+    assert deliveries(server, K_NAME) == 2
+    assert installed(cli) == []
+
+
+def test_one_bad_delivery_heals_by_itself(server: HubServer, cli: Cli) -> None:
+    server.fault("flip", f"{ONE}/{K_NAME}", times=1, at=4000)
+    assert cli("pull", NAME, *HF).code == 0
+
+
+@pytest.mark.parametrize("part", ["blob", "entry"])
+def test_a_truncated_copy_is_seen_and_repaired(cli: Cli, part: str) -> None:
+    assert cli("pull", NAME, *HF).code == 0
+    place = "blobs/sha256/*" if part == "blob" else f"artifacts/*/*/{K_NAME}"
+    for path in (cli.folder / "cache").glob(place):
+        data = path.read_bytes()
+        path.chmod(0o600)
+        path.write_bytes(data[: len(data) // 2])
+    assert cli("verify", NAME).code == 4
+    assert cli("pull", NAME, *HF).code == 0
+    assert cli("verify", NAME).code == 0
+
+
+def test_half_an_entry_is_no_answer_when_the_hub_fails(server: HubServer, cli: Cli) -> None:
+    assert cli("pull", NAME, *HF, "--no-lock").code == 0
+    for marker in installed(cli):
+        marker.unlink()
+    server.fault("status", "*", code=503)
+    done = cli("pull", NAME, *HF, "--no-lock")
+    assert done.code == 5
+    assert "503" in done.err
+
+
+def test_nothing_depends_on_file_locks(server: HubServer, cli: Cli, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import errno, fcntl\n"
+        "def flock(*arguments): raise OSError(errno.ENOLCK, 'no locks here')\n"
+        "fcntl.flock = flock\n"
+    )
+    children = [cli.start("pull", NAME, *HF, PYTHONPATH=str(site)) for _ in range(6)]
+    errors = [child.communicate(timeout=120)[1] for child in children]
+    assert [child.returncode for child in children] == [0] * 6, errors
+    assert cli("verify", NAME, PYTHONPATH=str(site)).code == 0
+
+
+@pytest.mark.parametrize("what", ["listing", "body", "headers"])
+def test_a_byte_per_second_ends(server: HubServer, cli: Cli, what: str, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.toml").write_text(
+        "[network]\nanswer = 2\nread = 2\nmin_rate = 1000\nrate_window = 2\n"
+    )
+    path = "*/api/models/*" if what == "listing" else f"{ONE}/{K_NAME}"
+    server.fault("slow", path, bytes_per_second=1, headers=what == "headers")
+    start = time.monotonic()
+    done = cli("pull", NAME, *HF)
+    assert done.code == 5
+    assert "Hugging Face org/zoo" in done.err
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_publishing_needs_no_xet_and_is_one_commit(server: HubServer, tmp_path: Path, version: int) -> None:
+    assert importlib.util.find_spec("hf_xet") is not None, "the client's Xet library must be installed for this"
+    cli = Cli(server.environment(tmp_path / "hf"), tmp_path, version)
+    repo = server.repository("org/zoo")
+    before = len(repo.commits)
+    artifact = f"{NAME}/another"
+    folder = write_folder(tmp_path / "artifact", artifact_files(artifact=artifact, seed=3))
+    done = cli("publish", str(folder), *HF, HF_TOKEN="hf_test")
+    assert done.code == 0, done.err
+    assert len(repo.commits) == before + 1
+    assert {f"{artifact}/{K_NAME}", f"{artifact}/{V_NAME}", f"{artifact}/{FILE_NAME}", "index.json"} <= set(
+        repo.files()
+    )
+
+
+@pytest.mark.parametrize("header", ["X-Repo-Commit", "ETag", "Content-Length", "X-Linked-Etag", "X-Linked-Size"])
+def test_no_header_that_a_proxy_may_drop_is_needed(server: HubServer, cli: Cli, header: str) -> None:
+    server.fault("drop_header", "*", name=header)
+    done = cli("pull", NAME, *HF)
+    assert done.code == 0, done.err
+
+
+def test_a_page_of_a_proxy_is_named_as_such(server: HubServer, cli: Cli) -> None:
+    server.fault("html", "*/api/models/*")
+    done = cli("pull", NAME, *HF)
+    assert done.code == 5
+    assert "web page" in done.err or "HTML" in done.err
+
+
+def test_a_token_stays_with_its_hub(server: HubServer, cli: Cli) -> None:
+    server.lfs_redirect = "cdn"
+    repo = server.repository("org/closed", private=True, token="hf_secret")
+    repo.commit({f"{ONE}/{name}": data for name, data in payload().items()})
+    done = cli("pull", NAME, "--hub", "hf:org/closed", HF_TOKEN="hf_secret")
+    assert done.code == 0, done.err
+    seen = {(record.host, record.credentials) for record in server.requests}
+    assert seen == {("origin", True), ("cdn", False)}
+
+
+@pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
+def test_an_empty_file_is_called_empty(server: HubServer, cli: Cli, hub: tuple[str, str]) -> None:
+    server.fault("empty", f"{ONE}/{K_NAME}")
+    done = cli("pull", NAME, *hub)
+    assert done.code == 4
+    assert "empty" in done.err
+    assert EMPTY_SHA256 not in done.err
+
+
+@pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
+def test_a_pull_after_a_mismatch_needs_no_cleaning(server: HubServer, cli: Cli, hub: tuple[str, str]) -> None:
+    server.fault("flip", f"{ONE}/{V_NAME}", at=100)
+    assert cli("pull", NAME, *hub).code == 4
+    server.clear_faults()
+    assert cli("pull", NAME, *hub).code == 0
+
+
+@pytest.mark.parametrize(("hub", "kind"), [(HF, "hf"), (MS, "ms")], ids=["hf", "ms"])
+def test_a_branch_that_moves_while_a_pull_runs_does_not_mix_versions(
+    server: HubServer, cli: Cli, hub: tuple[str, str], kind: Kind
+) -> None:
+    repo = server.repository("org/zoo", kind)
+    old, changed = repo.head(), {f"{ONE}/{name}": data for name, data in payload(seed=9).items()}
+    server.fault("move", f"{ONE}/{K_NAME}", times=1, call=lambda: repo.commit(changed))
+    done = cli("pull", NAME, *hub, "--json")
+    assert done.code == 0, done.err
+    assert done.json["artifacts"][0]["revision"] == old
+    assert repo.head() != old
