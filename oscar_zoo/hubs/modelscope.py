@@ -35,6 +35,7 @@ from oscar_zoo.hubs.transport import Limits, Reply, Transport
 BRANCH = "master"
 SITES = ("https://modelscope.cn", "https://www.modelscope.ai")
 """The public hub, in the order the client asks."""
+LISTING_SECONDS = 60.0
 _COOKIE = "m_session_id"
 _TRUE = ("1", "true", "yes", "on")
 
@@ -175,8 +176,8 @@ class ModelScopeSource:
     def _ask(self, site: Transport, name: str) -> Listing:
         url = wire.address(site.endpoint, self._repo, "repo", "files", Revision=name, Recursive="True")
         try:
-            data = wire.data_in(site.get(url, limit=wire.MAX_LISTING_BYTES).body, self.title)
-            return wire.parse_listing(data, name, self.title)
+            reply = site.get(url, limit=wire.MAX_LISTING_BYTES, budget=LISTING_SECONDS)
+            return wire.parse_listing(wire.data_in(reply.body, self.title), name, self.title)
         except Refused as refused:
             refusal = refused
         if refusal.is_empty and name == BRANCH:  # nothing was committed yet
@@ -187,7 +188,7 @@ class ModelScopeSource:
 
     def _exists(self, site: Transport) -> bool:
         try:
-            site.get(wire.address(site.endpoint, self._repo), limit=wire.MAX_LISTING_BYTES)
+            site.get(wire.address(site.endpoint, self._repo), limit=wire.MAX_LISTING_BYTES, budget=LISTING_SECONDS)
         except Refused:
             return False
         return True

@@ -74,7 +74,9 @@ class Client:
         with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
             own = Path(folder)
             api = HubApi(HubConfig(endpoint=endpoint, token=token, config_dir=own, cache_dir=own))
-            _ = api.legacy  # made now: it keeps an id in the folder
+            for session in vars(api.legacy).values():  # made now, while the folder is there: it keeps an id in it
+                if hasattr(session, "max_redirects"):
+                    session.max_redirects = 0  # its cookie would go to every port of the host, in the open too
             yield cls(api, repo, title=title, min_rate=min_rate)
 
     def create(self, *, private: bool) -> None:
@@ -116,15 +118,17 @@ class Client:
         """Send a file to where the hub wants it. The token goes along only to the hub itself and its subdomains."""
         home, target = _origin(self._api.legacy.endpoint), _origin(address)
         if not target.is_private:
-            raise HubUnreachable.for_hub(self._title, "it wants files without encryption")
+            raise HubUnreachable.for_hub(self._title, "it wants files at an address without encryption")
         below = target.scheme == "https" and target.host.endswith("." + home.host.removeprefix("www."))
         headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
-        seconds = max(_ANSWER_SECONDS, len(data) / self._min_rate)
-        self._call(partial(self._api.legacy.upload_blob, address, data, len(data), headers=headers), seconds)
+        send = partial(self._api.legacy.upload_blob, address, data, len(data), headers=headers)
+        self._call(send, len(data) / self._min_rate)
 
-    def _call(self, call: Callable[[], T], seconds: float = _ANSWER_SECONDS) -> T:
+    def _call(self, call: Callable[[], T], least: float = 0) -> T:
+        """What `call` returns, in time."""
         from modelscope_hub.errors import HubError
 
+        seconds = max(_ANSWER_SECONDS, least)
         late = HubTimeout.for_hub(self._title, f"did not finish within {seconds:.0f} s")
         try:
             return within(seconds, call, error=lambda: late)
@@ -180,7 +184,10 @@ def _is_large(path: str, data: bytes) -> bool:
 
 
 def _origin(address: str) -> Origin:
-    """The origin of an address as the client's HTTP library reads it."""
+    """The origin of an address as the client's HTTP library reads it; of what is none, one that is not private."""
     from urllib3.util import parse_url
 
-    return Origin.of(parse_url(address))
+    try:
+        return Origin.of(parse_url(address))
+    except ValueError:
+        return Origin("", "", None)

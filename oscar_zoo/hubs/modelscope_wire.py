@@ -160,36 +160,37 @@ def data_in(body: bytes, title: str) -> Json:
 def parse_listing(data: Json, name: str, title: str) -> Listing:
     """The listing in `data`.
 
+    Args:
+        data: what `data_in` returned.
+        name: the branch, tag or commit that was asked for.
+        title: the hub in a sentence.
+
     Raises:
-        MalformedFile: `listing.entry`, `listing.duplicate`, or `listing.cut`: as long as a listing gets, so that some
-            files may be missing.
+        HubUnreachable: it is none, or as long as a listing gets, so that files may be missing.
     """
     entries = (data["Files"] or []) if isinstance(data, dict) and "Files" in data else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise MalformedFile("listing.entry", f"{title} sends a listing without files.")
+        raise HubUnreachable.for_hub(title, "its answer is no listing")
     if len(entries) >= MAX_ENTRIES:
-        raise MalformedFile(
-            "listing.cut", f"{title} lists {len(entries)} files and folders; it may have more, which it does not list."
-        )
+        raise HubUnreachable.for_hub(title, f"it lists {len(entries):,} files and folders, and may leave out others")
     files: dict[str, HubFile] = {}
     for entry in entries:
         if entry.get("Type") == "tree":
             continue
         file = _file(entry, title)
         if file.path in files:
-            raise MalformedFile("listing.duplicate", f"{title} lists {file.path[:120]!r} twice.")
+            raise HubUnreachable.for_hub(title, "its listing names a file twice")
         files[file.path] = file
     return Listing(name, name if is_commit(name) else _commit(data.get("LatestCommitter"), entries), files)
 
 
 def _file(entry: Mapping[str, Json], title: str) -> HubFile:
     path, size, sha256 = entry.get("Path"), entry.get("Size"), entry.get("Sha256") or None
-    well_formed = isinstance(path, str) and type(size) is int and size >= 0
-    if not well_formed or not (sha256 is None or isinstance(sha256, str)):
-        raise MalformedFile("listing.entry", f"{title} lists a file without a path or size: {path!r:.120}.")
-    if sha256 is not None and _SHA256.fullmatch(sha256.lower()) is None:
-        raise MalformedFile("listing.entry", f"{title} lists {path!r:.120} with the sha256 {sha256!r:.80}.")
-    return HubFile(str(path), int(str(size)), sha256.lower() if sha256 else None)
+    if type(path) is not str or type(size) is not int or size < 0:
+        raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
+    if sha256 is not None and (type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None):
+        raise HubUnreachable.for_hub(title, "its listing has a sha256 that is none")
+    return HubFile(path, size, sha256.lower() if sha256 else None)
 
 
 def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:

@@ -1,0 +1,522 @@
+"""ModelScope read at one commit, and written in one commit, over real HTTP and through its real client."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_repositories import Repository
+from hub_server import HubServer
+
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import (
+    AccessError,
+    ConflictError,
+    DigestMismatchError,
+    Forbidden,
+    HubTimeout,
+    HubUnreachable,
+    IntegrityError,
+    LoginRequired,
+    MissingDependency,
+    NetworkError,
+    NotFoundError,
+    OscarZooError,
+    RateLimited,
+    RepositoryNotFound,
+    RevisionNotFound,
+    StaleRevision,
+    UsageError,
+)
+from oscar_zoo.hubs import modelscope, modelscope_client
+from oscar_zoo.hubs.base import Change
+from oscar_zoo.hubs.modelscope import open_modelscope
+from oscar_zoo.hubs.remote import RemoteHub
+from oscar_zoo.hubs.transport import Limits
+
+ID = ArtifactId("Tiny", "seq8_prompt1_group8")
+OTHER = ArtifactId("Tiny", "seq9_prompt1_group8")
+ROTATION = bytes(range(256)) * 40
+FILES = {f"{ID}/k.pt": ROTATION, f"{ID}/oscar.json": b"{}", "index.json": b'{"serial":1}', "README.md": b"# Zoo\n"}
+CANARY = "ms-canary-CANARY"
+LISTING, COMMIT = "*/repo/files*", "*/commit/*"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of the developer, a home of our own, and a client that may ask loopback."""
+    for name in [name for name in os.environ if name.startswith("MODELSCOPE_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer() as server:
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", server.url)
+        yield server
+
+
+@pytest.fixture
+def repo(server: HubServer) -> Repository:
+    return server.repository("org/zoo", "ms", files=FILES)
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
+    return CANARY
+
+
+def open_zoo(revision: str | None = None, **limits: Any) -> RemoteHub:
+    return open_modelscope("org/zoo", revision, limits=Limits(**{"tries": 1, "answer": 2.0} | limits))
+
+
+def addition(parent: str | None, **other: Any) -> Change:
+    files, root = {"k.pt": ROTATION[::-1], "oscar.json": b"[]"}, {"index.json": b'{"serial":2}'}
+    return Change(**{"artifact": OTHER, "files": files, "root": root, "parent": parent, "message": "Add"} | other)
+
+
+def posts(server: HubServer) -> list[str]:
+    return [record.path for record in server.requests if record.method == "POST"]
+
+
+# --- reading
+
+
+def test_a_view_stays_at_its_commit_until_it_is_refreshed(repo: Repository) -> None:
+    hub, first = open_zoo(), repo.head()
+    assert (hub.name, hub.title, hub.revision) == ("ms:org/zoo", "ModelScope org/zoo", first)
+    repo.commit({f"{ID}/k.pt": b"new", "index.json": b"new", f"{OTHER}/k.pt": b"k"})
+    assert hub.artifacts() == (ID,)
+    assert [file.path for file in hub.files(ID)] == ["k.pt", "oscar.json"]
+    assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    assert hub.root_file("index.json") == FILES["index.json"]
+    hub.refresh()
+    assert (hub.revision, hub.artifacts()) == (repo.head(), (ID, OTHER))
+    assert hub.fetch(ID, "k.pt", limit=1 << 20) == b"new"
+    assert hub.at(first).fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+
+
+def test_reading_needs_no_client(repo: Repository, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
+    hub = open_zoo()
+    assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    with pytest.raises(MissingDependency) as caught:
+        hub.commit(addition(hub.revision))
+    assert caught.value.hint == "pip install 'oscar-zoo[modelscope]'"
+
+
+def test_a_tag_is_read_at_its_commit(repo: Repository) -> None:
+    repo.move("v1", repo.head())
+    repo.commit({f"{ID}/k.pt": b"new"})
+    hub = open_zoo("v1")
+    assert hub.name == "ms:org/zoo@v1"
+    assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+
+
+def test_a_hub_that_tells_no_commit_is_still_a_view_that_does_not_move(
+    server: HubServer, repo: Repository, token: str
+) -> None:
+    def without_commit() -> str:
+        entries = [
+            {"Path": path, "Type": "blob", "Size": len(blob.data), "Sha256": blob.sha256}
+            for path, blob in repo.at("master").blobs.items()
+        ]
+        return json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}})
+
+    old = server.fault("status", LISTING, code=200, body=without_commit())
+    hub = open_zoo()
+    revision = hub.revision
+    assert revision.startswith("master~")
+    assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    repo.commit({"index.json": b"new"})
+    old.remove()
+    server.fault("status", LISTING, code=200, body=without_commit())
+    with pytest.raises(StaleRevision):
+        hub.commit(addition(revision))
+    with pytest.raises(RevisionNotFound):
+        open_zoo().at(revision).artifacts()
+    hub.refresh()
+    assert hub.revision != revision
+
+
+def test_large_files_come_from_elsewhere_without_the_token(server: HubServer, repo: Repository, token: str) -> None:
+    server.lfs_redirect = "cdn"
+    assert open_zoo().fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    sent = {record.host: record.credentials for record in server.requests}
+    assert sent == {"origin": True, "cdn": False}
+
+
+@pytest.mark.parametrize("lie", [("flip", {"at": 5}), ("empty", {}), ("lfs_pointer", {})])
+def test_a_changed_index_is_fetched_again_and_then_refused(
+    server: HubServer, repo: Repository, lie: tuple[str, dict[str, int]]
+) -> None:
+    server.fault(lie[0], "*FilePath=index.json", times=1, **lie[1])
+    assert open_zoo().root_file("index.json") == FILES["index.json"]
+    server.fault(lie[0], "*FilePath=README.md", **lie[1])
+    with pytest.raises(IntegrityError):
+        open_zoo().root_file("README.md")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ({"kind": "status", "code": 401}, LoginRequired),
+        ({"kind": "status", "code": 403}, Forbidden),
+        ({"kind": "status", "code": 404, "error_code": 10010200001}, LoginRequired),
+        ({"kind": "status", "code": 404, "error_code": 10010205001}, RepositoryNotFound),
+        ({"kind": "status", "code": 404, "body": "<html>"}, RepositoryNotFound),
+        ({"kind": "status", "code": 429}, RateLimited),
+        ({"kind": "status", "code": 500}, HubUnreachable),
+        ({"kind": "status", "code": 200, "error_code": 10010000000}, HubUnreachable),
+        ({"kind": "html"}, HubUnreachable),
+        ({"kind": "cut", "after": 40}, HubUnreachable),
+        ({"kind": "reset"}, HubUnreachable),
+        ({"kind": "black_hole"}, HubTimeout),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_a_listing_that_does_not_come_is_an_error_of_ours(
+    server: HubServer, repo: Repository, fault: dict[str, Any], error: type[OscarZooError]
+) -> None:
+    server.fault(path=LISTING, **fault)
+    with pytest.raises(OscarZooError) as caught:
+        open_zoo(answer=0.3).artifacts()
+    assert type(caught.value) is error
+    assert "injected" not in str(caught.value) and "ModelScope org/zoo" in str(caught.value)
+
+
+def test_what_is_missing_is_named(server: HubServer, repo: Repository) -> None:
+    with pytest.raises(RepositoryNotFound):
+        open_modelscope("org/none").artifacts()
+    with pytest.raises(RepositoryNotFound):
+        open_modelscope("org/none", "v1").artifacts()
+    for revision in ("v1", "0" * 40):
+        with pytest.raises(RevisionNotFound, match=revision):
+            open_zoo(revision).artifacts()
+    server.fault("status", LISTING, code=404, error_code=10010205001)
+    with pytest.raises(RevisionNotFound, match="v1"):
+        open_zoo("v1").artifacts()
+    server.clear_faults()
+    server.fault("status", "*FilePath=*", code=404)
+    with pytest.raises(NotFoundError, match=r"k\.pt"):
+        open_zoo().fetch(ID, "k.pt", limit=1 << 20)
+
+
+def test_a_new_repository_is_empty(server: HubServer, repo: Repository) -> None:
+    server.fault("status", LISTING, code=404, error_code=10990101004)
+    assert open_zoo().artifacts() == ()
+
+
+def test_private_and_gated_repositories(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.repository("org/zoo", "ms", private=True, token=CANARY, files=FILES)
+    server.repository("org/gated", "ms", gated=True, token=CANARY, files=FILES)
+    with pytest.raises((RepositoryNotFound, LoginRequired)) as caught:
+        open_zoo().artifacts()
+    assert "MODELSCOPE_API_TOKEN" in str(caught.value.hint)
+    with pytest.raises(AccessError):
+        open_modelscope("org/gated").fetch(ID, "k.pt", limit=1 << 20)
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", "ms-wrong")
+    with pytest.raises(LoginRequired, match="refused the token"):
+        open_zoo().artifacts()
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
+    assert open_zoo().fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    assert open_modelscope("org/gated").fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+
+
+# --- which site
+
+
+def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_such_repository(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    with HubServer() as first, HubServer() as second:
+        monkeypatch.setattr(modelscope, "SITES", (first.url, second.url))
+        second.repository("org/zoo", "ms", files=FILES)
+        hub = open_zoo()
+        assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+        assert [record.credentials for record in first.requests] == [True]
+        assert {record.credentials for record in second.requests} == {False}
+        with pytest.raises(LoginRequired):
+            hub.commit(addition(hub.revision))
+        assert not posts(first) and not posts(second)
+        with pytest.raises(RepositoryNotFound):
+            open_modelscope("org/none").artifacts()
+        second.clear()
+        first.fault("status", LISTING, code=503)
+        with pytest.raises(HubUnreachable):
+            open_zoo().artifacts()
+        first.fault("status", LISTING, code=403)
+        with pytest.raises(Forbidden):
+            open_zoo().artifacts()
+        assert not second.requests
+        monkeypatch.setenv("MODELSCOPE_PREFER_AI_SITE", "true")
+        assert open_zoo().artifacts() == (ID,)
+        assert [record.credentials for record in second.requests] == [True]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MODELSCOPE_ENDPOINT": "http://127.0.0.1:8/"},
+        {"MODELSCOPE_ENDPOINT": "hub.example", "MODELSCOPE_DOMAIN": "other.example"},
+        {"MODELSCOPE_ENDPOINT": "HTTPS://hub.example//"},
+        {"MODELSCOPE_DOMAIN": "other.example"},
+        {"MODELSCOPE_ENDPOINT": "", "MODELSCOPE_DOMAIN": "http://other.example"},
+        {},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Environment variable MODELSCOPE_DOMAIN:FutureWarning")
+def test_the_address_is_that_of_the_client(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    hub_config = pytest.importorskip("modelscope_hub").HubConfig
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert modelscope.ModelScopeSource("org/zoo").key.split()[1] == hub_config(token="").endpoint
+
+
+# --- writing
+
+
+PUBLISH = """
+import json, sys
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.hubs.base import Change
+from oscar_zoo.hubs.modelscope import open_modelscope
+hub, artifact = open_modelscope("org/zoo"), ArtifactId("Tiny", "seq8_prompt1_group8")
+hub.create(private=False)
+hub.create(private=False)
+files = {"k.pt": bytes(range(256)) * 40, "v.pt": b"", "stats.bin": bytes(70_000), "oscar.json": b"{}"}
+root = {"index.json": b"i" * 70_000, "README.md": b"c" * 70_000}
+made = hub.commit(Change(artifact, files, root, hub.revision, "Publish Tiny"))
+hub.tag("oz-tiny", made.revision, "Tiny")
+hub.tag("oz-tiny", made.revision, "Tiny")
+hub.refresh()
+same = all(hub.fetch(artifact, name, limit=1 << 20) == data for name, data in files.items())
+same = same and all(hub.root_file(name) == data for name, data in root.items())
+print(json.dumps([made.revision, hub.revision, same]))
+"""
+
+
+class Bomb:
+    """What the client would load as a saved login."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_an_artifact_is_published_in_one_commit_silently_and_without_the_saved_login(
+    server: HubServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("modelscope_hub")
+    environment = server.environment(tmp_path) | {"OSCAR_ZOO_CACHE": str(tmp_path / "cache")}
+    saved = Path(environment["HOME"]) / ".modelscope" / "credentials" / "cookies"
+    saved.parent.mkdir(parents=True)
+    saved.write_bytes(pickle.dumps(Bomb(tmp_path / "loaded")))
+    saved.chmod(0o644)
+
+    def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        child = [sys.executable, "-W", "error::FutureWarning", "-c", code]
+        return subprocess.run(child, env=environment | variables, capture_output=True, text=True, timeout=60)
+
+    done = run(PUBLISH, MODELSCOPE_API_TOKEN=CANARY)
+    assert (done.returncode, done.stderr) == (0, "")
+    repo = server.find("ms", "org/zoo")
+    assert repo is not None
+    first, made = repo.commits
+    assert json.loads(done.stdout) == [made.oid, made.oid, True]
+    assert (made.parent, made.message, repo.tags) == (first.oid, "Publish Tiny", {"oz-tiny": made.oid})
+    assert {path.rpartition("/")[2]: blob.lfs for path, blob in made.blobs.items()} == {
+        ".gitattributes": False,
+        "README.md": False,
+        "index.json": True,
+        "k.pt": True,
+        "oscar.json": False,
+        "stats.bin": True,
+        "v.pt": True,
+    }
+    assert not (tmp_path / "loaded").exists()
+    assert list(saved.parent.iterdir()) == [saved] and saved.stat().st_mode & 0o777 == 0o644
+    assert not list(Path(environment["HOME"]).rglob("session"))
+    run("from modelscope_hub import HubApi; HubApi()")
+    assert (tmp_path / "loaded").exists()  # the bomb was live
+
+
+@pytest.fixture
+def writing(repo: Repository, token: str) -> Repository:
+    pytest.importorskip("modelscope_hub")
+    return repo
+
+
+def test_a_branch_that_moved_or_has_the_version_is_not_written(server: HubServer, writing: Repository) -> None:
+    hub = open_zoo()
+    parent = hub.revision
+    writing.commit({"index.json": b"other"})
+    with pytest.raises(StaleRevision):
+        hub.commit(addition(parent))
+    taken = addition(None, artifact=ID, files={"oscar.json": b"{}"})
+    with pytest.raises(StaleRevision):
+        hub.commit(taken)
+    assert not posts(server)
+    hub.refresh()
+    hub.commit(addition(hub.revision))
+    assert writing.files()["index.json"] == b'{"serial":2}'
+
+
+@pytest.mark.parametrize(
+    ("later", "error"),
+    [
+        ({"index.json": b"theirs"}, NetworkError),
+        ({"index.json": None}, NetworkError),
+        ({f"{OTHER}/k.pt": None}, NetworkError),
+        ({f"{OTHER}/k.pt": b"theirs"}, DigestMismatchError),
+        ({"theirs.md": b"beside"}, None),
+    ],
+)
+def test_what_the_hub_has_afterwards_is_compared_with_what_was_sent(
+    server: HubServer, writing: Repository, later: dict[str, bytes | None], error: type[OscarZooError] | None
+) -> None:
+    hub = open_zoo()
+    parent = hub.revision
+
+    def follow() -> None:
+        server.fault("move", LISTING, times=1, call=lambda: writing.commit(later))
+
+    server.fault("second_writer", call=follow)
+    if error is None:
+        assert hub.commit(addition(parent)).revision == writing.commits[1].oid
+    else:
+        with pytest.raises(error):
+            hub.commit(addition(parent))
+    assert len(writing.commits) == 3
+
+
+def test_a_lost_reply_may_have_been_a_commit(server: HubServer, writing: Repository) -> None:
+    server.fault("lose_reply", COMMIT)
+    with pytest.raises(NetworkError):
+        open_zoo().commit(addition(None))
+    assert len(writing.commits) == 2
+
+
+def test_a_hub_that_only_says_it_took_the_change(server: HubServer, writing: Repository) -> None:
+    server.fault("status", COMMIT, code=200, body='{"Code":200,"Success":true,"Data":{"oid":"%s"}}' % ("0" * 40))
+    with pytest.raises(NetworkError, match=r"does not have .*/k\.pt"):
+        open_zoo().commit(addition(None))
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "error"),
+    [
+        (COMMIT, {"code": 401}, LoginRequired),
+        (COMMIT, {"code": 403}, Forbidden),
+        (COMMIT, {"code": 400, "error_code": 10010103009}, LoginRequired),
+        (COMMIT, {"code": 409}, ConflictError),
+        (COMMIT, {"code": 400, "error_code": 10030000001}, StaleRevision),
+        (COMMIT, {"code": 400}, HubUnreachable),
+        (COMMIT, {"code": 200}, HubUnreachable),
+        (COMMIT, {"code": 200, "body": "<html>"}, HubUnreachable),
+        (COMMIT, {"code": 429, "retry_after": 7}, RateLimited),
+        (COMMIT, {"code": 502, "body": "<html>"}, HubUnreachable),
+        ("*/objects/batch", {"code": 403}, Forbidden),
+        ("*/objects/batch", {"code": 200, "body": "[]"}, HubUnreachable),
+        ("*/objects/batch", {"code": 200, "body": '{"Data":{"objects":[{"oid":1,"actions":null}]}}'}, HubUnreachable),
+        ("/lfs/*", {"code": 403}, Forbidden),
+        ("/lfs/*", {"code": 500}, HubUnreachable),
+    ],
+)
+def test_a_refused_commit_is_an_error_of_ours_and_writes_nothing(
+    server: HubServer, writing: Repository, path: str, fault: dict[str, Any], error: type[OscarZooError]
+) -> None:
+    server.fault("status", path, **fault)
+    with pytest.raises(OscarZooError) as caught:
+        open_zoo().commit(addition(None))
+    assert isinstance(caught.value, error)
+    assert CANARY not in "".join(traceback.format_exception(caught.value)) and caught.value.__context__ is None
+    assert "injected" not in str(caught.value)
+    assert len(writing.commits) == 1
+
+
+def test_a_hub_that_falls_silent_is_given_up(
+    server: HubServer, writing: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modelscope_client, "_ANSWER_SECONDS", 0.3)
+    server.fault("black_hole", "*/objects/batch")
+    with pytest.raises(HubTimeout):
+        open_zoo().commit(addition(None))
+    assert not [path for path in posts(server) if "/commit/" in path]
+
+
+def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
+    hub, first = open_zoo(), writing.head()
+    hub.tag("oz-a", first, "A")
+    writing.commit({"index.json": b"new"})
+    hub.tag("oz-a", first, "A")
+    with pytest.raises(ConflictError):
+        hub.tag("oz-a", writing.head(), "A")
+    hub.tag("oz-b", None, "B")
+    assert writing.tags == {"oz-a": first, "oz-b": writing.head()}
+    server.fault("refuse_tag")
+    with pytest.raises(Forbidden):
+        hub.tag("oz-c", first, "C")
+    server.fault("status", "*/tag", code=200)
+    with pytest.raises(RevisionNotFound):
+        hub.tag("oz-d", first, "D")
+
+
+def test_nothing_is_sent_without_a_token_or_for_a_proposal(
+    server: HubServer, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = open_zoo()
+    for write in (lambda: hub.commit(addition(None)), lambda: hub.tag("oz-a", None, "A")):
+        with pytest.raises(LoginRequired, match="with a token only"):
+            write()
+    with pytest.raises(UsageError):
+        hub.commit(addition(None, propose=True))
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
+    with pytest.raises(UsageError, match="without encryption"):
+        open_modelscope("org/zoo", endpoint="http://hub.example").create(private=True)
+    assert not posts(server)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_repository_is_created_as_asked_and_once(server: HubServer, token: str, private: bool) -> None:
+    pytest.importorskip("modelscope_hub")
+    hub = open_zoo()
+    hub.create(private=private)
+    hub.create(private=not private)
+    made = server.find("ms", "org/zoo")
+    assert made is not None and made.private is private
+    server.fault("status", "*/api/v1/models", code=403)
+    with pytest.raises(Forbidden):
+        hub.create(private=private)
+
+
+def test_files_go_to_another_host_without_the_token(server: HubServer, writing: Repository) -> None:
+    server.lfs_redirect = "cdn"
+    hub = open_zoo()
+    hub.commit(addition(hub.revision))
+    sent = [(record.host, record.credentials) for record in server.requests if record.method == "PUT"]
+    assert sent == [("cdn", False)]
+
+
+@pytest.mark.parametrize("to", ["same", "port", "cdn"])
+@pytest.mark.parametrize("code", [302, 307, 308])
+@pytest.mark.parametrize("path", [COMMIT, "*/objects/batch", "/lfs/*"])
+def test_writing_follows_no_redirect(server: HubServer, writing: Repository, path: str, to: str, code: int) -> None:
+    server.fault("redirect", path, to=to, code=code)
+    with pytest.raises(NetworkError):
+        open_zoo().commit(addition(None))
+    assert len(writing.commits) == 1
+    assert not [record for record in server.requests if "redirected" in record.path or record.host == "cdn"]

@@ -1,0 +1,227 @@
+"""What a listing says, whatever the hub sends, and what its refusals mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.errors import (
+    Forbidden,
+    HubUnreachable,
+    LoginRequired,
+    OscarZooError,
+    RepositoryNotFound,
+    StaleRevision,
+)
+from oscar_zoo.hubs.base import HubFile
+from oscar_zoo.hubs.modelscope_wire import (
+    MAX_ENTRIES,
+    Listing,
+    Refused,
+    address,
+    data_in,
+    is_commit,
+    name_of,
+    parse_listing,
+)
+
+HEAD, OLDER = "83ee97c66e841048bedc5c02c15ce2f3ed259feb", "f194f50981eaaa6019bbec5049a4c7e1fd294110"
+TITLE = "ModelScope org/zoo"
+
+
+def entry(path: str = "m/t/k.pt", **other: Any) -> dict[str, Any]:
+    return {"Path": path, "Type": "blob", "Size": 3, "Sha256": "ab" * 32, "Revision": OLDER} | other
+
+
+def listing(*entries: Any, latest: Any = None, name: str = "master") -> Listing:
+    return parse_listing({"Files": list(entries), "LatestCommitter": latest}, name, TITLE)
+
+
+def test_a_listing_is_its_files_without_folders_in_lower_case() -> None:
+    found = listing(
+        entry(), entry("m", Type="tree", Size=0, Sha256=""), entry("b", Sha256="AB" * 32), entry("c", Sha256="")
+    )
+    assert found.files == {
+        "m/t/k.pt": HubFile("m/t/k.pt", 3, "ab" * 32),
+        "b": HubFile("b", 3, "ab" * 32),
+        "c": HubFile("c", 3, None),
+    }
+    assert parse_listing({"Files": None}, "master", TITLE).files == {}
+
+
+@pytest.mark.parametrize(
+    ("latest", "commit"),
+    [
+        ({"Id": "", "ShortId": HEAD[:8]}, HEAD),
+        ({"Id": HEAD, "ShortId": ""}, HEAD),
+        ({"Id": OLDER}, OLDER),
+        ({"Id": "1" * 40}, "1" * 40),
+        ({"ShortId": "1111111"}, None),
+        ({"ShortId": ""}, None),
+        ({"ShortId": HEAD[:6]}, None),
+        ({"ShortId": HEAD[:8].upper()}, None),
+        ({"ShortId": 83}, None),
+        ({"ShortId": "*" * 8}, None),
+        ({}, None),
+        (None, None),
+        ("83ee97c6", None),
+    ],
+)
+def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(latest: Any, commit: str | None) -> None:
+    found = listing(
+        entry("a", Revision=HEAD), entry("b"), entry("c", Revision=None), entry("d", Revision=7), latest=latest
+    )
+    assert found.commit == commit
+    assert found.revision == commit or (commit is None and not is_commit(found.revision))
+
+
+def test_a_beginning_that_two_commits_share_is_none() -> None:
+    twin = HEAD[:8] + "0" * 32
+    assert listing(entry("a", Revision=HEAD), entry("b", Revision=twin), latest={"ShortId": HEAD[:8]}).commit is None
+
+
+def test_a_listing_of_a_commit_has_that_commit() -> None:
+    assert listing(entry(), name=HEAD).revision == HEAD
+
+
+def test_without_a_commit_the_revision_is_the_name_and_changes_with_the_files() -> None:
+    one, other = entry("a"), entry("b")
+    revision = listing(one, other).revision
+    assert name_of(revision) == "master" != revision
+    assert listing(other, one).revision == revision
+    changed = [
+        listing(one),
+        listing(one, entry("c")),
+        listing(one, entry("b", Size=4)),
+        listing(one, entry("b", Sha256="")),
+    ]
+    assert len({found.revision for found in changed} | {revision}) == 5
+    assert name_of(HEAD) == HEAD and name_of("v1.0") == "v1.0"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "no listing"),
+        ([], "no listing"),
+        ({}, "no listing"),
+        ({"Files": {"Path": "a"}}, "no listing"),
+        ({"Files": ["a"]}, "no listing"),
+        ({"Files": [entry(Path=None)]}, "without path or size"),
+        ({"Files": [entry(Size="3")]}, "without path or size"),
+        ({"Files": [entry(Size=-1)]}, "without path or size"),
+        ({"Files": [entry(Size=True)]}, "without path or size"),
+        ({"Files": [entry(Size=3.0)]}, "without path or size"),
+        ({"Files": [entry(Sha256="ab")]}, "sha256"),
+        ({"Files": [entry(Sha256=["ab" * 32])]}, "sha256"),
+        ({"Files": [entry(), entry()]}, "twice"),
+        ({"Files": [entry(f"f{n}") for n in range(MAX_ENTRIES)]}, "3,000"),
+    ],
+)
+def test_a_listing_that_makes_no_sense_or_may_be_cut_is_refused(data: Any, words: str) -> None:
+    with pytest.raises(HubUnreachable, match=words):
+        parse_listing(data, "master", TITLE)
+
+
+def test_a_listing_just_below_the_cap_is_whole() -> None:
+    assert len(listing(*[entry(f"f{n}") for n in range(MAX_ENTRIES - 1)]).files) == MAX_ENTRIES - 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=8) | st.just(HEAD),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["Files", "Path", "Type", "Size", "Sha256", "Revision", "LatestCommitter", "Id", "ShortId"]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=30,
+)
+
+
+@given(JSON)
+def test_any_json_is_a_listing_or_refused(data: Any) -> None:
+    try:
+        found = parse_listing(data, "master", TITLE)
+    except HubUnreachable:
+        return
+    assert all(path == file.path and file.size >= 0 for path, file in found.files.items())
+    assert is_commit(found.revision) or name_of(found.revision) == "master"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<!DOCTYPE html>", "json.syntax"),
+        (b"", "json.syntax"),
+        (b'{"Code":200,"Da', "json.syntax"),
+        (b'{"Code":200,"Code":200}', "json.duplicate_key"),
+        (b"\xff", "json.encoding"),
+        (b"[]", "envelope"),
+        (b"null", "envelope"),
+        (b'{"error":"no"}', "envelope"),
+        (b'{"Code":200,"Success":true}', "envelope"),
+    ],
+)
+def test_what_is_no_envelope_did_not_come_from_the_hub(body: bytes, words: str) -> None:
+    with pytest.raises(HubUnreachable, match=words):
+        data_in(body, TITLE)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "code"),
+    [
+        ({"Code": 200, "Success": False, "Data": {}}, 200),
+        ({"Code": 10010205001, "Success": True, "Data": {}}, 10010205001),
+        ({"Code": "no", "Data": {}}, None),
+    ],
+)
+def test_an_envelope_can_say_that_it_did_not_work(envelope: dict[str, Any], code: int | None) -> None:
+    with pytest.raises(Refused) as caught:
+        data_in(json.dumps(envelope).encode(), TITLE)
+    assert caught.value.code == code
+    assert data_in(b'{"Code":200,"Data":[1]}', TITLE) == [1]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "sent_token", "error"),
+    [
+        (401, None, False, LoginRequired),
+        (401, 10010103009, True, LoginRequired),
+        (400, 10010103009, True, LoginRequired),
+        (403, None, False, Forbidden),
+        (403, 10010205001, True, Forbidden),
+        (404, 10010200001, False, LoginRequired),
+        (404, 10010200001, True, Forbidden),
+        (404, 10010205001, True, RepositoryNotFound),
+        (404, None, False, RepositoryNotFound),
+        (409, None, True, StaleRevision),
+        (400, 10030000001, True, StaleRevision),
+        (400, 10010200001, True, HubUnreachable),
+        (418, None, False, HubUnreachable),
+        (200, 10010000000, False, HubUnreachable),
+    ],
+)
+def test_a_refusal_becomes_one_line_of_ours(
+    status: int, code: int | None, sent_token: bool, error: type[OscarZooError]
+) -> None:
+    refused = Refused(status, code, sent_token=sent_token).as_error(TITLE, doing="reading")
+    assert type(refused) is error
+    assert TITLE in refused.message and "\n" not in refused.message and refused.hint
+    if error is HubUnreachable:
+        assert str(status) in refused.message and (code is None or str(code) in refused.message)
+    if error is LoginRequired:
+        assert "MODELSCOPE_API_TOKEN" in refused.hint and ("refused the token" in refused.message) == sent_token
+
+
+def test_nothing_in_a_name_leaves_its_place_in_an_address() -> None:
+    url = address("http://h", "org/a b?c#d", "repo", Revision="v/1&x=2", FilePath="m/ü +.pt")
+    assert url == "http://h/api/v1/models/org/a%20b%3Fc%23d/repo?Revision=v%2F1%26x%3D2&FilePath=m%2F%C3%BC+%2B.pt"
