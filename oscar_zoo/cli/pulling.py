@@ -11,7 +11,7 @@ from typing import Any
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli import render
 from oscar_zoo.errors import OscarZooError
-from oscar_zoo.hubs.base import Hub
+from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.hubs.deadline import in_parallel
 from oscar_zoo.registry.export import export
 from oscar_zoo.registry.pull import PullResult, plan, pull
@@ -47,8 +47,13 @@ def everything(hubs: Sequence[Hub]) -> list[Reference]:
 def pull_all(names: Sequence[Reference], request: Request, *, progress: bool) -> list[dict[str, Any] | OscarZooError]:
     """Pull every name, some at a time; one result per name, in order: what was done, or the error."""
     store = Store()
+    several = len(names) > 1
     with render.progress("bytes", enabled=progress) as advance:
-        calls = [partial(_attempt, partial(_pull, name, request, store, advance)) for name in names]
+        calls = []
+        for name in names:
+            label = f"{name.name.rsplit('/', 1)[-1]} " if several else ""
+            tell = partial(_tell, advance, label)
+            calls.append(partial(_attempt, partial(_pull, name, request, store, tell)))
         return in_parallel(calls, workers=PARALLEL_ARTIFACTS)
 
 
@@ -65,15 +70,12 @@ def _attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | OscarZooErr
         return error
 
 
-def _pull(name: Reference, request: Request, store: Store, advance: render.ProgressCallback) -> dict[str, Any]:
-    result = pull(
-        name,
-        request.hubs,
-        store,
-        trust=request.trust,
-        offline=request.offline,
-        progress=lambda file, done, total: advance(done, total, f"{name.name.rsplit('/', 1)[-1]} {file}"),
-    )
+def _tell(advance: render.ProgressCallback, label: str, file: str, done: int, total: int) -> None:
+    advance(done, total, label + file)
+
+
+def _pull(name: Reference, request: Request, store: Store, progress: Progress) -> dict[str, Any]:
+    result = pull(name, request.hubs, store, trust=request.trust, offline=request.offline, progress=progress)
     row = _row(result)
     if request.output is not None:
         row["output"] = str(export(result.artifact, request.output, replace=request.force))

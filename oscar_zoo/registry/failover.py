@@ -53,4 +53,7 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
     if close:
         return close[0]
     asked = ", ".join(hub.title for hub, _ in troubles)
-    return ArtifactNotFound(f"{name} is on none of the hubs asked: {asked}.", hint=troubles[-1][1].hint)
+    return ArtifactNotFound(
+        f"{name} is on none of the hubs asked: {asked}.",
+        hint="see what they have: oscar-zoo list; or make it: oscar-zoo compute --help",
+    )

@@ -50,9 +50,11 @@ def score_summary(score: Score) -> dict[str, Any]:
 def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterable[HubView]) -> list[dict[str, Any]]:
     """One row per known artifact: packaged manifests, what hubs have, what the store holds; by id.
 
-    `status` is `installed` (in the store), `local` (on a hub in a folder) or `public` (on a remote hub, or known from
-    the packaged manifests); `hubs` names the hubs asked just now that have it, in order.
+    `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote hub, or known from the
+    packaged manifests and not asked for) or `elsewhere` (known, and on none of the remote hubs in `views`); `hubs` names
+    the hubs in `views` that have it, in order.
     """
+    views = tuple(views)
     rows = {m.artifact_id.key: artifact_summary(m) | {"status": "public", "hubs": []} for m in catalog.manifests()}
     for view in views:
         for artifact in view.hub.artifacts():
@@ -65,6 +67,9 @@ def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterabl
                 row["scores"] = [score_summary(score) for score in entry.scores] or row["scores"]
             elif not view.is_remote:
                 row["status"] = "local"
+    if any(view.is_remote for view in views):
+        for row in rows.values():
+            row["status"] = row["status"] if row["hubs"] else "elsewhere"
     for record in installed:
         if record.id.key not in rows:
             rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME)) | {"hubs": []}
