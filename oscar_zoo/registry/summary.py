@@ -51,8 +51,8 @@ def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterabl
     """One row per known artifact: packaged manifests, what hubs have, what the store holds; by id.
 
     `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote hub, or known from the
-    packaged manifests and not asked for) or `elsewhere` (known, and on none of the remote hubs in `views`); `hubs` names
-    the hubs in `views` that have it, in order.
+    packaged manifests and not asked for) or `elsewhere` (known, and on none of the remote hubs in `views`); `hubs`
+    names the hubs in `views` that have it, in order.
     """
     views = tuple(views)
     rows = {m.artifact_id.key: artifact_summary(m) | {"status": "public", "hubs": []} for m in catalog.manifests()}
