@@ -44,6 +44,8 @@ COMMANDS = {
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
     "cache": "List, check, remove and clean up what is stored on this machine.",
     "login": "Log in to a hub, with the login of its own client.",
+    "doctor": "Check hubs, versions, tokens, disk, GPU and engine.",
+    "completion": "Print a script that completes commands and options in a shell.",
 }
 
 
@@ -70,7 +72,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = ctx.resilient_parsing or not args or args[0] in COMMANDS or args[0].startswith("-")
+        if not known:
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean {close[0]}?" if close else "oscar-zoo --help lists the commands"
             raise errors.UsageError(f"there is no command {args[0]!r}.", hint=hint)

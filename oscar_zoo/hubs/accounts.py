@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oscar_zoo.hubs.transport import Reply
 
 TITLE = "Hugging Face"
-SCHEMES = {"hf": TITLE, "ms": "ModelScope"}
+_TRUE = ("1", "on", "yes", "true")
 _VARIABLES = {"hf": ("HF_OIDC_RESOURCE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "ms": ("MODELSCOPE_API_TOKEN",)}
 
 
@@ -40,6 +40,8 @@ class Credential:
 
 def credential(scheme: Literal["hf", "ms"]) -> Credential | None:
     """Where the token comes from that goes to a hub, in the order of the hub's client, or `None`. Asks nobody."""
+    if scheme == "hf" and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").strip().lower() in _TRUE:
+        return None
     name = next((name for name in _VARIABLES[scheme] if os.environ.get(name, "").strip()), None)
     if name is not None:
         return Credential(name, is_variable=True)
@@ -68,13 +70,14 @@ def whoami() -> str | None:
     """
     from huggingface_hub import constants
 
+    from oscar_zoo.hubs.huggingface import user_token
     from oscar_zoo.hubs.transport import Limits, Transport
 
     limits = replace(Limits(**config.load().network.model_dump(exclude_none=True)), tries=1)
-    address = f"{constants.ENDPOINT}/api/whoami-v2"
-    hub = Transport(TITLE, constants.ENDPOINT, token=_token, refusal=_refusal, limits=limits)
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    hub = Transport(TITLE, endpoint, token=user_token, refusal=_refusal, limits=limits)
     try:
-        reply = hub.get(address, limit=1 << 20, budget=1.2 * limits.answer)
+        reply = hub.get(f"{hub.endpoint}/api/whoami-v2", limit=1 << 20, budget=1.2 * limits.answer)
         name = strict_json.loads(reply.body, what="the answer")["name"]
     except LoginRequired:
         return None
@@ -125,14 +128,3 @@ def _refused(status: int) -> OscarZooError:
     if status in (401, 403):
         return LoginRequired.for_hub(TITLE, sent_token=True)
     return HubUnreachable.for_hub(TITLE, f"it answers with status {status}")
-
-
-def _token() -> str | None:
-    from huggingface_hub import get_token
-    from huggingface_hub.errors import DeviceCodeError, OIDCError
-
-    try:
-        return get_token()
-    except (DeviceCodeError, OIDCError):
-        pass  # raised below, so that it does not refer to what the client raised
-    raise LoginRequired.for_hub(TITLE, sent_token=True)

@@ -116,8 +116,9 @@ def _garbage(store: Store, *, alone: bool) -> tuple[Garbage, ...]:
 
 def _leftovers(store: Store, now: float) -> Iterator[Garbage]:
     """`.tmp.*` of this user in every folder we write to."""
-    hubs = store.root / "hubs"
-    for folder in (store.root, store.blobs, store.artifacts, hubs, *_folders(hubs)):
+    hubs = _folders(store.root / "hubs")
+    commits = [commit for hub in hubs for commit in _folders(hub)]
+    for folder in (store.root, store.blobs, store.artifacts, *hubs, *commits, *(c / "files" for c in commits)):
         for path in inside(folder):
             if path.name.startswith(durable.TEMP_PREFIX) and _is_older(path, now - durable.STALE_SECONDS):
                 yield from _item(path, "leftover")

@@ -46,19 +46,19 @@ def litter(store: Store) -> dict[str, int]:
     store.put(ID, KEPT, source="s")
     store.put(OTHER, LOST, source="s")
     forget(store, OTHER)
-    for folder in (store.root, store.blobs, store.artifacts):
+    for folder in (store.root, store.blobs, store.artifacts, store.root / "hubs/hub" / ("d" * 40) / "files"):
         leftover = folder / ".tmp.0123"
-        leftover.mkdir()
+        leftover.mkdir(parents=True)
         (leftover / "half").write_bytes(b"x" * 1000)
         age(leftover)
     orphan = store.blobs / ("0" * 64)
     orphan.write_bytes(b"y" * 500)
     (store.artifacts / ("a" * 64)).mkdir()
     old = store.root / "hubs" / "hub" / ("c" * 40)
-    old.mkdir(parents=True)
+    old.mkdir()
     (old / "listing.json").write_bytes(b"z" * 100)
     age(old, HUB_METADATA_SECONDS + 3600)
-    return {"leftover": 3, "incomplete entry": 1, "empty folder": 2, "blob": 2, "hub metadata": 1}
+    return {"leftover": 4, "incomplete entry": 1, "empty folder": 2, "blob": 2, "hub metadata": 1}
 
 
 def kinds(store: Store, **options: bool) -> dict[str, int]:

@@ -1,0 +1,215 @@
+"""What this machine has: versions, folders, a GPU, an engine. Nothing heavy is imported for it.
+
+Versions come from the metadata of packages, their supported ranges from the metadata of this one, the GPU from its
+driver.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from oscar_zoo import __version__, paths
+from oscar_zoo.errors import MissingDependency, OscarZooError
+from oscar_zoo.registry.store import Store
+from oscar_zoo.sglang_plugin import compat
+
+State = Literal["ok", "warning", "failed", "not checked"]
+LITTLE_DISK = 1_000_000_000
+"""Less free space than this is a warning."""
+_LIBRARIES = {
+    "huggingface_hub": "every hub but folders",
+    "modelscope-hub": "publishing to ModelScope",
+    "torch": "compute, eval and serve",
+    "transformers": "compute and eval",
+    "triton": "INT2 kernels on a GPU",
+}
+_EXTRAS = {"modelscope-hub": "modelscope", "torch": "compute", "transformers": "compute"}
+_KERNELS = ("kv_write", "kv_read", "decode_attention")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: `version`, `folder`, `setting`, `token`, `hub` or `machine`.
+        name: what it is.
+        state: how it is.
+        detail: what was seen.
+        step: what to do about it, or `None`.
+        essential: whether every command needs it.
+        facts: the same for programs.
+    """
+
+    topic: str
+    name: str
+    state: State
+    detail: str
+    step: str | None = None
+    essential: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def versions() -> Iterator[Finding]:
+    """This program, Python, and the libraries that commands need."""
+    yield Finding("version", "oscar-zoo", "ok", __version__, facts={"version": __version__})
+    python = platform.python_version()
+    yield Finding("version", "Python", "ok", python, facts={"version": python})
+    ranges = _ranges()
+    for name, needed_by in _LIBRARIES.items():
+        version = _version(name)
+        facts = {"version": version, "needed_by": needed_by, "supported": ranges.get(name)}
+        if version is None:
+            step = f"pip install 'oscar-zoo[{_EXTRAS[name]}]'" if name in _EXTRAS else None
+            yield Finding("version", name, "ok", f"not installed; only {needed_by} need it", step, facts=facts)
+        elif name in ranges and not is_inside(version, ranges[name]):
+            detail, step = f"{version} is outside {ranges[name]}", f"pip install '{name}{ranges[name]}'"
+            yield Finding("version", name, "failed", detail, step, facts=facts)
+        else:
+            yield Finding("version", name, "ok", version, facts=facts)
+
+
+def folders() -> Iterator[Finding]:
+    """Cache, state and data: whether they can be written, how much room there is, whether the store is private."""
+    places = {"cache": paths.cache_dir(), "state": paths.state_dir(), "data": paths.data_dir()}
+    for name, path in places.items():
+        essential = name != "data"
+        problem, free = _room(path)
+        facts = {"path": str(path), "free_bytes": free, "writable": problem is None}
+        variable = f"OSCAR_ZOO_{name.upper()}"
+        if problem is not None:
+            step = f"check its owner and permissions, or point {variable} elsewhere"
+            yield Finding("folder", name, "failed", f"{path}: {problem}", step, essential, facts)
+        elif free is not None and free < LITTLE_DISK:
+            detail = f"{path}, only {free / 1e6:.0f} MB free"
+            yield Finding("folder", name, "warning", detail, "oscar-zoo cache gc, or free some space", facts=facts)
+        else:
+            room = "" if free is None else f", {free / 1e9:.0f} GB free"
+            yield Finding("folder", name, "ok", f"{path}{room}", facts=facts)
+    yield _store()
+
+
+def gpu() -> Finding:
+    """The NVIDIA GPUs, as the driver's own tool names them."""
+    cards = _graphics_cards()
+    if cards:
+        names = ", ".join(f"{name} with {memory / 1e9:.0f} GB" for name, memory in cards)
+        facts = {"gpus": [{"name": name, "memory_bytes": memory} for name, memory in cards]}
+        return Finding("machine", "GPU", "ok", names, facts=facts)
+    models = _driver_models()
+    if models:
+        detail = f"{', '.join(models)}, but nvidia-smi does not work"
+        return Finding("machine", "GPU", "warning", detail, "check the driver: nvidia-smi", facts={"gpus": []})
+    return Finding("machine", "GPU", "ok", "none by NVIDIA; compute and eval run on the CPU", facts={"gpus": []})
+
+
+def engine() -> Iterator[Finding]:
+    """SGLang in the supported range, and the INT2 kernels."""
+    first, beyond = (".".join(map(str, version)) for version in (compat.FIRST, compat.BEYOND))
+    facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
+    try:
+        detail = f"{compat.sglang_version()}, supported"
+        yield Finding("machine", "SGLang", "ok", detail, facts=facts)
+    except MissingDependency as error:
+        yield Finding("machine", "SGLang", "ok", "not installed; only serve needs it", error.hint, facts=facts)
+    except OscarZooError as error:
+        yield Finding("machine", "SGLang", "failed", error.message, error.hint, facts=facts)
+    there = [name for name in _KERNELS if files("oscar_kernels").joinpath(name, "kernel.py").is_file()]
+    torch = _version("torch") is not None
+    if there:
+        detail = f"{', '.join(there)} in Triton"
+    else:
+        detail = "plain torch; this version has no Triton kernels" if torch else "none without torch"
+    yield Finding("machine", "INT2 kernels", "ok", detail, facts={"triton_kernels": there, "torch": torch})
+
+
+def _store() -> Finding:
+    store = Store()
+    try:
+        count = len(store.installed())
+    except OscarZooError as error:
+        facts = {"path": str(store.root), "private": False}
+        return Finding("folder", "store", "failed", error.message, error.hint, essential=True, facts=facts)
+    facts = {"path": str(store.root), "private": True, "artifacts": count}
+    return Finding("folder", "store", "ok", f"private, {count} artifacts", facts=facts)
+
+
+def _room(folder: Path) -> tuple[str | None, int | None]:
+    """Why nothing can be written to `folder`, or `None`, and the bytes free there; creates nothing."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    try:
+        with tempfile.TemporaryFile(dir=there) as probe:
+            probe.write(b"x")
+            probe.flush()
+        return None, shutil.disk_usage(there).free
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}", None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _ranges() -> dict[str, str]:
+    """Supported versions by library, as this package declares them; the first declaration counts."""
+    try:
+        declared = importlib.metadata.requires("oscar-zoo") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in declared:
+        match = re.fullmatch(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?", line.strip())
+        if match and match[2]:
+            found.setdefault(match[1].replace("_", "-").lower(), match[2].strip())
+    return {name: found[key] for name in _LIBRARIES if (key := name.replace("_", "-").lower()) in found}
+
+
+def is_inside(version: str, supported: str) -> bool:
+    """Whether `version` is in a range such as `>=1.31,<3`; other operators are not judged."""
+    number = _number(version)
+    for clause in supported.split(","):
+        match = re.fullmatch(r"\s*(>=|<)\s*([0-9.]+)\s*", clause)
+        if match and (number < _number(match[2])) == (match[1] == ">="):
+            return False
+    return True
+
+
+def _number(version: str) -> tuple[int, ...]:
+    release = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    parts = [int(part) for part in release[0].split(".")] if release else []
+    return tuple(parts + [0] * (4 - len(parts)))
+
+
+def _graphics_cards() -> list[tuple[str, int]]:
+    """Name and bytes of memory of every GPU, by nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    variables = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, env=variables, check=True)
+        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if line.strip()]
+        return [(name.strip(), int(memory) * (1 << 20)) for name, memory in rows]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def _driver_models() -> list[str]:
+    """What the kernel's driver calls the GPUs."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        match = re.search(r"^Model:\s*(.+)$", path.read_text("utf-8", errors="replace"), re.MULTILINE)
+        found.append(match[1].strip() if match else "a GPU of unknown model")
+    return found

@@ -1,0 +1,225 @@
+"""`oscar-zoo doctor`: what it finds with real hubs over loopback HTTP, and that it tells no secret."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_child import Cli, Finished
+from hub_clients import VERSIONS
+from hub_server import HubServer
+from tiny_artifacts import artifact_files, payload
+
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.cli import health, machine
+from oscar_zoo.registry.store import Store
+
+BOTH = "hf:org/zoo ms:org/zoo"
+CANARY = "hf_CANARY0123456789abcdefghijklmnop"
+MS_CANARY = "ms-CANARY01-2345-6789-abcd-efghijklmnop"
+SECRETS = {"HF_TOKEN": CANARY, "MODELSCOPE_API_TOKEN": MS_CANARY}
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    with HubServer() as started:
+        for kind in ("hf", "ms"):
+            files = {f"model/tag/{name}": data for name, data in payload().items()}
+            started.repository("org/zoo", kind, files=files)  # type: ignore[arg-type]
+        yield started
+
+
+@pytest.fixture
+def cli(server: HubServer, tmp_path: Path) -> Cli:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.toml").write_text("[network]\nanswer = 2.0\ntries = 1\n")
+    return Cli(server.environment(tmp_path / "hf"), tmp_path)
+
+
+def findings(done: Finished, topic: str) -> dict[str, dict[str, Any]]:
+    """The findings of one topic by name."""
+    return {row["name"]: row for row in done.json["findings"] if row["topic"] == topic}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hubs_that_answer_are_counted_and_timed(server: HubServer, cli: Cli, version: int) -> None:
+    cli = Cli(cli.environment, cli.folder, version)
+    done = cli("doctor", "--json", OSCAR_ZOO_HUB=BOTH, **SECRETS)
+    assert done.code == 0 and done.err == "" and done.json["usable"] is True
+    hubs = findings(done, "hub")
+    assert [(name, row["state"], row["artifacts"]) for name, row in hubs.items()] == [
+        ("hf:org/zoo", "ok", 1),
+        ("ms:org/zoo", "ok", 1),
+    ]
+    assert all(type(row["milliseconds"]) is int for row in hubs.values())
+    tokens = findings(done, "token")
+    assert (tokens["Hugging Face"]["source"], tokens["Hugging Face"]["user"]) == ("HF_TOKEN", "tester")
+    assert tokens["ModelScope"]["source"] == "MODELSCOPE_API_TOKEN"
+    assert findings(done, "version")["huggingface_hub"]["version"].startswith(f"{version}.")
+    assert findings(done, "setting")["HF_ENDPOINT"]["value"] == server.url
+
+
+def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Cli) -> None:
+    done = cli("doctor", "--hub", f"file:{cli.folder}", "--hub", "hf:org/missing")
+    assert done.code == 0 and done.err.endswith("1 failed.\n")
+    for line in done.out.splitlines():
+        assert line.startswith(("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: "))
+    assert f"ok          hub      file:{cli.folder}: 0 artifacts" in done.out
+    assert "FAILED      hub      hf:org/missing: Hugging Face org/missing does not exist, or is private" in done.out
+
+
+def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: Cli) -> None:
+    silent = server.hang_accept()
+    hubs = "hf:a/a hf:b/b hf:c/c hf:d/d ms:a/a ms:b/b ms:c/c"
+    done = cli(
+        *("doctor", "--json"), timeout=30, OSCAR_ZOO_HUB=hubs, HF_ENDPOINT=silent, MODELSCOPE_ENDPOINT=silent, **SECRETS
+    )
+    assert done.code == 0 and done.json["usable"] is True
+    for row in findings(done, "hub").values():
+        assert (row["state"], row["reachable"]) == ("failed", False)
+        assert "did not answer within 2 s" in row["detail"] and row["next"]
+    token = findings(done, "token")["Hugging Face"]
+    assert token["state"] == "not checked" and "did not answer within 2 s" in token["detail"]
+
+
+def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SECONDS", 0.05)
+    monkeypatch.setattr("oscar_zoo.hubs.local.LocalHub.artifacts", lambda hub: os.read(pipe[0], 1))
+    pipe = os.pipe()
+    try:
+        found = [f for f in health.examine(["file:/somewhere"]) if f.topic == "hub"]
+    finally:
+        os.close(pipe[1])
+    assert [f.state for f in found] == ["failed"] and "did not answer within 0 s" in found[0].detail
+
+
+def test_offline_no_hub_is_asked(server: HubServer, cli: Cli) -> None:
+    for arguments, variables in (["--offline"], {}), ([], {"OSCAR_ZOO_OFFLINE": "1"}), ([], {"HF_HUB_OFFLINE": "1"}):
+        done = cli("doctor", "--json", *arguments, OSCAR_ZOO_HUB=BOTH, **SECRETS, **variables)
+        assert done.code == 0
+        assert {row["state"] for row in findings(done, "hub").values()} == {"not checked"}
+    assert server.requests == []
+
+
+def test_a_refused_token_and_one_that_others_can_read_are_named(server: HubServer, cli: Cli) -> None:
+    server.fault("status", "/api/whoami-v2", code=401)
+    refused = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.", **SECRETS)
+    row = findings(refused, "token")["Hugging Face"]
+    assert refused.code == 0 and (row["state"], row["next"]) == ("failed", "replace or unset HF_TOKEN")
+    server.clear_faults()
+    saved = Path(cli.environment["HF_HOME"]) / "token"
+    for mode, state in ((0o600, "ok"), (0o644, "warning")):
+        saved.write_text(CANARY)
+        saved.chmod(mode)
+        done = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.")
+        row = findings(done, "token")["Hugging Face"]
+        assert (row["state"], row["source"], row["present"]) == (state, str(saved), True)
+        assert CANARY not in done.out + done.err
+
+
+@pytest.mark.parametrize("broken", ["file in the way", "writable by others", "configuration"])
+def test_what_every_command_needs_decides_the_exit_code(cli: Cli, broken: str) -> None:
+    cache = cli.folder / "cache"
+    if broken == "file in the way":
+        cache.write_bytes(b"")
+    elif broken == "writable by others":
+        cache.mkdir()
+        cache.chmod(0o777)
+    else:
+        (cli.folder / "config" / "config.toml").write_text("hubs = 3\n")
+    done = cli("doctor", "--offline", "--json")
+    assert done.code == 1 and done.json["usable"] is False
+    failed = [row for row in done.json["findings"] if row["state"] == "failed"]
+    assert failed and all(row["next"] for row in failed)
+    text = cli("doctor", "--offline")
+    assert text.code == 1 and "FAILED" in text.out and text.err.startswith("Not usable")
+
+
+def test_nothing_is_created_and_nothing_heavy_is_imported(cli: Cli) -> None:
+    code = (
+        "import sys\n"
+        "from oscar_zoo.cli.main import run\n"
+        "assert run(['doctor', '--offline', '--json']) == 0\n"
+        "heavy = {'torch', 'transformers', 'sglang', 'triton', 'modelscope_hub', 'huggingface_hub'}\n"
+        "heavy &= set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    before = set(cli.folder.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=cli.variables, cwd=cli.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(cli.folder.rglob("*")) == before
+
+
+def test_the_driver_names_the_gpus_and_sees_no_token(cli: Cli, tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\necho 'NVIDIA H200, 143771'\necho 'NVIDIA H200, 143771'\n")
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    row = findings(cli("doctor", "--offline", "--json", PATH=path, **SECRETS), "machine")["GPU"]
+    assert row["gpus"] == [{"name": "NVIDIA H200", "memory_bytes": 143771 << 20}] * 2
+    assert "PATH=" in (seen := (tmp_path / "seen").read_text()) and "CANARY" not in seen
+    tool.write_text("#!/bin/sh\necho no devices were found\nexit 6\n")
+    row = findings(cli("doctor", "--offline", "--json", PATH=path), "machine")["GPU"]
+    assert row["gpus"] == []
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_no_command_shows_a_secret(server: HubServer, cli: Cli, debug: str) -> None:
+    Store(cli.folder / "cache").put(ArtifactId("model", "tag"), artifact_files(), source="hf:org/zoo")
+    server.fault("status", "/api/models/org/closed*", code=401)
+    server.fault("status", "/api/whoami-v2", code=500)
+    port = server.closed_port().rpartition(":")[2]
+    variables = SECRETS | {
+        "OSCAR_ZOO_DEBUG": debug,
+        "OSCAR_ZOO_HUB": f"hf:org/zoo,hf:org/closed,ms:org/missing,https://someone:{CANARY}@example.org/zoo",
+        "HF_ENDPOINT": server.url,
+        "MODELSCOPE_ENDPOINT": f"http://someone:{MS_CANARY}@127.0.0.1:{port}",
+        "HTTPS_PROXY": f"http://{CANARY}@127.0.0.1:{port}",
+        "ALL_PROXY": "",
+    }
+    for words in (["doctor"], ["cache", "list"], ["cache", "verify"], ["login"], ["login", "ms"]):
+        for more in ([], ["--json"]):
+            done = cli(*words, *more, **variables)
+            assert "CANARY" not in done.out + done.err, (words, more)
+            assert done.out or done.err
+    done = cli("doctor", **variables)
+    assert "http://***@127.0.0.1" in done.out and "HF_TOKEN" in done.out and ": not a hub\n" in done.out
+    own = [path.read_bytes() for path in cli.folder.rglob("*") if path.is_file()]
+    assert not any(b"CANARY" in content for content in own)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:secret@host:8080/path?token=abc#x", "https://***@host:8080/path?***"),
+        ("user:secret@proxy:3128", "***@proxy:3128"),
+        ("hf:org/name@main", "hf:org/name@main"),
+        ("file:/srv/zoo hf:org/name", "file:/srv/zoo hf:org/name"),
+        ("file:/a/very/long/path/" + "x" * 90, "file:/a/very/long/path/" + "x" * 90),
+        (f"hf:{CANARY}/name", "hf:hf_***/name"),
+    ],
+)
+def test_masking_keeps_what_people_need(text: str, shown: str) -> None:
+    assert health.masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("version", "supported", "inside"),
+    [
+        ("1.31.0", ">=1.31,<3", True),
+        ("1.30.9", ">=1.31,<3", False),
+        ("3.0.0rc1", "<3,>=1.31", False),
+        ("2.13.0+cpu", ">=2.6", True),
+        ("5.3", ">=5.3.0,<6", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(version: str, supported: str, inside: bool) -> None:
+    assert machine.is_inside(version, supported) is inside
