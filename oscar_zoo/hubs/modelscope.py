@@ -133,8 +133,7 @@ class ModelScopeSource:
         wanted = self._list(revision or BRANCH)
         with self._client() as client:
             client.tag(name, wanted.commit or wanted.name)
-        tagged = self._list(name)
-        if (tagged.commit or wanted.commit) != wanted.commit or tagged.files != wanted.files:
+        if not self._list(name).is_same(wanted):
             raise ConflictError(
                 f"{self.title} has the tag {name} on another commit.", hint="a tag is never moved; ask its owner"
             )

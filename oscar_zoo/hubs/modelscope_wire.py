@@ -111,6 +111,12 @@ class Listing:
         entries = [[file.path, file.size, file.sha256] for file in sorted(self.files.values())]
         return f"{self.name}{_MARK}{sha256_hex(strict_json.canonical_bytes(entries))}"
 
+    def is_same(self, other: Listing) -> bool:
+        """Whether both are one commit; one content, where the hub does not tell commits."""
+        if self.commit is None or other.commit is None:
+            return self.files == other.files
+        return self.commit == other.commit
+
 
 def is_commit(revision: str) -> bool:
     """Whether `revision` is a commit id, which never means anything else."""

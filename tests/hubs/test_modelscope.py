@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,30 +125,31 @@ def test_a_tag_is_read_at_its_commit(repo: Repository) -> None:
     assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
 
 
-def test_a_hub_that_tells_no_commit_is_still_a_view_that_does_not_move(
+def without_commits(files: Mapping[str, bytes]) -> str:
+    """What a hub lists that does not tell its commits."""
+    entries = [
+        {"Path": path, "Type": "blob", "Size": len(data), "Sha256": hashlib.sha256(data).hexdigest()}
+        for path, data in files.items()
+    ]
+    return json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}})
+
+
+def test_a_hub_that_tells_no_commits_is_still_a_view_that_does_not_move(
     server: HubServer, repo: Repository, token: str
 ) -> None:
-    def without_commit() -> str:
-        entries = [
-            {"Path": path, "Type": "blob", "Size": len(blob.data), "Sha256": blob.sha256}
-            for path, blob in repo.at("master").blobs.items()
-        ]
-        return json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}})
-
-    old = server.fault("status", LISTING, code=200, body=without_commit())
+    server.fault("status", LISTING, code=200, body=without_commits(FILES))
     hub = open_zoo()
     revision = hub.revision
     assert revision.startswith("master~")
     assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
-    repo.commit({"index.json": b"new"})
-    old.remove()
-    server.fault("status", LISTING, code=200, body=without_commit())
+    server.fault("status", LISTING, code=200, body=without_commits(FILES | {"index.json": b"new"}))
+    assert hub.at(revision).artifacts() == (ID,)  # still in mind
     with pytest.raises(StaleRevision):
         hub.commit(addition(revision))
     with pytest.raises(RevisionNotFound):
         open_zoo().at(revision).artifacts()
     hub.refresh()
-    assert hub.revision != revision
+    assert hub.revision.startswith("master~") and hub.revision != revision
 
 
 def test_large_files_come_from_elsewhere_without_the_token(server: HubServer, repo: Repository, token: str) -> None:
@@ -331,7 +333,7 @@ def test_an_artifact_is_published_in_one_commit_silently_and_without_the_saved_l
         child = [sys.executable, "-W", "error::FutureWarning", "-c", code]
         return subprocess.run(child, env=environment | variables, capture_output=True, text=True, timeout=60)
 
-    done = run(PUBLISH, MODELSCOPE_API_TOKEN=CANARY)
+    done = run(PUBLISH, MODELSCOPE_API_TOKEN=CANARY, MODELSCOPE_LOG_LEVEL="DEBUG")
     assert (done.returncode, done.stderr) == (0, "")
     repo = server.find("ms", "org/zoo")
     assert repo is not None
@@ -465,6 +467,9 @@ def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
     hub.tag("oz-a", first, "A")
     with pytest.raises(ConflictError):
         hub.tag("oz-a", writing.head(), "A")
+    writing.commit({"index.json": FILES["index.json"]})  # the files of the first commit again
+    with pytest.raises(ConflictError):
+        hub.tag("oz-a", writing.head(), "A")
     hub.tag("oz-b", None, "B")
     assert writing.tags == {"oz-a": first, "oz-b": writing.head()}
     server.fault("refuse_tag")
@@ -473,6 +478,16 @@ def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
     server.fault("status", "*/tag", code=200)
     with pytest.raises(RevisionNotFound):
         hub.tag("oz-d", first, "D")
+
+
+def test_where_no_commits_are_told_tags_are_compared_by_content(server: HubServer, writing: Repository) -> None:
+    server.fault("status", LISTING, code=200, body=without_commits(FILES))
+    hub = open_zoo()
+    hub.tag("oz-a", hub.revision, "A")
+    assert writing.tags == {"oz-a": writing.head()}
+    server.fault("status", "*/repo/files*Revision=oz-a*", code=200, body=without_commits({"index.json": b"other"}))
+    with pytest.raises(ConflictError):
+        hub.tag("oz-a", hub.revision, "A")
 
 
 def test_nothing_is_sent_without_a_token_or_for_a_proposal(
