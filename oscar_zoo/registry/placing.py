@@ -122,7 +122,7 @@ def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
 
 
 def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:
-    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning; the next publish repairs it.
+    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning.
 
     Returns:
         The tag that names this version, or `None`; and the warning, or `None`.
@@ -133,11 +133,10 @@ def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | Non
     try:
         hub.tag(name, revision, f"{version.id} {version.digest}")
     except ConflictError:
-        return (
-            (name, None) if _names(hub, name, version) else (None, f"the tag {name} of {hub.title} names other content")
-        )
+        if not _names(hub, name, version):
+            return None, f"the tag {name} of {hub.title} names other content."
     except OscarZooError as error:
-        return None, f"the tag {name} could not be made: {error.message} To repair it, publish again."
+        return None, f"the tag {name} could not be made: {error.message} Publishing this again makes it."
     return name, None
 
 

@@ -121,8 +121,9 @@ def publish(
         return PublishResult(version.id, version.digest, already, verified, plan=plan)
     applied = apply_change(hub, placing.change, create=create)
     commit, already = applied.commit, applied.change is None or applied.change.artifact is None
-    if commit.proposal is not None:
-        return PublishResult(version.id, version.digest, already, verified, proposal=commit.proposal)
+    if propose:
+        where = commit.revision if already else None
+        return PublishResult(version.id, version.digest, already, verified, where, commit.proposal)
     if not already:
         check_arrived(hub, version)
     tag, warning = put_tag(hub, version, commit.revision)
