@@ -7,7 +7,6 @@ that was given up closes its connection at the next byte and tells nobody about 
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urljoin
 
 import oscar_zoo
-from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, MalformedFile
+from oscar_zoo.errors import HubTimeout, HubUnreachable, MalformedFile
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.origin import Origin
@@ -29,7 +28,6 @@ Progress = Callable[[int], None]
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
-_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ class Download:
         target, home = Origin.of(request.url), Origin.of(self._reached(partial(build, site.endpoint)).url)
         if not (source or target).may_redirect_to(target):
             raise Failed(self._unreachable("it redirects out of TLS" if source else "its address is not valid"))
-        token = self._token() if trusted and target.may_see_token_of(home) else None
+        token = session.token(site.title, client, site.token) if trusted and target.may_see_token_of(home) else None
         for name in ("authorization", "cookie"):  # the client remembers cookies, and sends them to every port of a host
             request.headers.pop(name, None)
         request.headers.update({"accept-encoding": "identity", "user-agent": f"oscar-zoo/{oscar_zoo.__version__}"})
@@ -157,13 +155,6 @@ class Download:
         if self._given_up.is_set():
             response.close()
         return response, target, token is not None
-
-    def _token(self) -> str | None:
-        token = self._reached(self._site.token)
-        if token is not None and _TOKEN.fullmatch(token) is None:
-            message = f"the token for {self._site.title} has characters that no token has."
-            raise LoginRequired(message, hint="log in again: oscar-zoo login")
-        return token
 
     def _whole(self, response: Any, limit: int, size: int | None, progress: Progress | None) -> bytes:
         with contextlib.closing(response):

@@ -188,7 +188,7 @@ class HuggingFaceSource:
         home = Origin.of(session.reached(self.title, client, 1, lambda: client.build_request("GET", self.endpoint)).url)
         if not home.is_private:
             raise UsageError(f"{self.endpoint} is no https address.", hint="a token is sent over https only")
-        token = session.reached(self.title, client, 1, self._token)
+        token = session.token(self.title, client, self._token)
         if token is None:
             raise LoginRequired(f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login")
         api = HfApi(endpoint=self.endpoint, token=token)
@@ -261,7 +261,7 @@ def _unwrapped(call: Callable[[], T]) -> T:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the client says and draws on stderr."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
     level, drawing = logger.level, not are_progress_bars_disabled()

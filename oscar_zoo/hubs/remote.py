@@ -244,11 +244,13 @@ def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
     """
     if len(data) != file.size:
         mistaken = mistaken_content(data)
-        seen = mistaken[1] if mistaken else f"{len(data):,} bytes"
-        return f"arrived as {seen}, not the {file.size:,} bytes listed"
+        seen = "empty" if not data else f"as {mistaken[1] if mistaken else f'{len(data):,} bytes'}"
+        return f"arrived {seen}, not the {file.size:,} bytes listed"
     if file.sha256 is None and file.git_oid is not None:
         got, want = git_oid(data), file.git_oid
-        return f"arrived with git oid {got}, expected {want}" if got != want else None
+        if want in (got, git_oid(_lfs_pointer(data))):
+            return None
+        return f"arrived with git oid {got}, expected {want}"
     if whole and file.sha256 is not None:
         got, want = sha256_hex(data), file.sha256
         return f"arrived with sha256 {got}, expected {want}" if got != want else None
@@ -258,6 +260,12 @@ def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
 def git_oid(data: bytes) -> str:
     """The sha1 by which git knows a file with the content `data`, as 40 hex digits."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _lfs_pointer(data: bytes) -> bytes:
+    """What git holds in place of a file in LFS (its pointer format, version 1); some listings tell the oid of that."""
+    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{sha256_hex(data)}", f"size {len(data)}", "")
+    return "\n".join(lines).encode()
 
 
 def _place(path: str) -> tuple[ArtifactId | None, str]:

@@ -6,6 +6,7 @@ looked up from the client that is there, so neither library is named here.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import sys
@@ -13,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from oscar_zoo.errors import HubTimeout, HubUnreachable, OfflineError, OscarZooError
+from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, OfflineError, OscarZooError
 
 T = TypeVar("T")
 QUICK_SECONDS = 2.0
 """A connection that fails faster than this is tried once more."""
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class Failed(Exception):
@@ -66,6 +68,20 @@ def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:
             raise
         failure = Failed(HubUnreachable.for_hub(title, "the connection was closed"), tries=tries)
     raise failure
+
+
+def token(title: str, client: Any, ask: Callable[[], str | None]) -> str | None:
+    """The token that `ask` finds for the hub `title`, which may need requests of its own.
+
+    Raises:
+        LoginRequired: it cannot be one.
+        Failed: it could not be had.
+    """
+    found = reached(title, client, 1, ask)
+    if found is not None and _TOKEN.fullmatch(found) is None:
+        message = f"the token for {title} has characters that no token has."
+        raise LoginRequired(message, hint="log in again: oscar-zoo login")
+    return found
 
 
 def _library(client: Any) -> Any:

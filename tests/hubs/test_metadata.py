@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo import paths
+from oscar_zoo.hubs import metadata
+from oscar_zoo.hubs.metadata import MAX_COMMITS, MetadataCache
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """Counts what is fetched."""
+
+    def __init__(self, data: bytes = b"content") -> None:
+        self.data = data
+        self.asked = 0
+
+    def __call__(self) -> bytes:
+        self.asked += 1
+        return self.data
+
+
+def kept() -> list[Path]:
+    return sorted(path for path in (paths.cache_dir() / "hubs").rglob("*") if path.is_file() and path.suffix != ".lock")
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"content", bytes(range(256)) * 100])
+def test_a_file_at_a_commit_is_fetched_once(data: bytes) -> None:
+    hub = Hub(data)
+    for _ in range(3):
+        assert MetadataCache("hub").file(COMMIT, "index.json", hub) == data
+        assert MetadataCache("hub").listing(COMMIT, hub) == data
+    assert hub.asked == 2
+
+
+def test_hubs_commits_and_names_are_kept_apart() -> None:
+    def fetch(cache: MetadataCache, commit: str, path: str) -> bytes:
+        return cache.file(commit, path, f"{cache} {commit} {path}".encode)
+
+    caches = [MetadataCache("hf:a/b https://one"), MetadataCache("hf:a/b https://two")]
+    names = ["index.json", "listing.json", "A/b/oscar.json", "A%2Fb/oscar.json", "a/b/oscar.json", "../x", "files"]
+    names.append(f"{'M' * 100}/{'t' * 100}/oscar.json")
+    commits = [COMMIT, COMMIT[::-1]]
+    for cache in caches:
+        cache.listing(COMMIT, lambda: b"a listing")
+    for _ in range(2):
+        got = {fetch(cache, commit, name) for cache in caches for commit in commits for name in names}
+        assert len(got) == len(caches) * len(commits) * len(names)
+    root = paths.cache_dir() / "hubs"
+    assert all(
+        path.is_relative_to(root) and len(path.name) < 255 for path in paths.cache_dir().rglob("*") if path != root
+    )
+
+
+@pytest.mark.parametrize("revision", ["main", "v1", COMMIT[:39], COMMIT + "0", COMMIT.upper(), "../../x", ""])
+def test_what_may_move_is_not_kept(revision: str) -> None:
+    hub = Hub()
+    MetadataCache("hub").listing(revision, hub)
+    MetadataCache("hub").listing(revision, hub)
+    assert hub.asked == 2
+    assert not paths.cache_dir().exists()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def lie(path: Path) -> None:
+    path.write_bytes(b"other content")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real"))
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.truncate(metadata.MAX_FILE_BYTES + 4096)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lie, empty, link, folder, pipe, huge, Path.unlink])
+def test_what_is_damaged_is_fetched_again(damage: Callable[[Path], None]) -> None:
+    hub = Hub()
+    MetadataCache("hub").file(COMMIT, "oscar.json", hub)
+    (place,) = kept()
+    damage(place)
+    assert MetadataCache("hub").file(COMMIT, "oscar.json", hub) == hub.data
+    assert hub.asked == 2
+    assert MetadataCache("hub").file(COMMIT, "oscar.json", hub) == hub.data
+
+
+def test_a_file_of_another_name_or_commit_is_not_taken() -> None:
+    MetadataCache("hub").file(COMMIT, "a", Hub(b"a"))
+    MetadataCache("hub").file(COMMIT, "b", Hub(b"b"))
+    a, b = kept()
+    a.replace(b)
+    assert MetadataCache("hub").file(COMMIT, "b", Hub(b"fresh")) == b"fresh"
+    b.parent.parent.rename(b.parents[2] / COMMIT[::-1])
+    assert MetadataCache("hub").file(COMMIT[::-1], "b", Hub(b"fresher")) == b"fresher"
+
+
+def test_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "MAX_FILE_BYTES", 10)
+    for size, asked in ((10, 1), (11, 2)):
+        hub = Hub(b"x" * size)
+        assert len(MetadataCache("hub").file(COMMIT, str(size), hub)) == size
+        assert len(MetadataCache("hub").file(COMMIT, str(size), hub)) == size
+        assert hub.asked == asked
+
+
+def test_what_failed_is_not_kept() -> None:
+    with pytest.raises(ConnectionError):
+        MetadataCache("hub").listing(COMMIT, lambda: (_ for _ in ()).throw(ConnectionError()))
+    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
+
+
+def test_only_the_newest_commits_are_kept() -> None:
+    commits = [f"{number:040x}" for number in range(MAX_COMMITS + 5)]
+    for age, commit in enumerate(reversed(commits)):
+        MetadataCache("hub").listing(commit, Hub())
+        (home,) = (paths.cache_dir() / "hubs").iterdir()
+        for each in home.iterdir():
+            if each.name == commit:
+                os.utime(each, (age * 1000, age * 1000))
+    MetadataCache("other").listing(COMMIT, Hub())
+    left = [entry.name for entry in home.iterdir() if len(entry.name) == 40]
+    assert sorted(left) == commits[:MAX_COMMITS]
+
+
+def test_folders_are_private() -> None:
+    MetadataCache("hub").file(COMMIT, "oscar.json", Hub())
+    for path in [paths.cache_dir(), *paths.cache_dir().rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_folder_that_others_can_write_is_not_used(depth: int) -> None:
+    MetadataCache("hub").listing(COMMIT, Hub(b"planted"))
+    (place,) = kept()
+    [paths.cache_dir(), None, place.parents[1]][depth].chmod(0o777)  # type: ignore[union-attr]
+    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
+
+
+def test_a_disk_that_takes_nothing_only_costs_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    hub = Hub()
+    monkeypatch.setattr(os, "replace", refuse)
+    assert MetadataCache("hub").listing(COMMIT, hub) == b"content"
+    monkeypatch.setattr(os, "open", refuse)
+    assert MetadataCache("other").listing(COMMIT, hub) == b"content"
+    monkeypatch.setattr(os, "mkdir", refuse)
+    assert MetadataCache("third").listing(COMMIT, hub) == b"content"
+    monkeypatch.undo()
+    assert hub.asked == 3
+
+
+def test_threads_that_need_the_same_fetch_it_once() -> None:
+    hub, start = Hub(), threading.Barrier(8)
+    got: list[bytes] = []
+
+    def need() -> None:
+        start.wait(30)
+        got.append(MetadataCache("hub").listing(COMMIT, hub))
+
+    threads = [threading.Thread(target=need) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert got == [b"content"] * 8
+    assert hub.asked == 1
+
+
+def test_without_locks_everybody_still_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(BlockingIOError()))
+    monkeypatch.setattr(metadata, "LOCK_SECONDS", 0.05)
+    assert MetadataCache("other").listing(COMMIT, Hub()) == b"content"
+
+
+KILLED = """
+import os, signal
+from oscar_zoo.hubs.metadata import MetadataCache
+MetadataCache("hub").listing("%s", lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_a_process_killed_while_it_fetches_holds_up_nobody() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED % COMMIT], cwd=ROOT, timeout=60)
+    assert done.returncode == -9
+    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"

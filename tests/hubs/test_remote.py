@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from oscar_zoo.artifact import manifest
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    HubTimeout,
+    InvalidName,
+    MalformedFile,
+    NotFoundError,
+    RevisionNotFound,
+    StaleRevision,
+    UsageError,
+)
+from oscar_zoo.hubs import remote
+from oscar_zoo.hubs.base import MAX_ROOT_BYTES, Change, Commit, Hub, HubFile
+from oscar_zoo.hubs.remote import RemoteHub, git_oid
+
+K = bytes(range(256)) * 20
+QWEN = ArtifactId("Qwen3-8B", "seq1_prompt1_group128")
+OLD, NEW = "0" * 40, "1" * 40
+FILES = {
+    f"{QWEN}/k.pt": K,
+    f"{QWEN}/v.pt": K[::-1],
+    f"{QWEN}/oscar.json": b'{"a": 1}',
+    "Other/tag/k.pt": b"small",
+    "index.json": b"{}",
+    "README.md": b"# card\n",
+}
+
+
+@dataclass
+class Repository:
+    """A source whose commits lie in memory; it counts what is asked and may lie about content."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=lambda: {OLD: dict(FILES)})
+    head: str = OLD
+    large: tuple[str, ...] = (".pt",)
+    lie: Callable[[bytes], bytes] | None = None
+    lies: int = 1 << 30
+    asked: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    name: str = "hf:org/name"
+    title: str = "Some Hub org/name"
+    key: str = "hf:org/name https://hub.example"
+
+    def resolve(self, revision: str | None) -> str:
+        self.asked.append(f"resolve {revision}")
+        if revision not in (None, "main", *self.commits):
+            raise RevisionNotFound.for_hub(self.title, str(revision))
+        return self.head if revision in (None, "main") else str(revision)
+
+    def listing(self, revision: str) -> Mapping[str, HubFile]:
+        self.asked.append("listing")
+        return {path: self.file(path, data) for path, data in self.commits[revision].items()}
+
+    def file(self, path: str, data: bytes) -> HubFile:
+        if path.endswith(self.large):
+            return HubFile(path, len(data), hashlib.sha256(data).hexdigest())
+        return HubFile(path, len(data), None, git_oid(data))
+
+    def read(self, revision: str, file: HubFile, *, limit: int, progress: Callable[[int], None] | None = None) -> bytes:
+        self.asked.append(f"read {file.path}")
+        data = self.commits[revision][file.path]
+        if self.lie is not None and self.lies > 0:
+            self.lies -= 1
+            data = self.lie(data)
+        if len(data) > limit:
+            raise MalformedFile("file.size", "too long")
+        if progress is not None:
+            progress(len(data))
+        return data
+
+    def create(self, *, private: bool) -> None:
+        self.asked.append(f"create {private}")
+
+    def commit(self, change: Change) -> Commit:
+        self.changes.append(change)
+        return Commit(NEW)
+
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        self.asked.append(f"tag {name} {revision} {message}")
+
+
+def typed(source: Repository) -> Hub:
+    return RemoteHub(source)
+
+
+def change(artifact: ArtifactId | None = None, parent: str | None = OLD) -> Change:
+    return Change(artifact, {"k.pt": b"k"} if artifact else {}, {"index.json": b"[]"}, parent, "message")
+
+
+# --- the view ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_before_there_is_a_question() -> None:
+    source = Repository()
+    hub = RemoteHub(source)
+    assert (hub.name, hub.title, source.asked) == ("hf:org/name", "Some Hub org/name", [])
+
+
+def test_all_answers_come_from_one_commit_until_refresh() -> None:
+    source = Repository()
+    hub = RemoteHub(source)
+    assert hub.root_file("index.json") == b"{}"
+    source.commits[NEW] = FILES | {"index.json": b"[]", "New/tag/k.pt": b"new"}
+    source.head = NEW
+    assert (hub.revision, hub.root_file("index.json")) == (OLD, b"{}")
+    assert ArtifactId("New", "tag") not in hub.artifacts()
+    assert (hub.at(NEW).revision, hub.at(NEW).name) == (NEW, f"hf:org/name@{NEW}")
+    hub.refresh()
+    assert (hub.revision, hub.root_file("index.json")) == (NEW, b"[]")
+    assert ArtifactId("New", "tag") in hub.artifacts()
+    assert hub.at(OLD).root_file("index.json") == b"{}"
+
+
+def test_a_revision_that_is_gone_says_so() -> None:
+    with pytest.raises(RevisionNotFound, match="Some Hub org/name has no revision v1"):
+        RemoteHub(Repository(), revision="v1").artifacts()
+
+
+def test_a_commit_is_listed_once_for_this_machine() -> None:
+    source = Repository()
+    for _ in range(3):
+        hub = RemoteHub(source)
+        assert hub.artifacts() == (ArtifactId("Other", "tag"), QWEN)
+        assert hub.files(QWEN) and hub.root_file("README.md") == b"# card\n"
+        assert hub.fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
+    once = ["listing", "read README.md", f"read {QWEN}/oscar.json"]
+    assert source.asked == ["resolve None", *once, "resolve None", "resolve None"]
+
+
+def test_threads_share_one_question() -> None:
+    source, start = Repository(), threading.Barrier(6)
+    hub, got = RemoteHub(source), []
+
+    def ask() -> None:
+        start.wait(30)
+        got.append(hub.artifacts())
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(got) == 6 and source.asked == ["resolve None", "listing"]
+
+
+def test_a_question_that_failed_is_asked_again() -> None:
+    source = Repository()
+    hub = RemoteHub(source)
+    heads = iter([HubTimeout("late"), OLD])
+
+    def resolve(revision: str | None) -> str:
+        answer = next(heads)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    source.resolve = resolve  # type: ignore[method-assign]
+    with pytest.raises(HubTimeout):
+        hub.artifacts()
+    assert hub.artifacts()
+
+
+# --- what is there -------------------------------------------------------------------------------------------------
+
+
+def test_artifacts_are_folders_of_two_good_names() -> None:
+    odd = ["a/b", "a/b/c/d", "/a/b", "a//b", ".a/b/c", "a/.b/c", "a b/c/d", "a/../d", "ä/b/c", "con/b/c", "A/b./c", ""]
+    source = Repository({OLD: dict.fromkeys([*odd, "A/b/.hidden", "A/b/c d", "A/b/" + "x" * 101, "A/c/d"], b"x")})
+    hub = RemoteHub(source)
+    assert hub.artifacts() == (ArtifactId("A", "c"),)
+    with pytest.raises(ArtifactNotFound):
+        hub.files(ArtifactId("A", "b"))
+
+
+def test_files_are_listed_by_plain_name() -> None:
+    files = RemoteHub(Repository()).files(QWEN)
+    assert [(file.path, file.size) for file in files] == [("k.pt", len(K)), ("oscar.json", 8), ("v.pt", len(K))]
+    assert files[0].sha256 == hashlib.sha256(K).hexdigest()
+    assert (files[1].sha256, files[1].git_oid) == (None, git_oid(FILES[f"{QWEN}/oscar.json"]))
+
+
+def test_the_git_oid_is_that_of_git() -> None:
+    assert git_oid(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+    assert git_oid(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
+
+
+def test_what_is_not_there() -> None:
+    hub = RemoteHub(Repository())
+    with pytest.raises(ArtifactNotFound, match="Absent/tag is not on Some Hub org/name") as caught:
+        hub.files(ArtifactId("Absent", "tag"))
+    assert "oscar-zoo list --hub hf:org/name" in str(caught.value.hint)
+    with pytest.raises(ArtifactNotFound):
+        hub.fetch(ArtifactId("qwen3-8b", QWEN.tag), "k.pt", limit=9)
+    with pytest.raises(NotFoundError, match=f"{QWEN} on Some Hub org/name has no file x.pt"):
+        hub.fetch(QWEN, "x.pt", limit=9)
+    with pytest.raises(InvalidName):
+        hub.fetch(QWEN, "../tag/k.pt", limit=9)
+    assert hub.root_file("LICENSE") is None
+    with pytest.raises(InvalidName):
+        hub.root_file("../index.json")
+
+
+# --- content -------------------------------------------------------------------------------------------------------
+
+
+def test_fetch_gives_the_bytes_and_tells_how_many() -> None:
+    told: list[tuple[str, int, int]] = []
+    hub = RemoteHub(Repository())
+    for _ in range(2):  # the second manifest comes from the cache
+        for name in ("k.pt", "oscar.json"):
+            full = FILES[f"{QWEN}/{name}"]
+            assert hub.fetch(QWEN, name, limit=len(K), progress=lambda *each: told.append(each)) == full
+            assert told.pop() == (name, len(full), len(full))
+
+
+def test_a_listed_size_beyond_the_limit_costs_no_request() -> None:
+    source = Repository({OLD: FILES | {"index.json": b"x" * (MAX_ROOT_BYTES + 1)}})
+    hub = RemoteHub(source)
+    for call in (
+        lambda: hub.fetch(QWEN, "k.pt", limit=len(K) - 1),
+        lambda: hub.fetch(QWEN, "oscar.json", limit=7),
+        lambda: hub.root_file("index.json"),
+    ):
+        with pytest.raises(MalformedFile) as caught:
+            call()
+        assert caught.value.reason == "file.size"
+    assert source.asked == ["resolve None", "listing"]
+
+
+def test_a_manifest_from_the_cache_obeys_the_limit_too() -> None:
+    hub = RemoteHub(Repository())
+    assert hub.fetch(QWEN, "oscar.json", limit=8)
+    with pytest.raises(MalformedFile):
+        hub.fetch(QWEN, "oscar.json", limit=7)
+
+
+LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "flipped": (lambda data: bytes([data[0] ^ 1]) + data[1:], "arrived with"),
+    "short": (lambda data: data[:-1], "bytes, not the"),
+    "long": (lambda data: data + b"x", "too long"),
+    "empty": (lambda data: b"", "arrived empty, not the"),
+    "page": (lambda data: b"<html>"[: len(data) - 1], "arrived as a web page, not the"),
+    "pointer": (lambda data: b"version https://git-lfs"[: len(data) - 1], "arrived as"),
+}
+
+
+@pytest.mark.parametrize("name", ["oscar.json", "v.pt"])
+@pytest.mark.parametrize("lie", LIES)
+def test_other_content_is_fetched_once_more_and_then_refused(name: str, lie: str) -> None:
+    """The sha256 of payload is compared by whoever asked for it, while it is hashed anyway."""
+    wrong, words = LIES[lie]
+    path = f"{QWEN}/{name}"
+    source = Repository(lie=wrong, lies=1)
+    assert RemoteHub(source).fetch(QWEN, name, limit=1 << 20) == (
+        wrong(FILES[path]) if lie == "flipped" and name == "v.pt" else FILES[path]
+    )
+    if lie == "flipped" and name == "v.pt":
+        return
+    assert source.asked.count(f"read {path}") == 2
+    source = Repository({NEW: dict(FILES)}, NEW, lie=wrong)
+    with pytest.raises((DigestMismatchError, MalformedFile), match=words):
+        RemoteHub(source).fetch(QWEN, name, limit=1 << 20)
+    assert source.asked.count(f"read {path}") == 2
+
+
+def test_refused_metadata_is_not_kept() -> None:
+    source = Repository(lie=lambda data: data[::-1])
+    for read in (
+        lambda: RemoteHub(source).fetch(QWEN, "oscar.json", limit=99),
+        lambda: RemoteHub(source).root_file("README.md"),
+    ):
+        with pytest.raises(DigestMismatchError, match="git oid"):
+            read()
+        source.lies = 0
+        assert read()
+        source.lies = 99
+
+
+def test_metadata_in_lfs_is_compared_by_sha256() -> None:
+    source = Repository(large=(".pt", ".json"), lie=lambda data: data[::-1])
+    with pytest.raises(DigestMismatchError, match="sha256"):
+        RemoteHub(source).fetch(QWEN, "oscar.json", limit=99)
+
+
+def test_a_file_in_lfs_may_be_listed_by_the_oid_of_its_pointer() -> None:
+    """As git knows it: `git hash-object` of the pointer that `git lfs` makes of `hello` and a newline."""
+    oid = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 6\n"
+    listed = HubFile("k.pt", 6, None, git_oid(pointer.encode()))
+    assert remote.difference(listed, b"hello\n") is None
+    assert "git oid" in str(remote.difference(listed, b"jello\n"))
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def test_changes_and_tags_reach_the_source() -> None:
+    source = Repository()
+    hub = RemoteHub(source)
+    sent = change(ArtifactId("New", "tag"))
+    assert hub.commit(sent) == Commit(NEW)
+    assert source.changes == [sent]
+    hub.tag("oz", NEW, "words")
+    hub.create()
+    hub.create(private=True)
+    assert source.asked[-3:] == [f"tag oz {NEW} words", "create False", "create True"]
+
+
+@pytest.mark.parametrize("artifact", [QWEN, ArtifactId("qwen3-8b", "SEQ1_prompt1_group128")])
+def test_a_version_that_exists_is_never_sent_again(artifact: ArtifactId) -> None:
+    source = Repository()
+    with pytest.raises(StaleRevision, match="already on Some Hub"):
+        RemoteHub(source).commit(change(artifact))
+    assert source.changes == []
+
+
+def test_root_files_may_be_replaced() -> None:
+    source = Repository()
+    RemoteHub(source).commit(change())
+    RemoteHub(source).commit(change(QWEN, parent=None))  # an empty hub has no commit to look at
+    assert len(source.changes) == 2
+
+
+def test_a_view_of_a_revision_is_not_published_to() -> None:
+    source = Repository()
+    with pytest.raises(UsageError, match="hf:org/name@main is a view") as caught:
+        RemoteHub(source, revision="main").commit(change())
+    assert (source.changes, caught.value.hint) == ([], "publish to hf:org/name")
+
+
+def test_the_manifest_has_one_name() -> None:
+    assert manifest.FILE_NAME == remote.MANIFEST_NAME
