@@ -322,6 +322,7 @@ for number in range(30):
 """
 
 
+@pytest.mark.parametrize("file_system", ["local disk"], indirect=True)
 def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None:
     children = [
         subprocess.Popen([sys.executable, "-c", RACE, str(store.root)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
