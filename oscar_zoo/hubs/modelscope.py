@@ -4,8 +4,8 @@ Reading needs no client. The public hub is two sites; like the client, a source 
 second one when the first has no such repository. The token of the user is for one of them, the first.
 
 The hub has no compare-and-swap. A change is refused when the branch is not where the caller saw it, or has one of the
-new files; what the branch has afterwards is compared with what was sent. Two writers who slip through the gap between
-are told so, and make their changes again from what is there then.
+new files; what the branch has afterwards is compared with what was sent. Between the two looks somebody else may write:
+versions survive that, but the later index wins, and without the other's entry until that is published once more.
 """
 
 from __future__ import annotations
