@@ -87,10 +87,17 @@ Make = Callable[[State], Change | None]
 
 @dataclass(frozen=True)
 class Applied:
-    """What came of a change: what was written (`None`: nothing had to be), and where the hub stands with it."""
+    """What came of a change.
+
+    Attributes:
+        change: what was written; `None` when nothing had to be.
+        commit: where the hub stands with it.
+        state: of the hub, as it was read last.
+    """
 
     change: Change | None
     commit: Commit
+    state: State
 
 
 def apply_change(hub: Hub, make: Make, *, create: bool = False) -> Applied:
@@ -117,11 +124,11 @@ def apply_change(hub: Hub, make: Make, *, create: bool = False) -> Applied:
                 raise
             raise _unknown(hub, error) from error
         if change is None:
-            return Applied(sent, Commit(state.revision))
+            return Applied(sent, Commit(state.revision), state)
         if attempt == ATTEMPTS:
             break
         try:
-            return Applied(change, hub.commit(change))
+            return Applied(change, hub.commit(change), state)
         except RateLimited:
             raise
         except StaleRevision as error:

@@ -18,7 +18,8 @@ from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
-from oscar_zoo.hubs.base import INDEX_NAME, Change, Hub
+from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Hub
+from oscar_zoo.registry.card import BEGIN, END, is_damaged
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.changes import apply_change, read_state
 from oscar_zoo.registry.fetch import refuse
@@ -114,11 +115,7 @@ def publish(
     placing = Placing(Version.of(manifest.artifact_id, files), files, aliases=names, propose=propose)
     version = placing.version
     if dry_run:
-        state = read_state(hub, create=create, dry_run=True)
-        change = placing.change(state)
-        plan = _plan(change, state.index, tag_name(hub, version.id) if not propose else None)
-        already = change is None or change.artifact is None
-        return PublishResult(version.id, version.digest, already, verified, plan=plan)
+        return _rehearse(placing, hub, verified, create)
     applied = apply_change(hub, placing.change, create=create)
     commit, already = applied.commit, applied.change is None or applied.change.artifact is None
     if propose:
@@ -126,16 +123,24 @@ def publish(
         return PublishResult(version.id, version.digest, already, verified, where, commit.proposal)
     if not already:
         check_arrived(hub, version)
-    tag, warning = put_tag(hub, version, commit.revision)
-    return PublishResult(
-        version.id,
-        version.digest,
-        already,
-        verified,
-        revision=commit.revision,
-        tag=tag,
-        warnings=(warning,) if warning else (),
-    )
+    tag, failed = put_tag(hub, version, commit.revision)
+    warnings = tuple(text for text in (failed, _left_alone(applied.state.card)) if text)
+    return PublishResult(version.id, version.digest, already, verified, commit.revision, tag=tag, warnings=warnings)
+
+
+def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> PublishResult:
+    """What publishing would do, from what the hub has now; nothing is written."""
+    version, state = placing.version, read_state(hub, create=create, dry_run=True)
+    change = placing.change(state)
+    tag = None if placing.propose else tag_name(hub, version.id)
+    plan = PublishPlan((), None, None, tag, state.index.serial)
+    if change is not None:
+        files = tuple(sorted(file_digest(path, data) for path, data in change.paths.items()))
+        data = change.root.get(INDEX_NAME)
+        serial = plan.serial if data is None else Index.from_bytes(data).serial
+        plan = PublishPlan(files, change.message, change.parent, tag, serial)
+    already = change is None or change.artifact is None
+    return PublishResult(version.id, version.digest, already, verified, plan=plan)
 
 
 def _verify(
@@ -202,10 +207,7 @@ def _aliases(aliases: Sequence[str], artifact: ArtifactId, catalog: Catalog) -> 
     return tuple(aliases)
 
 
-def _plan(change: Change | None, index: Index, tag: str | None) -> PublishPlan:
-    if change is None:
-        return PublishPlan((), None, None, tag, index.serial)
-    files = tuple(sorted(file_digest(path, data) for path, data in change.paths.items()))
-    data = change.root.get(INDEX_NAME)
-    serial = Index.from_bytes(data).serial if data is not None else index.serial
-    return PublishPlan(files, change.message, change.parent, tag, serial)
+def _left_alone(card: bytes | None) -> str | None:
+    if not is_damaged(card):
+        return None
+    return f"{CARD_NAME} was left as it is: its lines {BEGIN.decode()} and {END.decode()} do not match."

@@ -9,6 +9,7 @@ from typing import Any
 from oscar_zoo.errors import ConflictError, HubUnreachable, NetworkError, RepositoryNotFound, RevisionNotFound
 from oscar_zoo.hubs.base import Change, Commit
 from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.index import Index
 
 Event = Callable[["ScriptedHub", Change], Commit]
 
@@ -90,3 +91,10 @@ def after(action: Callable[[], object]) -> Event:
         return hub.write(change)
 
     return event
+
+
+def index_of(hub: LocalHub | ScriptedHub) -> Index:
+    """The index a hub has now."""
+    hub.refresh()
+    data = hub.root_file("index.json")
+    return Index.empty() if data is None else Index.from_bytes(data)
