@@ -70,6 +70,7 @@ class Download:
 
     Args:
         site: whose limits, token and name apply.
+        client: of `session.http_client`; making it takes time that is not the hub's.
         deadline: when it ends, as `time.monotonic` counts.
         late: the error when it ends then.
 
@@ -77,12 +78,12 @@ class Download:
         Failed: by every method, where another try may help or the hub could not be reached.
     """
 
-    def __init__(self, site: Site, deadline: float, late: HubTimeout) -> None:
+    def __init__(self, site: Site, client: Any, *, deadline: float, late: HubTimeout) -> None:
         self._site = site
+        self._client = client
         self._deadline = deadline
         self._late = late
         self._given_up = threading.Event()
-        self._client: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +137,7 @@ class Download:
     def _send(self, url: str, source: Origin | None, trusted: bool) -> tuple[Any, Origin, bool]:
         """Send one request and return the answer without its body, where it came from, and whether a token went."""
         site, limits = self._site, self._site.limits
-        client = self._client = session.http_client()
+        client = self._client
         times = {"connect": limits.connect, "read": limits.read, "write": limits.read, "pool": limits.connect}
         build = partial(client.build_request, "GET", extensions={"timeout": times})
         request = self._reached(partial(build, url))

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from oscar_zoo.errors import ConflictError, HubTimeout, HubUnreachable, LoginRequired, StaleRevision, UsageError
 from oscar_zoo.hubs import huggingface_wire as wire
 from oscar_zoo.hubs import session
-from oscar_zoo.hubs.base import Change, Commit, HubFile
+from oscar_zoo.hubs.base import CARD_NAME, Change, Commit, HubFile
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.origin import Origin
 from oscar_zoo.hubs.remote import Listing, RemoteHub
@@ -175,23 +175,24 @@ class HuggingFaceSource:
         """What `call` returns, which may use the client; its failures in our words."""
         seconds = WRITE_SECONDS + size / self._limits.min_rate
         late = HubTimeout.for_hub(self.title, f"was not done with {doing} within {seconds:.0f} s")
+        from huggingface_hub import HfApi
+
+        client = session.http_client()  # importing and making these takes time that is not the hub's
         try:
-            return within(seconds, partial(self._run, doing, call), error=lambda: late)
+            return within(seconds, partial(self._run, HfApi, client, doing, call), error=lambda: late)
         except session.Failed as failed:
             error = failed.error
         raise error
 
-    def _run(self, doing: str, call: Callable[[Any], T]) -> T:
-        from huggingface_hub import HfApi
-
-        client = session.http_client()
+    def _run(self, make: Callable[..., Any], client: Any, doing: str, call: Callable[[Any], T]) -> T:
         home = Origin.of(session.reached(self.title, client, 1, lambda: client.build_request("GET", self.endpoint)).url)
         if not home.is_private:
-            raise UsageError(f"{self.endpoint} is no https address.", hint="a token is sent over https only")
+            message = f"the hub's address, {home.scheme}://{home.host}, is no https address."
+            raise UsageError(message, hint="a token is sent over https only")
         token = session.token(self.title, client, self._token)
         if token is None:
             raise LoginRequired(f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login")
-        api = HfApi(endpoint=self.endpoint, token=token)
+        api = make(endpoint=self.endpoint, token=token)
         with _quiet():
             return session.reached(self.title, client, 1, partial(self._understood, doing, partial(call, api)))
 
@@ -213,8 +214,11 @@ class HuggingFaceSource:
             failure = HubUnreachable.for_hub(self.title, "it sends something else instead of JSON")
         except KeyError as error:
             failure = HubUnreachable.for_hub(self.title, f"its answer has no {error.args[0]!r}")
-        except ValueError:
-            failure = HubUnreachable.for_hub(self.title, "it does not take the files as they are")
+        except ValueError as error:
+            failure = HubUnreachable.for_hub(self.title, "its answer makes no sense")
+            if CARD_NAME in str(error):
+                message = f"{self.title} does not take the metadata at the top of {CARD_NAME}."
+                failure = UsageError(message, hint=f"repair {CARD_NAME} on the hub")
         raise failure
 
 

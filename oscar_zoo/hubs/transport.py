@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from oscar_zoo.errors import HubTimeout, HubUnreachable, RateLimited
+from oscar_zoo.hubs import session
 from oscar_zoo.hubs.download import Download, Limits, Site
 from oscar_zoo.hubs.session import Failed
 
@@ -95,10 +96,12 @@ class Transport:
         seconds = max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
         seconds = seconds if budget is None else budget
         late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
+        client = session.http_client()
         deadline, waited, tried = time.monotonic() + seconds, 0.0, 0
         while True:
+            download = Download(self._site, client, deadline=deadline, late=late)
             try:
-                return self._try(Download(self._site, deadline, late), url, limit, size, progress)
+                return self._try(download, url, limit, size, progress)
             except Failed as failed:
                 failure = failed
             tried += 1
@@ -109,6 +112,7 @@ class Transport:
             if tried >= failure.tries or waited > self.limits.patience or time.monotonic() + pause >= deadline:
                 raise failure.error
             time.sleep(pause)
+            client = session.http_client()  # another one, if somebody closed it
 
     def _try(
         self,
@@ -147,7 +151,7 @@ def asked_to_wait(headers: Mapping[str, str]) -> float | None:
     if text:
         try:
             moment = email.utils.parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return max(0.0, (moment - datetime.now(UTC)).total_seconds())

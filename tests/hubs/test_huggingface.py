@@ -277,6 +277,23 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
     assert 100 < good < 200
 
 
+NEEDS = """
+from oscar_zoo.hubs.huggingface import open_huggingface
+hub = open_huggingface("org/name")
+for artifact in hub.artifacts():
+    assert hub.fetch(artifact, "oscar.json", limit=99)
+assert hub.root_file("index.json")
+"""
+
+
+def test_processes_that_start_together_fetch_each_small_file_once(server: HubServer, tmp_path: Path) -> None:
+    environment = server.environment(tmp_path) | {"OSCAR_ZOO_CACHE": str(tmp_path / "cache")}
+    several = [subprocess.Popen([sys.executable, "-c", NEEDS], env=environment, cwd=ROOT) for _ in range(6)]
+    assert [each.wait(120) for each in several] == [0] * 6
+    asked = [record.path for record in server.requests if record.path != "/api/models/org/name"]
+    assert len(asked) == len(set(asked)) == 3  # the listing, one manifest, the index
+
+
 # --- who may -------------------------------------------------------------------------------------------------------
 
 
@@ -492,14 +509,15 @@ def test_every_trouble_of_writing_has_its_sentence(server: HubServer, tmp_path: 
 ODD = """
 there = hub("org/there")
 server = os.environ["HF_ENDPOINT"]
+found["card"] = fails(there.commit, change(there.revision))
 found["no proposal"] = fails(there.commit, change(there.revision, propose=True))
 there, odd = hub("org/there"), hub("org/odd")
 found["no commit"] = fails(odd.commit, change(odd.revision))
 def at(address):
     os.environ["HF_ENDPOINT"] = address
     return fails(hub("org/there").create)
-found["clear"] = at("http://hub.example:8080")
-found["address"] = at("http://[hub")
+found["clear"] = at("http://user:secret@hub.example:8080")
+found["address"] = [at("ftp://hub.example"), at("https://")]
 found["closed"] = at(sys.argv[1])
 os.environ["HF_ENDPOINT"], os.environ["HF_TOKEN"] = server, "two words"
 found["token"] = fails(there.create)
@@ -521,14 +539,20 @@ def test_odd_answers_and_settings(server: HubServer, tmp_path: Path, version: in
     ):
         server.repository(repo_id)
         server.fault("status", f"*/{repo_id}/commit/*", code=200, body=body)
+    refusal = '{"errors": [{"message": "bad"}], "warnings": []}'
+    server.fault("status", "*/validate-yaml", 1, code=400, body=refusal)
     found = child(server, tmp_path, version, ODD, server.closed_port())
     title = "Hugging Face org/there"
     broken = f"HubUnreachable: {title} cannot be reached: "
     assert found == {
         "no proposal": broken + "its answer has no 'pullRequestUrl'.",
-        "no commit": broken.replace("there", "odd") + "its answer names no commit or no proposal.",
-        "clear": "UsageError: http://hub.example:8080 is no https address.",
-        "address": "UsageError: http://[hub is no https address.",
+        "no commit": broken.replace("there", "odd") + "its answer makes no sense.",
+        "card": f"UsageError: {title} does not take the metadata at the top of README.md.",
+        "clear": "UsageError: the hub's address, http://hub.example, is no https address.",
+        "address": [
+            "UsageError: the hub's address, ftp://hub.example, is no https address.",
+            broken + "its address is not valid.",
+        ],
         "closed": broken + "connection refused.",
         "token": f"LoginRequired: the token for {title} has characters that no token has.",
         "stranger": f"LoginRequired: {title} takes changes from users only.",

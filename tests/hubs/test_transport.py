@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 from raw_server import Handler, RawServer, Seen, answer, reset
@@ -25,6 +27,7 @@ from oscar_zoo.errors import (
     OscarZooError,
     RateLimited,
 )
+from oscar_zoo.hubs import session
 from oscar_zoo.hubs.transport import Limits, Reply, Transport, asked_to_wait
 
 CANARY = "hf_canaryCANARY"
@@ -159,6 +162,20 @@ def test_refused_connections_are_tried_once_more(pauses: list[float]) -> None:
     assert len(pauses) == 1
 
 
+def test_making_the_client_is_not_the_slowness_of_the_hub(
+    serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where many processes start at once, importing takes seconds."""
+    server, make = serve(script(GOOD)), session.http_client
+
+    def slow() -> Any:
+        threading.Event().wait(0.6)
+        return make()
+
+    monkeypatch.setattr(session, "http_client", slow)
+    assert hub(server, limits=Limits(answer=0.5)).get(server.url, limit=9, budget=0.5).body == b"content"
+
+
 def test_no_try_begins_that_has_no_time(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
     server = serve(script(BUSY))
     with pytest.raises(HubUnreachable):
@@ -233,7 +250,19 @@ def test_waits_add_up(serve: Callable[[Handler], RawServer], pauses: list[float]
     assert pauses == [25, 25]
 
 
-@pytest.mark.parametrize("text", ["soon", "-5", "1.5", "", "Mon, 99 Foo 2020 00:00:00 GMT", "٣"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "soon",
+        "-5",
+        "9" * 5000 + "x",
+        "21 Oct 99 1:2:3 -9999999999999999",
+        "1.5",
+        "",
+        "Mon, 99 Foo 2020 00:00:00 GMT",
+        "٣",
+    ],
+)
 def test_a_wait_that_is_none(text: str) -> None:
     assert asked_to_wait({"retry-after": text}) is None
 
