@@ -50,6 +50,7 @@ def open_hub(text: str | None = None, *, network: config.NetworkSettings | None 
         return LocalHub(path, must_exist=path != paths.default_zoo_dir())
     if scheme in ("hf", "ms"):
         return _open_remote(text, scheme, rest, network or config.load().network, sharing)
+    text = re.sub(r"//[^/@]*@", "//***@", text)  # somebody's password, in an address of another kind
     form = f"a hub in a folder is written file:{text}" if os.path.lexists(text) else _FORMS
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
 

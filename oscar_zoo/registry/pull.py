@@ -109,7 +109,7 @@ def pull(
     if here is not None:
         job.remember_copy(here.artifact.record)
         return here
-    with locks.held(locks.STORE, shared=True, root=store.root):
+    with locks.held(locks.STORE, shared=True, timeout=30, root=store.root):
         try:
             if offline and not job.hubs:
                 raise OfflineError.for_name(str(job.reference))

@@ -40,6 +40,13 @@ def test_anything_else_is_a_usage_error_that_says_how_to_write_it(text: str) -> 
     assert "file:" in (caught.value.hint or "")
 
 
+def test_a_password_in_what_is_no_hub_is_not_repeated() -> None:
+    with pytest.raises(UsageError) as caught:
+        open_hub("https://user:secret@hub.example/zoo")
+    assert "secret" not in caught.value.message
+    assert "user" not in caught.value.message
+
+
 def test_the_default_zoo_is_created_by_the_first_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSCAR_ZOO_DATA", str(tmp_path / "data"))
     hub = open_hub()
