@@ -246,14 +246,14 @@ def test_published_files_are_readable_by_all_and_writable_by_the_owner(hub: Loca
 
 
 def complete(hub: LocalHub) -> bool:
-    """Whether the version and the root files are whole or absent, the index never before the version."""
+    """Whether everything is there; each part is whole or absent, and the index comes last."""
     hub.refresh()
     there, index, card = hub.artifacts(), hub.root_file("index.json"), hub.root_file("README.md")
     assert there in ((), (ID,))
     assert index in (None, b"one") and card in (None, b"card")
     if there:
         assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
-    assert there or index is None
+    assert index is None or (there and card is not None)
     return bool(there) and index is not None and card is not None
 
 
