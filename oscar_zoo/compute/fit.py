@@ -68,8 +68,8 @@ def fit(moments: Moments, method: Method) -> FitResult:
         ComputeFailed: a layer or head was not observed, or not completely.
     """
     coverage = None
-    if method.needs != "nothing":
-        moments.check_coverage(weighted=method.needs == "weighted")
+    if method.needs:
+        moments.check_coverage(method.needs)
         coverage = Coverage(
             layers=len(moments.layers),
             q_heads=moments.geometry.num_q_heads,

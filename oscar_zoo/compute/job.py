@@ -119,7 +119,7 @@ def _read_data(options: ComputeOptions, loaded: LoadedModel, method: Method) -> 
     data = load_calibration(
         options.calib_data, loaded.tokenizer, tokens=options.calib_tokens, seq_len=seq_len, seed=options.seed
     )
-    if method.needs != "nothing" and data.tokens_used < loaded.block.head_dim:
+    if method.needs and data.tokens_used < loaded.block.head_dim:
         raise UsageError(
             f"{options.calib_data} gives {data.tokens_used} tokens for {loaded.block.head_dim} channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
@@ -133,11 +133,11 @@ def _artifact_id(options: ComputeOptions, method: Method, data: CalibrationData)
 
 
 def _capture(loaded: LoadedModel, method: Method, data: CalibrationData, progress: Progress) -> Moments:
-    if method.needs == "nothing":
+    if not method.needs:
         return Moments(loaded.block, {})
     try:
         capture = TransformersCapture(loaded)
-        return capture.capture(data.sequences, weighted=method.needs == "weighted", progress=progress)
+        return capture.capture(data.sequences, weighted="weighted" in method.needs, progress=progress)
     except torch.OutOfMemoryError:
         longest = max(len(sequence) for sequence in data.sequences)
         raise ComputeFailed(
@@ -149,7 +149,7 @@ def _capture(loaded: LoadedModel, method: Method, data: CalibrationData, progres
 def _facts(
     options: ComputeOptions, method: Method, loaded: LoadedModel, data: CalibrationData, artifact_id: ArtifactId
 ) -> Facts:
-    saw_data = method.needs != "nothing"
+    saw_data = bool(method.needs)
     device = loaded.device
     numerics = Numerics(
         forward_dtype=loaded.dtype,
@@ -179,7 +179,7 @@ def _notes(data: CalibrationData, method: Method) -> tuple[str, ...]:
     notes = []
     if data.tokens_used < data.tokens_requested:
         notes.append(f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens.")
-    if method.needs == "nothing":
+    if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
     elif data.tokens_used < ENOUGH_TOKENS:
         notes.append(f"{data.tokens_used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")

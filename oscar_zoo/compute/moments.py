@@ -1,16 +1,17 @@
-"""Streaming second moments of queries, keys and values: all that any fit needs, without keeping a single row.
+"""Streaming second moments of queries, keys, values and outputs: all that any fit needs, without keeping a single row.
 
 One `LayerMoments` per layer that owns a full-attention cache, sums in float64 with one leading axis of KV heads. Rows
-arrive in any number of blocks; sums of disjoint token sets add. The value target `sst` weighs each token by the key's
-energy along the queries of the whole set, so its sums need a second pass over the same tokens (`add_weighted`).
-`Moments.check_coverage` must pass before a fit: a head that was never observed still gives a file that looks valid.
+arrive in any number of blocks; sums of disjoint token sets add (`merge`), parts of tensor-parallel ranks join by head
+(`cat_heads`). The value target `sst` weighs each token by the key's energy along the queries of the whole set, so its
+sums need those queries first (`add_weighted`). `Moments.check_coverage` must pass before a fit: a head that was never
+observed still gives a file that looks valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +20,19 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import ComputeFailed
 
 CHUNK_ROWS = 1024
-"""Rows cast to float64 and multiplied at once."""
+"""Rows cast to float64 and multiplied in one product."""
+
+ROW_SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo")
+"""Sums over rows; those of disjoint token sets add."""
+WEIGHTED_SUMS = ("sst_num", "sst_den")
+"""Sums whose weights come from the queries of the whole token set; they add only for one common target."""
+_KEY_VALUE_SUMS = ("kk", "k_sum", "vv", "v_sum")
+
+SAME = 1e-6
+"""Largest relative difference between sums that must be equal, such as those of one KV head on two ranks."""
+
+Need = Literal["rows", "weighted", "outputs", "weights"]
+"""What a fit reads: sums of q, k, v; `sst_*`; `oo`; `wo`."""
 
 
 @dataclass
@@ -30,9 +43,14 @@ class LayerMoments:
         qq: `[num_kv_heads, d, d]`, q^T q over all tokens and the query heads of the group, after RoPE.
         kk, k_sum: `[num_kv_heads, d, d]` and `[num_kv_heads, d]`, k^T k and k after RoPE.
         vv, v_sum: `[num_kv_heads, dv, dv]` and `[num_kv_heads, dv]`, v^T v and v.
+        oo: `[num_kv_heads, dv, dv]`, o^T o over all tokens and the query heads of the group, o before o_proj.
         sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w with w = k A k^T.
+        heads: the model's index of each KV head on the leading axis.
+        wo: `[num_kv_heads, dv, dv]`, W_j^T W_j over the query heads of the group, W_j `[hidden, dv]` the columns of
+            o_proj that read head j; `None` until `set_weights`.
         tokens: rows of k and v seen by each KV head.
         query_rows: rows of q summed into each KV head: group size times tokens.
+        output_rows: rows of o summed into each KV head.
         weighted_tokens: rows in `sst_num`.
     """
 
@@ -41,15 +59,27 @@ class LayerMoments:
     k_sum: Tensor
     vv: Tensor
     v_sum: Tensor
+    oo: Tensor
     sst_num: Tensor
     sst_den: Tensor
+    heads: tuple[int, ...]
+    wo: Tensor | None = None
     tokens: int = 0
     query_rows: int = 0
+    output_rows: int = 0
     weighted_tokens: int = 0
 
     @classmethod
-    def zeros(cls, num_kv_heads: int, head_dim: int, v_head_dim: int, device: torch.device | str = "cpu") -> Self:
-        """Empty sums."""
+    def zeros(
+        cls,
+        num_kv_heads: int,
+        head_dim: int,
+        v_head_dim: int,
+        device: torch.device | str = "cpu",
+        *,
+        heads: Sequence[int] | None = None,
+    ) -> Self:
+        """Empty sums; `heads` are the model's indices of the KV heads where they are not 0, 1, .."""
 
         def zero(*shape: int) -> Tensor:
             return torch.zeros(num_kv_heads, *shape, dtype=torch.float64, device=device)
@@ -60,37 +90,37 @@ class LayerMoments:
             k_sum=zero(head_dim),
             vv=zero(v_head_dim, v_head_dim),
             v_sum=zero(v_head_dim),
+            oo=zero(v_head_dim, v_head_dim),
             sst_num=zero(v_head_dim, v_head_dim),
             sst_den=zero(),
+            heads=tuple(range(num_kv_heads) if heads is None else heads),
         )
 
-    def add(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def add(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None = None) -> None:
         """Add the rows of one block of tokens.
 
         Args:
             query: `[num_q_heads, T, d]` after norm and RoPE, before scaling; query head j belongs to KV head j // g.
             key: `[num_kv_heads, T, d]` after norm and RoPE, heads not repeated.
             value: `[num_kv_heads, T, dv]`.
+            output: `[num_q_heads, T, dv]` of attention, before any gate and o_proj; `None` leaves `oo` as it is.
 
         Raises:
             ComputeFailed: heads or rows do not fit each other.
         """
-        heads, tokens = key.shape[0], key.shape[1]
-        fits = heads == self.kk.shape[0] and query.shape[0] % heads == 0
-        if not fits or query.shape[1] != tokens or value.shape[:2] != key.shape[:2]:
-            raise ComputeFailed(
-                f"captured rows do not fit: q {tuple(query.shape)}, k {tuple(key.shape)}, v {tuple(value.shape)} "
-                f"for {self.kk.shape[0]} KV heads.",
-                hint="this attention layout is not supported",
-            )
-        rows = query.unflatten(0, (heads, -1)).flatten(1, 2)
-        self.qq += _gram(rows)
+        self._check_rows(query, key, value, output)
+        heads = len(self.heads)
+        queries = query.unflatten(0, (heads, -1)).flatten(1, 2)
+        self.qq += _gram(queries)
         self.kk += _gram(key)
         self.vv += _gram(value)
         self.k_sum += key.sum(1, dtype=torch.float64)
         self.v_sum += value.sum(1, dtype=torch.float64)
-        self.tokens += tokens
-        self.query_rows += rows.shape[1]
+        self.tokens += key.shape[1]
+        self.query_rows += queries.shape[1]
+        if output is not None:
+            self.oo += _gram(output.unflatten(0, (heads, -1)).flatten(1, 2))
+            self.output_rows += queries.shape[1]
 
     def add_weighted(self, key: Tensor, value: Tensor, target: Tensor) -> None:
         """Add w v^T v and w = k A k^T for one block of tokens.
@@ -98,7 +128,7 @@ class LayerMoments:
         Args:
             key: `[num_kv_heads, T, d]`, the same rows as in `add`.
             value: `[num_kv_heads, T, dv]`.
-            target: A, `[num_kv_heads, d, d]` float64, of the whole token set.
+            target: A, `[num_kv_heads, d, d]` float64, of the whole token set: `estimators.qqt` of the finished sums.
         """
         for k, v in zip(key.split(CHUNK_ROWS, 1), value.split(CHUNK_ROWS, 1), strict=True):
             k, v = k.double(), v.double()
@@ -107,28 +137,115 @@ class LayerMoments:
             self.sst_den += weight.sum(-1)
         self.weighted_tokens += key.shape[1]
 
-    def merge(self, other: LayerMoments) -> None:
-        """Add the sums of a disjoint token set of the same layer.
+    def set_weights(self, o_proj: Tensor) -> None:
+        """Compute `wo` from the output projection.
+
+        Args:
+            o_proj: `[hidden, num_q_heads * dv]`, columns in the order of the query heads, dequantized; a rank of a
+                tensor-parallel group gives the columns of its own query heads.
 
         Raises:
-            ComputeFailed: either side already has weighted sums, whose weights knew only its own queries.
+            ComputeFailed: the columns are no whole number of query heads per KV head.
         """
+        heads, width = self.vv.shape[0], self.vv.shape[-1]
+        if o_proj.dim() != 2 or o_proj.shape[1] % (heads * width):
+            raise _do_not_fit(f"o_proj {tuple(o_proj.shape)}", self)
+        rows = o_proj.unflatten(1, (heads, -1, width)).permute(1, 2, 0, 3).flatten(1, 2)
+        self.wo = _gram(rows).to(self.vv.device)
+
+    def merge(self, other: LayerMoments) -> None:
+        """Add the sums of a disjoint token set of the same layer and heads.
+
+        Raises:
+            ComputeFailed: other heads, other weights, or either side already has weighted sums, whose weights knew
+                only its own queries: merge first, then weigh all tokens with the target of the whole.
+        """
+        if self.heads != other.heads or self.kk.shape != other.kk.shape or self.vv.shape != other.vv.shape:
+            raise ComputeFailed("moments of different heads do not add.", hint="join them with cat_heads")
         if self.weighted_tokens or other.weighted_tokens:
             raise ComputeFailed(
                 "moments cannot be merged after the weighted pass.", hint="merge first, then weigh all tokens"
             )
-        for name in ("qq", "kk", "k_sum", "vv", "v_sum"):
-            getattr(self, name).add_(getattr(other, name))
+        if self.wo is not None and other.wo is not None and not _same(self.wo, other.wo):
+            raise ComputeFailed("moments of different weights do not add.", hint="use one revision of one model")
+        for name in ROW_SUMS:
+            getattr(self, name).add_(getattr(other, name).to(self.qq.device))
+        self.wo = other.wo if self.wo is None else self.wo
         self.tokens += other.tokens
         self.query_rows += other.query_rows
+        self.output_rows += other.output_rows
+
+    def add_sst(self, other: LayerMoments) -> None:
+        """Add only the weighted sums of `other`, whose weights came from the same target as those of this one.
+
+        For data parallel captures: the ranks reduce `ROW_SUMS` and their counts first, so that all hold the sums of
+        the whole set; each weighs its own rows with that one target; then the weighted sums add.
+
+        Raises:
+            ComputeFailed: more tokens would be weighted than were seen.
+        """
+        if self.weighted_tokens + other.weighted_tokens > self.tokens:
+            raise ComputeFailed(
+                f"{self.weighted_tokens + other.weighted_tokens} weighted tokens of {self.tokens} seen.",
+                hint="sums of rows must be complete before the weighted pass",
+            )
+        for name in WEIGHTED_SUMS:
+            getattr(self, name).add_(getattr(other, name).to(self.qq.device))
+        self.weighted_tokens += other.weighted_tokens
+
+    @classmethod
+    def cat_heads(cls, parts: Sequence[LayerMoments]) -> LayerMoments:
+        """Join what tensor-parallel ranks saw of one layer over the same tokens, in ascending order of KV heads.
+
+        A KV head on one rank is taken as it is. Where several ranks hold the same KV head they have the same keys and
+        values and different query heads: kk, k_sum, vv, v_sum are taken once, qq, oo and wo added. The weighted sums
+        are linear in the target; their mean, weighted by query rows, is right both for targets of each rank's own
+        queries and for one common target.
+
+        Raises:
+            ComputeFailed: replicas of a head differ, or the ranks did not see the same tokens.
+        """
+        holders: dict[int, list[tuple[LayerMoments, int]]] = {}
+        for part in parts:
+            for position, head in enumerate(part.heads):
+                holders.setdefault(head, []).append((part, position))
+        joined = [_join_replicas(head, held) for head, held in sorted(holders.items())]
+        counts = {(one.tokens, one.query_rows, one.output_rows, one.weighted_tokens) for one in joined}
+        if len(counts) != 1:
+            raise _uncovered(f"KV heads saw different numbers of rows: {sorted(counts)}")
+        first = joined[0]
+        sums = {name: torch.cat([getattr(one, name) for one in joined]) for name in (*ROW_SUMS, *WEIGHTED_SUMS)}
+        weights = [one.wo for one in joined if one.wo is not None]
+        return LayerMoments(
+            **sums,
+            heads=tuple(sorted(holders)),
+            wo=torch.cat(weights) if len(weights) == len(joined) else None,
+            tokens=first.tokens,
+            query_rows=first.query_rows,
+            output_rows=first.output_rows,
+            weighted_tokens=first.weighted_tokens,
+        )
+
+    def _check_rows(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None) -> None:
+        heads, tokens, width = len(self.heads), key.shape[1], self.kk.shape[-1]
+        fits = (
+            key.shape == (heads, tokens, width)
+            and value.shape == (heads, tokens, self.vv.shape[-1])
+            and query.shape[0] % heads == 0
+            and query.shape[1:] == (tokens, width)
+            and (output is None or output.shape == (query.shape[0], tokens, self.vv.shape[-1]))
+        )
+        if not fits:
+            shapes = f"q {tuple(query.shape)}, k {tuple(key.shape)}, v {tuple(value.shape)}"
+            raise _do_not_fit(shapes if output is None else f"{shapes}, o {tuple(output.shape)}", self)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """The sums of all layers of one model.
+    """The sums of all layers of one model, or of the part of it that one rank holds.
 
     Attributes:
-        geometry: of the model; says which layers and heads there must be.
+        geometry: of the whole model; says which layers and heads there must be.
         layers: by decoder layer index; empty when a method needs no data.
     """
 
@@ -136,51 +253,127 @@ class Moments:
     layers: Mapping[int, LayerMoments]
 
     @classmethod
-    def zeros(cls, geometry: Geometry, device: torch.device | str = "cpu") -> Self:
-        """Empty sums for every layer of `geometry`."""
-        shape = (geometry.num_kv_heads, geometry.head_dim, geometry.v_head_dim)
-        return cls(geometry, {layer: LayerMoments.zeros(*shape, device) for layer in geometry.attention_layers})
+    def zeros(
+        cls, geometry: Geometry, device: torch.device | str = "cpu", *, heads: Sequence[int] | None = None
+    ) -> Self:
+        """Empty sums for every layer of `geometry`, of all KV heads or of those with the model's indices `heads`."""
+        shape = (geometry.num_kv_heads if heads is None else len(heads), geometry.head_dim, geometry.v_head_dim)
+        layers = {layer: LayerMoments.zeros(*shape, device=device, heads=heads) for layer in geometry.attention_layers}
+        return cls(geometry, layers)
 
     @property
     def tokens(self) -> int:
         """Tokens every layer saw, once `check_coverage` passed; 0 without layers."""
         return min((layer.tokens for layer in self.layers.values()), default=0)
 
-    def check_coverage(self, *, weighted: bool) -> None:
+    def merge(self, other: Moments) -> None:
+        """Add a disjoint token set of the same layers and heads; see `LayerMoments.merge`."""
+        if self.geometry != other.geometry or self.layers.keys() != other.layers.keys():
+            raise ComputeFailed("moments of different layers do not add.", hint="use parts of one model")
+        for layer_id, layer in self.layers.items():
+            layer.merge(other.layers[layer_id])
+
+    @classmethod
+    def cat_heads(cls, parts: Sequence[Moments]) -> Moments:
+        """Join the heads of tensor-parallel ranks, layer by layer; see `LayerMoments.cat_heads`."""
+        first = parts[0]
+        if any(part.geometry != first.geometry or part.layers.keys() != first.layers.keys() for part in parts):
+            raise ComputeFailed("ranks of one group hold different layers.", hint="use parts of one capture")
+        layers = {layer: LayerMoments.cat_heads([part.layers[layer] for part in parts]) for layer in first.layers}
+        return cls(first.geometry, layers)
+
+    def check_coverage(self, needs: Set[Need]) -> None:
         """Prove that every layer and head of the model was observed, equally often and with finite energy.
 
         Args:
-            weighted: whether the second pass must have run as well.
+            needs: what the fit reads; the sums of q, k and v are checked for every fit that needs anything.
 
         Raises:
             ComputeFailed: anything is missing; a fit would look valid and be wrong.
         """
-        geometry = self.geometry
-        if tuple(sorted(self.layers)) != geometry.attention_layers:
-            missing = sorted(set(geometry.attention_layers) ^ set(self.layers))
+        if not needs:
+            return
+        if tuple(sorted(self.layers)) != self.geometry.attention_layers:
+            missing = sorted(set(self.geometry.attention_layers) ^ set(self.layers))
             raise _uncovered(f"layers {missing} were captured or expected, not both")
         first = next(iter(self.layers.values())).tokens
         for layer_id, layer in self.layers.items():
-            _check_layer(layer_id, layer, geometry, tokens=first, weighted=weighted)
+            _check_counts(layer_id, layer, self.geometry, first, needs)
+            _check_traces(layer_id, layer, needs)
 
 
-def _check_layer(layer_id: int, layer: LayerMoments, geometry: Geometry, *, tokens: int, weighted: bool) -> None:
+def _check_counts(layer_id: int, layer: LayerMoments, geometry: Geometry, tokens: int, needs: Set[Need]) -> None:
     heads = geometry.num_kv_heads
     group = geometry.num_q_heads // heads
-    if layer.kk.shape[0] != heads:
-        raise _uncovered(f"layer {layer_id} has {layer.kk.shape[0]} KV heads, the model {heads}")
+    if layer.heads != tuple(range(heads)):
+        raise _uncovered(f"layer {layer_id} has the KV heads {list(layer.heads)}, the model {heads}")
     if layer.tokens == 0 or layer.tokens != tokens:
         raise _uncovered(f"layer {layer_id} saw {layer.tokens} tokens, another layer {tokens}")
-    if layer.query_rows != group * layer.tokens:
-        raise _uncovered(f"layer {layer_id} saw {layer.query_rows} query rows, expected {group} x {layer.tokens}")
-    if weighted and layer.weighted_tokens != layer.tokens:
-        raise _uncovered(f"layer {layer_id} weighed {layer.weighted_tokens} of {layer.tokens} tokens")
-    for name in ("qq", "kk", "vv", *(["sst_num"] if weighted else [])):
+    if layer.query_rows != group * tokens:
+        raise _uncovered(f"layer {layer_id} saw {layer.query_rows} query rows, expected {group} x {tokens}")
+    if "weighted" in needs and layer.weighted_tokens != tokens:
+        raise _uncovered(f"layer {layer_id} weighed {layer.weighted_tokens} of {tokens} tokens")
+    if "outputs" in needs and layer.output_rows != group * tokens:
+        raise _uncovered(f"layer {layer_id} saw {layer.output_rows} output rows, expected {group} x {tokens}")
+    if "weights" in needs and layer.wo is None:
+        raise _uncovered(f"layer {layer_id} has no output projection")
+
+
+def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
+    optional: Mapping[Need, str] = {"weighted": "sst_num", "outputs": "oo", "weights": "wo"}
+    for name in ("qq", "kk", "vv", *(optional[need] for need in optional if need in needs)):
         trace = torch.diagonal(getattr(layer, name), dim1=-2, dim2=-1).sum(-1)
         bad = ~(torch.isfinite(trace) & (trace > 0))
         if bool(bad.any()):
             head = int(bad.nonzero()[0])
-            raise _uncovered(f"layer {layer_id}, KV head {head}: trace of {name} is {float(trace[head]):.3g}")
+            value = float(trace[head])
+            raise ComputeFailed(
+                f"layer {layer_id}, KV head {layer.heads[head]}: trace of {name} is {value:.3g}.",
+                hint="the model computes nothing there that can be calibrated; try --dtype float32",
+            )
+
+
+def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> LayerMoments:
+    """One KV head from the ranks that hold it; keys and values once, what belongs to query heads added."""
+    parts = [_one_head(part, position) for part, position in held]
+    first = parts[0]
+    for part in parts[1:]:
+        if part.tokens != first.tokens or part.weighted_tokens != first.weighted_tokens:
+            raise _uncovered(f"ranks saw {first.tokens} and {part.tokens} tokens of KV head {head}")
+        if not all(_same(getattr(first, name), getattr(part, name)) for name in _KEY_VALUE_SUMS):
+            raise _uncovered(f"ranks that share KV head {head} saw different keys or values")
+        rows = first.query_rows + part.query_rows
+        for name in WEIGHTED_SUMS:
+            mine, theirs = getattr(first, name) * first.query_rows, getattr(part, name) * part.query_rows
+            setattr(first, name, (mine + theirs) / max(rows, 1))
+        first.qq += part.qq
+        first.oo += part.oo
+        first.wo = None if first.wo is None or part.wo is None else first.wo + part.wo
+        first.query_rows = rows
+        first.output_rows += part.output_rows
+    return first
+
+
+def _one_head(layer: LayerMoments, position: int) -> LayerMoments:
+    """A copy of one head, on the CPU."""
+    sums = {
+        name: getattr(layer, name)[position : position + 1].to("cpu", copy=True) for name in (*ROW_SUMS, *WEIGHTED_SUMS)
+    }
+    return LayerMoments(
+        **sums,
+        heads=(layer.heads[position],),
+        wo=None if layer.wo is None else layer.wo[position : position + 1].to("cpu", copy=True),
+        tokens=layer.tokens,
+        query_rows=layer.query_rows,
+        output_rows=layer.output_rows,
+        weighted_tokens=layer.weighted_tokens,
+    )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two sums differ by rounding only, relative to the largest entry."""
+    difference = (one - other.to(one.device)).abs().max()
+    return bool(difference <= SAME * one.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
 
 
 def _gram(rows: Tensor) -> Tensor:
@@ -190,6 +383,13 @@ def _gram(rows: Tensor) -> Tensor:
         x = chunk.double()
         total += x.mT @ x
     return total
+
+
+def _do_not_fit(shapes: str, layer: LayerMoments) -> ComputeFailed:
+    return ComputeFailed(
+        f"captured rows do not fit: {shapes} for {len(layer.heads)} KV heads.",
+        hint="this attention layout is not supported",
+    )
 
 
 def _uncovered(what: str) -> ComputeFailed:

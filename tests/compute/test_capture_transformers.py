@@ -48,7 +48,7 @@ def attention_rows(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Ten
 @pytest.mark.parametrize("layer", [0, 1])
 def test_moments_are_those_of_the_rows(loaded: LoadedModel, layer: int) -> None:
     moments = TransformersCapture(loaded).capture(SEQUENCES, weighted=True)
-    moments.check_coverage(weighted=True)
+    moments.check_coverage(frozenset({"rows", "weighted"}))
     query, key, value = attention_rows(loaded, layer)
     tokens, group = key.shape[1], query.shape[0] // key.shape[0]
     for head in range(key.shape[0]):

@@ -100,23 +100,23 @@ def test_rows_of_another_geometry_are_refused() -> None:
 
 def test_complete_moments_pass() -> None:
     moments = observed(tokens=12)
-    moments.check_coverage(weighted=True)
+    moments.check_coverage(frozenset({"rows", "weighted"}))
     assert moments.tokens == 12
 
 
 def test_a_layer_never_reached_is_found() -> None:
     moments = observed()
     with pytest.raises(ComputeFailed, match=r"layers \[2\]"):
-        dataclasses.replace(moments, layers={0: moments.layers[0]}).check_coverage(weighted=True)
+        dataclasses.replace(moments, layers={0: moments.layers[0]}).check_coverage(frozenset({"rows", "weighted"}))
     with pytest.raises(ComputeFailed, match="saw 0 tokens"):
-        Moments.zeros(GEOMETRY).check_coverage(weighted=False)
+        Moments.zeros(GEOMETRY).check_coverage(frozenset({"rows"}))
 
 
 def test_layers_must_have_seen_the_same_tokens() -> None:
     moments = observed()
     moments.layers[2].add(*rows(3))
     with pytest.raises(ComputeFailed, match="layer 2 saw 15 tokens, another layer 12"):
-        moments.check_coverage(weighted=False)
+        moments.check_coverage(frozenset({"rows"}))
 
 
 def test_query_heads_of_one_rank_only_are_found() -> None:
@@ -126,15 +126,15 @@ def test_query_heads_of_one_rank_only_are_found() -> None:
     partial.add(query[:2], key, value)
     layers = {**moments.layers, 2: partial}
     with pytest.raises(ComputeFailed, match="layer 2 saw 12 query rows, expected 2 x 12"):
-        dataclasses.replace(moments, layers=layers).check_coverage(weighted=False)
+        dataclasses.replace(moments, layers=layers).check_coverage(frozenset({"rows"}))
 
 
 def test_a_missing_weighted_pass_is_found() -> None:
     moments = observed()
     moments.layers[2].weighted_tokens = 0
-    moments.check_coverage(weighted=False)
+    moments.check_coverage(frozenset({"rows"}))
     with pytest.raises(ComputeFailed, match="layer 2 weighed 0 of 12"):
-        moments.check_coverage(weighted=True)
+        moments.check_coverage(frozenset({"rows", "weighted"}))
 
 
 @pytest.mark.parametrize("name", ["qq", "kk", "vv", "sst_num"])
@@ -143,4 +143,4 @@ def test_dead_and_broken_heads_are_found(name: str, value: float) -> None:
     moments = observed()
     getattr(moments.layers[2], name)[1] = value
     with pytest.raises(ComputeFailed, match=f"layer 2, KV head 1: trace of {name}"):
-        moments.check_coverage(weighted=True)
+        moments.check_coverage(frozenset({"rows", "weighted"}))

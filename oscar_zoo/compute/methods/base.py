@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +14,9 @@ from numpy.typing import NDArray
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimators
 from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.moments import Moments, Need
 
 Matrix = NDArray[np.float64]
-Need = Literal["nothing", "rows", "weighted"]
-"""No calibration at all; the first pass of the capture; both passes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Method:
     Attributes:
         name: as on the command line and in `fit.method`.
         variant: last part of the artifact's tag; `None` for the default method.
-        needs: how much of the capture it reads.
+        needs: what it reads of the capture; empty for a method without data.
         estimators: ids of what it targets; `None` without data.
         composition: how eigenvectors become matrices; `None` where that does not apply.
         fit: moments with full coverage to transforms.
@@ -52,7 +49,7 @@ class Method:
 
     name: str
     variant: str | None
-    needs: Need
+    needs: frozenset[Need]
     estimators: Estimators | None
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]

@@ -28,7 +28,7 @@ def _side(geometry: Geometry, role: Role) -> RotationSet:
 METHOD = Method(
     name="hadamard",
     variant="hadamard",
-    needs="nothing",
+    needs=frozenset(),
     estimators=None,
     composition=Composition(id="hadamard", hadamard="sylvester"),
     fit=fit,

@@ -50,7 +50,7 @@ def _layer(layer_id: int, covariance: NDArray[np.float64]) -> LayerTransform:
 METHOD = Method(
     name="oscar",
     variant=None,
-    needs="weighted",
+    needs=frozenset({"rows", "weighted"}),
     estimators=Estimators(k=Estimator(id="qqt/1"), v=Estimator(id="sst/1")),
     composition=R_H_PBR,
     fit=fit,
