@@ -9,16 +9,13 @@ where there are locks, which makes the comparison with `Change.parent` exact. Li
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import random
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from oscar_zoo.artifact import durable
+from oscar_zoo.artifact import durable, locks
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.names import ArtifactId, check_part
@@ -174,20 +171,13 @@ class LocalHub:
     def _turn(self) -> Iterator[None]:
         """Be the only writer; where the file system has no locks, one of several."""
         descriptor = os.open(self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while not _locked(descriptor):
-                if time.monotonic() > deadline:
-                    raise StorageError(
-                        f"another process has been writing to {self.title} for {_LOCK_SECONDS} s.",
-                        hint="nothing was written; run it again when the other one is done",
-                    )
-                time.sleep(random.uniform(0.001, 0.02))
+        with locks.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
+            if state == "late":
+                raise StorageError(
+                    f"another process has been writing to {self.title} for {_LOCK_SECONDS} s.",
+                    hint="nothing was written; run it again when the other one is done",
+                )
             yield
-        finally:
-            with contextlib.suppress(OSError):  # closing is not enough while a forked child has the same open file
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
 
     def _pinned_index(self) -> bytes | None:
         if self._view is None:
@@ -217,17 +207,6 @@ class LocalHub:
 
 def _token(index: bytes | None) -> str:
     return sha256_hex(index or b"")
-
-
-def _locked(descriptor: int) -> bool:
-    """Try to lock; what cannot be locked at all counts as locked."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _folders(folder: Path) -> list[str]:

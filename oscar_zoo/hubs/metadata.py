@@ -14,17 +14,15 @@ not for long, and nothing is wrong when two fetch it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable
+from oscar_zoo.artifact import durable, locks
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.errors import OscarZooError
@@ -67,7 +65,8 @@ class MetadataCache:
         data = _read(place, title)
         if data is not None:
             return data
-        with _held(self._folder / "locks" / f"{sha256_hex(title.encode())[0]}.lock"):
+        lock = self._folder / "locks" / f"{sha256_hex(title.encode())[0]}.lock"
+        with locks.held_file(lock, timeout=LOCK_SECONDS):
             data = _read(place, title)
             if data is None:
                 data = fetch()
@@ -110,27 +109,3 @@ def _read(place: Path, title: str) -> bytes | None:
         return None
     head, _, data = stored.partition(b"\n")
     return data if head + b"\n" == _header(title, data) else None
-
-
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold the lock `path` while the body runs, or run it without where that takes too long or does not work."""
-    try:
-        durable.make_folders(path.parent, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield
-        return
-    try:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:
-                break
-        yield
-    finally:
-        os.close(descriptor)

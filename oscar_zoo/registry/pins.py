@@ -16,13 +16,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact import durable, locks, strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
 from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound
-from oscar_zoo.registry import locks
 from oscar_zoo.registry.index import IndexFile
 
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from oscar_zoo.artifact import locks
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
@@ -27,7 +28,7 @@ from oscar_zoo.errors import (
     RevisionNotFound,
 )
 from oscar_zoo.hubs.base import Hub, Progress
-from oscar_zoo.registry import locks, pins, trust
+from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import first_answer
 from oscar_zoo.registry.fetch import fetch_files, refuse, verify_payload

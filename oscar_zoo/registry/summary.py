@@ -78,9 +78,14 @@ def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterabl
 
 
 def _offered(view: HubView, artifact: ArtifactId) -> dict[str, Any]:
-    """What the hub's manifest says; a remote hub is not asked for one manifest after the other."""
+    """What the hub's manifest says; a remote hub is not asked for one manifest after the other, its index has to do."""
     if view.is_remote:
-        return _bare(artifact)
+        entry = view.index.entry(artifact)
+        known = entry.summary if entry is not None else None
+        if known is None:
+            return _bare(artifact)
+        facts = ("method", "format_version", "bits_per_element")
+        return _bare(artifact) | {name: getattr(known, name) for name in facts}
     return _row(artifact, partial(view.hub.fetch, artifact, FILE_NAME, limit=strict_json.MAX_BYTES))
 
 

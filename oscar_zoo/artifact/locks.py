@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable
@@ -22,6 +23,7 @@ from oscar_zoo.artifact.digest import sha256_hex
 STORE = "store"
 """The lock of the whole store."""
 _LONGEST_SLEEP = 0.05
+State = Literal["held", "late", "none"]
 
 
 @contextlib.contextmanager
@@ -37,16 +39,35 @@ def held(name: str, *, timeout: float = 600.0, shared: bool = False, root: Path 
         shared: together with other shared holders, against exclusive ones.
         root: the folder of the store; default the cache folder of this user.
     """
-    descriptor = _open((root or paths.cache_dir()) / "locks" / f"{sha256_hex(name.encode())[:16]}.lock")
+    path = (root or paths.cache_dir()) / "locks" / f"{sha256_hex(name.encode())[:16]}.lock"
+    with held_file(path, timeout=timeout, shared=shared) as locked:
+        yield locked
+
+
+@contextlib.contextmanager
+def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[bool]:
+    """The same for the lock file `path`, which is created where that can be."""
+    descriptor = _open(path)
     if descriptor is None:
         yield False
         return
+    with held_descriptor(descriptor, timeout=timeout, shared=shared) as state:
+        yield state == "held"
+
+
+@contextlib.contextmanager
+def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) -> Iterator[State]:
+    """The same for an open lock file, which is closed at the end.
+
+    Returns:
+        `held`; `late` when others held it until `timeout`; `none` where the file system has no locks.
+    """
     try:
-        locked = _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout)
+        state = _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout)
         try:
-            yield locked
+            yield state
         finally:
-            if locked:  # closing is not enough while a forked child has the same open file
+            if state == "held":  # closing is not enough while a forked child has the same open file
                 with contextlib.suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
@@ -62,8 +83,7 @@ def _open(path: Path) -> int | None:
         return None
 
 
-def _lock(descriptor: int, kind: int, deadline: float) -> bool:
-    """Try until `deadline`; False when it passed, or when the file system knows no locks."""
+def _lock(descriptor: int, kind: int, deadline: float) -> State:
     sleep = 0.001
     while True:
         try:
@@ -71,10 +91,10 @@ def _lock(descriptor: int, kind: int, deadline: float) -> bool:
         except BlockingIOError:
             left = deadline - time.monotonic()
             if left <= 0:
-                return False
+                return "late"
             time.sleep(min(sleep, left))
             sleep = min(2 * sleep, _LONGEST_SLEEP)
         except OSError:
-            return False
+            return "none"
         else:
-            return True
+            return "held"
