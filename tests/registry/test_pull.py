@@ -212,13 +212,13 @@ def test_the_recipes_geometry_decides_not_the_manifests(tmp_path: Path, store: S
 
 
 class FlakyHub(LocalHub):
-    """Delivers the first `bad` fetches of rotation files with one byte changed."""
+    """Delivers the first `bad` fetches of the K file with one byte changed."""
 
     bad = 0
 
     def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
         data = super().fetch(artifact, path, limit=limit, progress=progress)
-        if path == FILE_NAME or self.bad == 0:
+        if path != K_NAME or self.bad == 0:
             return data
         self.bad -= 1
         return data[:-1] + bytes([data[-1] ^ 1])
