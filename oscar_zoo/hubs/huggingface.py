@@ -265,17 +265,15 @@ def _unwrapped(call: Callable[[], T]) -> T:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the client says and draws on stderr."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
-    level, drawing = logger.level, not are_progress_bars_disabled()
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logger.setLevel(logging.ERROR)
-        disable_progress_bars()
         try:
-            yield
+            with disable_progress_bars():
+                yield
         finally:
             logger.setLevel(level)
-            if drawing:
-                enable_progress_bars()

@@ -13,6 +13,7 @@ import pytest
 from raw_server import Handler, RawServer, Seen, answer, reset
 
 from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, MalformedFile
+from oscar_zoo.hubs import session
 from oscar_zoo.hubs.transport import Limits, Reply, Transport
 
 CANARY = "hf_canaryCANARY"
@@ -90,6 +91,15 @@ def test_a_body_that_drips(serve: Callable[..., RawServer]) -> None:
     slow = hub(server, rate_window=0.3)
     ends_soon(lambda: slow.get(server.url, limit=100_000), HubTimeout, "less than 10,000 bytes per second")
     ends_soon(lambda: hub(server).get(server.url, limit=100_000, budget=0.5), HubTimeout, "was not done")
+
+
+def test_a_good_start_does_not_make_up_for_what_drips_later(serve: Callable[..., RawServer]) -> None:
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(answer(b"x" * 4_000_000, Content_Length=5_000_000))
+        server.drip(connection, b"x" * 1_000_000, pause=0.02)
+
+    server = serve(handle)
+    ends_soon(lambda: hub(server, rate_window=0.3).get(server.url, limit=5_000_000), HubTimeout, "less than 10,000")
 
 
 def test_the_header_of_a_chunk_that_drips(serve: Callable[..., RawServer]) -> None:
@@ -269,6 +279,20 @@ def test_another_address_than_the_hub_gets_no_token(serve: Callable[..., RawServ
     hub(home, token=CANARY).get(other.url, limit=9)
     hub(home, token=CANARY).get(f"http://localhost:{home.port}", limit=9)
     assert not any(has_token(seen) for seen in home.requests + other.requests)
+
+
+def test_a_login_of_the_shared_client_itself_goes_nowhere(
+    serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may have set up the client for a proxy or a hub of its own."""
+    make = type(session.http_client())
+    with make(auth=("user", CANARY), headers={"Authorization": CANARY, "Cookie": CANARY}) as client:
+        monkeypatch.setattr(session, "http_client", lambda: client)
+        server = serve(saying(answer()))
+        hub(server).get(server.url, limit=9)
+        assert not has_token(server.requests[0]) and "authorization" not in server.requests[0].headers
+        hub(server, token="own").get(server.url, limit=9)
+        assert server.requests[1].headers["authorization"] == "Bearer own"
 
 
 def test_a_relative_redirect_stays_at_home(serve: Callable[..., RawServer]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hub_clients import HUB_2, VERSIONS
 from hub_server import HubServer
+from hub_tls import OPENSSL
 from raw_server import RawServer, answer
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -366,6 +367,7 @@ def test_offline_mode_asks_nobody(server: HubServer, monkeypatch: pytest.MonkeyP
 
 START = """
 import json, os, sys
+from functools import partial
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs import huggingface
@@ -461,6 +463,36 @@ def test_round_trip(server: HubServer, tmp_path: Path, version: int) -> None:
     assert repo.tags == {"oz-a": published.oid, "oz-b": published.oid}
     assert not any("xet" in record.path for record in server.requests)
     assert all(record.credentials == (record.method != "PUT") for record in server.requests)
+
+
+OVER_TLS = """
+there = hub("org/name")
+found["cdn"] = len(there.fetch(ID, "k.pt", limit=1 << 20))
+found["http"] = fails(partial(there.fetch, ID, "v.pt", limit=1 << 20))
+found["file"] = len(there.fetch(ID, "oscar.json", limit=99))
+os.environ["HF_ENDPOINT"] = sys.argv[1]
+found["stranger"] = fails(hub("org/else").artifacts)
+"""
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make a certificate with")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_over_tls_redirects_stay_there(tmp_path: Path, version: int) -> None:
+    with HubServer(tls=True) as server, HubServer(tls=True) as stranger:
+        server.repository("org/name", files=FILES)
+        server.fault("redirect", "*/k.pt", to="cdn")
+        server.fault("redirect", "*/v.pt", to="http")
+        found = child(server, tmp_path, version, OVER_TLS, stranger.url)
+        elsewhere = [(record.host, record.credentials) for record in server.requests if record.host != "origin"]
+    unreachable = "HubUnreachable: Hugging Face org/{} cannot be reached: "
+    assert found == {
+        "cdn": len(K),
+        "http": unreachable.format("name") + "it redirects out of TLS.",
+        "file": 8,
+        "stranger": unreachable.format("else") + "its certificate is not trusted.",
+    }
+    assert elsewhere == [("cdn", False)]
+    assert stranger.requests == []
 
 
 READ_ONLY = "Forbidden: {} does not allow writing with this account."

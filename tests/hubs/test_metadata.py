@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,6 +157,29 @@ def test_only_the_newest_commits_are_kept() -> None:
     MetadataCache("other").listing(COMMIT, Hub())
     left = [entry.name for entry in home.iterdir() if len(entry.name) == 40]
     assert sorted(left) == commits[:MAX_COMMITS]
+
+
+def test_a_clock_that_went_back_does_not_cost_the_commit_in_use() -> None:
+    commits = [f"{number:040x}" for number in range(MAX_COMMITS)]
+    for commit in commits:
+        MetadataCache("hub").listing(commit, Hub())
+    for place in kept():
+        os.utime(place.parent, (1 << 33, 1 << 33))
+    hub = Hub()
+    for _ in range(2):
+        MetadataCache("hub").listing(COMMIT, hub)
+    assert hub.asked == 1
+
+
+def test_what_a_killed_process_left_is_removed() -> None:
+    MetadataCache("hub").listing(COMMIT, Hub())
+    (place,) = kept()
+    for age, name in ((0, ".tmp.new"), (7200, ".tmp.old")):
+        (place.parent / name).write_bytes(b"half")
+        os.utime(place.parent / name, (time.time() - age,) * 2)
+    place.unlink()
+    MetadataCache("hub").listing(COMMIT, Hub())
+    assert sorted(path.name for path in kept()) == [".tmp.new", "listing.json"]
 
 
 def test_folders_are_private() -> None:

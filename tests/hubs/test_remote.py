@@ -22,6 +22,7 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.hubs import remote
 from oscar_zoo.hubs.base import MAX_ROOT_BYTES, Change, Commit, Hub, HubFile
+from oscar_zoo.hubs.metadata import MetadataCache
 from oscar_zoo.hubs.remote import RemoteHub, git_oid
 
 K = bytes(range(256)) * 20
@@ -287,6 +288,12 @@ def test_refused_metadata_is_not_kept() -> None:
         source.lies = 99
 
 
+def test_what_is_kept_must_match_the_listing_too() -> None:
+    source = Repository()
+    MetadataCache(source.key).file(OLD, "index.json", lambda: b"[]")
+    assert RemoteHub(source).root_file("index.json") == b"{}"
+
+
 def test_metadata_in_lfs_is_compared_by_sha256() -> None:
     source = Repository(large=(".pt", ".json"), lie=lambda data: data[::-1])
     with pytest.raises(DigestMismatchError, match="sha256"):
@@ -323,6 +330,15 @@ def test_a_version_that_exists_is_never_sent_again(artifact: ArtifactId) -> None
     with pytest.raises(StaleRevision, match="already on Some Hub"):
         RemoteHub(source).commit(change(artifact))
     assert source.changes == []
+
+
+def test_a_version_is_looked_for_where_the_change_starts() -> None:
+    source = Repository({OLD: dict(FILES), NEW: {"index.json": b"{}"}}, NEW)
+    hub = RemoteHub(source)
+    assert hub.artifacts() == ()
+    with pytest.raises(StaleRevision):
+        hub.commit(change(QWEN, parent=OLD))
+    hub.commit(change(QWEN, parent=NEW))
 
 
 def test_root_files_may_be_replaced() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -52,10 +53,9 @@ print(json.dumps(found))
 
 
 def run(*path: Path) -> dict[str, str]:
-    import json
-
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "tests" / "support")))}
+    folders = (*path, ROOT, ROOT / "tests" / "support")
+    environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(map(str, folders))}
     child = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120)
     assert child.returncode == 0, child.stderr
     assert "canary" not in child.stdout + child.stderr

@@ -176,6 +176,26 @@ def test_making_the_client_is_not_the_slowness_of_the_hub(
     assert hub(server, limits=Limits(answer=0.5)).get(server.url, limit=9, budget=0.5).body == b"content"
 
 
+def test_a_client_that_somebody_closed_is_made_anew(
+    serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """huggingface_hub closes the client of all threads when one of them cannot connect."""
+    server, make = serve(script(GOOD)), session.http_client
+    closed = type(make())()
+    closed.close()
+    clients = iter([closed])
+    monkeypatch.setattr(session, "http_client", lambda: next(clients, None) or make())
+    assert hub(server).get(server.url, limit=9).body == b"content"
+
+
+@pytest.mark.parametrize("budget", [0, -1.0])
+def test_no_time_means_no_request(serve: Callable[[Handler], RawServer], budget: float) -> None:
+    server = serve(script(GOOD))
+    with pytest.raises(HubTimeout):
+        hub(server).get(server.url, limit=9, budget=budget)
+    assert server.requests == []
+
+
 def test_no_try_begins_that_has_no_time(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
     server = serve(script(BUSY))
     with pytest.raises(HubUnreachable):
