@@ -1,8 +1,8 @@
 """The matrices that fits target, by versioned id, from moments.
 
 The id names what is computed, not what a paper writes: `sst/1` weighs each value by its key's energy along the mean
-query covariance (the published code), while the paper's formula is the second moment of attention outputs. All
-results are float64, per KV head, symmetrized here and nowhere else; the layer form is the mean over heads.
+query covariance (the published code), while the paper's formula is the second moment of attention outputs, `oo/1`.
+All results are float64, per KV head, symmetric to the bit; the layer form is the mean over heads.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import Grouping
 from oscar_zoo.compute.moments import LayerMoments, Moments
+from oscar_zoo.compute.products import symmetric
+from oscar_zoo.errors import ComputeFailed
 
 Matrix = NDArray[np.float64]
 
@@ -26,7 +28,7 @@ _MIN_WEIGHT = 1e-12
 
 def qqt(layer: LayerMoments) -> Tensor:
     """`qqt/1`: A_h = sum over the group's query heads and tokens of q^T q, divided by their number; `[n_kv, d, d]`."""
-    return _symmetric(layer.qq / layer.query_rows)
+    return symmetric(layer.qq) / layer.query_rows
 
 
 def sst(layer: LayerMoments) -> Tensor:
@@ -34,21 +36,40 @@ def sst(layer: LayerMoments) -> Tensor:
 
     One weight per token: no softmax, no scaling, not causal. A_h is `qqt` of the whole token set.
     """
-    return _symmetric(layer.sst_num / layer.sst_den.clamp_min(_MIN_WEIGHT)[:, None, None])
+    return symmetric(layer.sst_num) / layer.sst_den.clamp_min(_MIN_WEIGHT)[:, None, None]
 
 
 def kk(layer: LayerMoments) -> Tensor:
     """`kk/1`: mean of k^T k; `[n_kv, d, d]`."""
-    return _symmetric(layer.kk / layer.tokens)
+    return symmetric(layer.kk) / layer.tokens
 
 
 def vv(layer: LayerMoments) -> Tensor:
     """`vv/1`: mean of v^T v; `[n_kv, dv, dv]`."""
-    return _symmetric(layer.vv / layer.tokens)
+    return symmetric(layer.vv) / layer.tokens
+
+
+def oo(layer: LayerMoments) -> Tensor:
+    """`oo/1`: mean of o^T o over the group's query heads and tokens, o = sum_s p_s v_s before o_proj; `[n_kv, dv, dv]`.
+
+    The rows of S V are the outputs of the heads, so this is V^T S^T S V of the paper without its score matrix.
+    """
+    return symmetric(layer.oo) / layer.output_rows
+
+
+def wo(layer: LayerMoments) -> Tensor:
+    """`wo/1`: sum over the group's query heads of W_j^T W_j, head outputs entering as o_j W_j^T; `[n_kv, dv, dv]`.
+
+    Raises:
+        ComputeFailed: the output projection was never read.
+    """
+    if layer.wo is None:
+        raise ComputeFailed("these moments have no output projection.", hint="capture again")
+    return symmetric(layer.wo)
 
 
 ESTIMATORS: Mapping[str, Callable[[LayerMoments], Tensor]] = MappingProxyType(
-    {"kk/1": kk, "qqt/1": qqt, "sst/1": sst, "vv/1": vv}
+    {"kk/1": kk, "oo/1": oo, "qqt/1": qqt, "sst/1": sst, "vv/1": vv, "wo/1": wo}
 )
 
 
@@ -66,7 +87,3 @@ def estimate(moments: Moments, estimator: str, grouping: Grouping = "layer") -> 
     heads = [ESTIMATORS[estimator](moments.layers[layer]) for layer in sorted(moments.layers)]
     stacked = torch.stack(heads if grouping == "kv_head" else [matrix.mean(0) for matrix in heads])
     return np.asarray(stacked.cpu().numpy(), dtype=np.float64)
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.mT) / 2

@@ -17,22 +17,18 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.compute.coverage import check_counts, check_traces, uncovered
+from oscar_zoo.compute.products import gram, rows_at_once, same, weighted_gram
 from oscar_zoo.errors import ComputeFailed
-
-CHUNK_ROWS = 1024
-"""Rows cast to float64 and multiplied in one product."""
 
 ROW_SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo")
 """Sums over rows; those of disjoint token sets add."""
 WEIGHTED_SUMS = ("sst_num", "sst_den")
 """Sums whose weights come from the queries of the whole token set; they add only for one common target."""
-_KEY_VALUE_SUMS = ("kk", "k_sum", "vv", "v_sum")
-
-SAME = 1e-6
-"""Largest relative difference between sums that must be equal, such as those of one KV head on two ranks."""
-
 Need = Literal["rows", "weighted", "outputs", "weights"]
 """What a fit reads: sums of q, k, v; `sst_*`; `oo`; `wo`."""
+
+_KEY_VALUE_SUMS = ("kk", "k_sum", "vv", "v_sum")
 
 
 @dataclass
@@ -111,15 +107,15 @@ class LayerMoments:
         self._check_rows(query, key, value, output)
         heads = len(self.heads)
         queries = query.unflatten(0, (heads, -1)).flatten(1, 2)
-        self.qq += _gram(queries)
-        self.kk += _gram(key)
-        self.vv += _gram(value)
+        self.qq += gram(queries)
+        self.kk += gram(key)
+        self.vv += gram(value)
         self.k_sum += key.sum(1, dtype=torch.float64)
         self.v_sum += value.sum(1, dtype=torch.float64)
         self.tokens += key.shape[1]
         self.query_rows += queries.shape[1]
         if output is not None:
-            self.oo += _gram(output.unflatten(0, (heads, -1)).flatten(1, 2))
+            self.oo += gram(output.unflatten(0, (heads, -1)).flatten(1, 2))
             self.output_rows += queries.shape[1]
 
     def add_weighted(self, key: Tensor, value: Tensor, target: Tensor) -> None:
@@ -130,10 +126,11 @@ class LayerMoments:
             value: `[num_kv_heads, T, dv]`.
             target: A, `[num_kv_heads, d, d]` float64, of the whole token set: `estimators.qqt` of the finished sums.
         """
-        for k, v in zip(key.split(CHUNK_ROWS, 1), value.split(CHUNK_ROWS, 1), strict=True):
+        at_once = rows_at_once(key)
+        for k, v in zip(key.split(at_once, 1), value.split(at_once, 1), strict=True):
             k, v = k.double(), v.double()
             weight = ((k @ target) * k).sum(-1)
-            self.sst_num += (weight[..., None] * v).mT @ v
+            self.sst_num += weighted_gram(weight, v)
             self.sst_den += weight.sum(-1)
         self.weighted_tokens += key.shape[1]
 
@@ -151,7 +148,7 @@ class LayerMoments:
         if o_proj.dim() != 2 or o_proj.shape[1] % (heads * width):
             raise _do_not_fit(f"o_proj {tuple(o_proj.shape)}", self)
         rows = o_proj.unflatten(1, (heads, -1, width)).permute(1, 2, 0, 3).flatten(1, 2)
-        self.wo = _gram(rows).to(self.vv.device)
+        self.wo = gram(rows).to(self.vv.device)
 
     def merge(self, other: LayerMoments) -> None:
         """Add the sums of a disjoint token set of the same layer and heads.
@@ -166,7 +163,7 @@ class LayerMoments:
             raise ComputeFailed(
                 "moments cannot be merged after the weighted pass.", hint="merge first, then weigh all tokens"
             )
-        if self.wo is not None and other.wo is not None and not _same(self.wo, other.wo):
+        if self.wo is not None and other.wo is not None and not same(self.wo, other.wo):
             raise ComputeFailed("moments of different weights do not add.", hint="use one revision of one model")
         for name in ROW_SUMS:
             getattr(self, name).add_(getattr(other, name).to(self.qq.device))
@@ -212,7 +209,7 @@ class LayerMoments:
         joined = [_join_replicas(head, held) for head, held in sorted(holders.items())]
         counts = {(one.tokens, one.query_rows, one.output_rows, one.weighted_tokens) for one in joined}
         if len(counts) != 1:
-            raise _uncovered(f"KV heads saw different numbers of rows: {sorted(counts)}")
+            raise uncovered(f"KV heads saw different numbers of rows: {sorted(counts)}")
         first = joined[0]
         sums = {name: torch.cat([getattr(one, name) for one in joined]) for name in (*ROW_SUMS, *WEIGHTED_SUMS)}
         weights = [one.wo for one in joined if one.wo is not None]
@@ -295,42 +292,11 @@ class Moments:
             return
         if tuple(sorted(self.layers)) != self.geometry.attention_layers:
             missing = sorted(set(self.geometry.attention_layers) ^ set(self.layers))
-            raise _uncovered(f"layers {missing} were captured or expected, not both")
+            raise uncovered(f"layers {missing} were captured or expected, not both")
         first = next(iter(self.layers.values())).tokens
         for layer_id, layer in self.layers.items():
-            _check_counts(layer_id, layer, self.geometry, first, needs)
-            _check_traces(layer_id, layer, needs)
-
-
-def _check_counts(layer_id: int, layer: LayerMoments, geometry: Geometry, tokens: int, needs: Set[Need]) -> None:
-    heads = geometry.num_kv_heads
-    group = geometry.num_q_heads // heads
-    if layer.heads != tuple(range(heads)):
-        raise _uncovered(f"layer {layer_id} has the KV heads {list(layer.heads)}, the model {heads}")
-    if layer.tokens == 0 or layer.tokens != tokens:
-        raise _uncovered(f"layer {layer_id} saw {layer.tokens} tokens, another layer {tokens}")
-    if layer.query_rows != group * tokens:
-        raise _uncovered(f"layer {layer_id} saw {layer.query_rows} query rows, expected {group} x {tokens}")
-    if "weighted" in needs and layer.weighted_tokens != tokens:
-        raise _uncovered(f"layer {layer_id} weighed {layer.weighted_tokens} of {tokens} tokens")
-    if "outputs" in needs and layer.output_rows != group * tokens:
-        raise _uncovered(f"layer {layer_id} saw {layer.output_rows} output rows, expected {group} x {tokens}")
-    if "weights" in needs and layer.wo is None:
-        raise _uncovered(f"layer {layer_id} has no output projection")
-
-
-def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
-    optional: Mapping[Need, str] = {"weighted": "sst_num", "outputs": "oo", "weights": "wo"}
-    for name in ("qq", "kk", "vv", *(optional[need] for need in optional if need in needs)):
-        trace = torch.diagonal(getattr(layer, name), dim1=-2, dim2=-1).sum(-1)
-        bad = ~(torch.isfinite(trace) & (trace > 0))
-        if bool(bad.any()):
-            head = int(bad.nonzero()[0])
-            value = float(trace[head])
-            raise ComputeFailed(
-                f"layer {layer_id}, KV head {layer.heads[head]}: trace of {name} is {value:.3g}.",
-                hint="the model computes nothing there that can be calibrated; try --dtype float32",
-            )
+            check_counts(layer_id, layer, self.geometry, first, needs)
+            check_traces(layer_id, layer, needs)
 
 
 def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> LayerMoments:
@@ -339,9 +305,9 @@ def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> Layer
     first = parts[0]
     for part in parts[1:]:
         if part.tokens != first.tokens or part.weighted_tokens != first.weighted_tokens:
-            raise _uncovered(f"ranks saw {first.tokens} and {part.tokens} tokens of KV head {head}")
-        if not all(_same(getattr(first, name), getattr(part, name)) for name in _KEY_VALUE_SUMS):
-            raise _uncovered(f"ranks that share KV head {head} saw different keys or values")
+            raise uncovered(f"ranks saw {first.tokens} and {part.tokens} tokens of KV head {head}")
+        if not all(same(getattr(first, name), getattr(part, name)) for name in _KEY_VALUE_SUMS):
+            raise uncovered(f"ranks that share KV head {head} saw different keys or values")
         rows = first.query_rows + part.query_rows
         for name in WEIGHTED_SUMS:
             mine, theirs = getattr(first, name) * first.query_rows, getattr(part, name) * part.query_rows
@@ -370,27 +336,8 @@ def _one_head(layer: LayerMoments, position: int) -> LayerMoments:
     )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two sums differ by rounding only, relative to the largest entry."""
-    difference = (one - other.to(one.device)).abs().max()
-    return bool(difference <= SAME * one.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
-
-
-def _gram(rows: Tensor) -> Tensor:
-    """Sum of x^T x over the rows of each head: `[heads, N, d]` any float dtype to `[heads, d, d]` float64."""
-    total = torch.zeros(rows.shape[0], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
-    for chunk in rows.split(CHUNK_ROWS, 1):
-        x = chunk.double()
-        total += x.mT @ x
-    return total
-
-
 def _do_not_fit(shapes: str, layer: LayerMoments) -> ComputeFailed:
     return ComputeFailed(
         f"captured rows do not fit: {shapes} for {len(layer.heads)} KV heads.",
         hint="this attention layout is not supported",
     )
-
-
-def _uncovered(what: str) -> ComputeFailed:
-    return ComputeFailed(f"the capture is incomplete: {what}.", hint="nothing was written; report the model")

@@ -12,14 +12,38 @@ from oscar_zoo.compute.estimators import ESTIMATORS, estimate
 from oscar_zoo.compute.moments import LayerMoments, Moments
 
 Rows = NDArray[np.float64]
-TOKENS, GROUP, KV_HEADS, DIM, VALUE_DIM = 41, 3, 2, 8, 4
+TOKENS, GROUP, KV_HEADS, DIM, VALUE_DIM, HIDDEN = 41, 3, 2, 8, 4, 10
+SEQUENCES = ((0, 10), (10, 30), (30, TOKENS))
 
 
-def brute_force(query: Rows, key: Rows, value: Rows) -> dict[str, Rows]:
+def attention(query: Rows, key: Rows, value: Rows) -> Rows:
+    """Causal softmax attention of every query head within its sequence, one query at a time."""
+    out = np.zeros((query.shape[0], TOKENS, value.shape[-1]))
+    for j in range(query.shape[0]):
+        h = j // GROUP
+        for start, end in SEQUENCES:
+            for t in range(start, end):
+                p = np.exp(query[j, t] @ key[h, start : t + 1].T / np.sqrt(DIM))
+                out[j, t] = p @ value[h, start : t + 1] / p.sum()
+    return out
+
+
+def value_covariance_of_the_paper(query: Rows, key: Rows, value: Rows, head: int) -> Rows:
+    """V^T S^T S V with the causal score matrix of every query head of the group, as the paper writes it."""
+    total = np.zeros((value.shape[-1],) * 2)
+    for j in range(head * GROUP, (head + 1) * GROUP):
+        for start, end in SEQUENCES:
+            scores = np.tril(np.exp(query[j, start:end] @ key[head, start:end].T / np.sqrt(DIM)))
+            s = scores / scores.sum(1, keepdims=True)
+            total += value[head, start:end].T @ s.T @ s @ value[head, start:end]
+    return total / (TOKENS * GROUP)
+
+
+def brute_force(query: Rows, key: Rows, value: Rows, weights: Rows) -> dict[str, Rows]:
     """Every estimator per KV head, one token at a time."""
     heads, tokens, _ = key.shape
     group = query.shape[0] // heads
-    result: dict[str, list[Rows]] = {"qqt/1": [], "sst/1": [], "kk/1": [], "vv/1": []}
+    result: dict[str, list[Rows]] = {name: [] for name in ESTIMATORS}
     for h in range(heads):
         a = np.zeros((key.shape[-1],) * 2)
         for j in range(h * group, (h + 1) * group):
@@ -34,6 +58,9 @@ def brute_force(query: Rows, key: Rows, value: Rows) -> dict[str, Rows]:
         result["sst/1"].append(numerator / max(denominator, 1e-12))
         result["kk/1"].append(np.mean([np.outer(k, k) for k in key[h]], axis=0))
         result["vv/1"].append(np.mean([np.outer(v, v) for v in value[h]], axis=0))
+        result["oo/1"].append(value_covariance_of_the_paper(query, key, value, h))
+        columns = [weights[:, j * VALUE_DIM : (j + 1) * VALUE_DIM] for j in range(h * group, (h + 1) * group)]
+        result["wo/1"].append(np.sum([w.T @ w for w in columns], axis=0))
     return {name: np.array(matrices) for name, matrices in result.items()}
 
 
@@ -43,11 +70,13 @@ def case() -> tuple[Moments, dict[str, Rows]]:
     query = draw.normal(size=(KV_HEADS * GROUP, TOKENS, DIM)) * np.exp(draw.normal(size=DIM))
     key = draw.normal(size=(KV_HEADS, TOKENS, DIM)) + 1
     value = draw.normal(size=(KV_HEADS, TOKENS, VALUE_DIM))
+    weights = draw.normal(size=(HIDDEN, KV_HEADS * GROUP * VALUE_DIM))
     layer = LayerMoments.zeros(KV_HEADS, DIM, VALUE_DIM)
-    q, k, v = (torch.from_numpy(x) for x in (query, key, value))
-    for start in (0, 10, 30):  # three sequences of 10, 20 and 11 tokens
-        part = slice(start, {0: 10, 10: 30, 30: TOKENS}[start])
-        layer.add(q[:, part], k[:, part], v[:, part])
+    q, k, v, o = (torch.from_numpy(x) for x in (query, key, value, attention(query, key, value)))
+    for start, end in SEQUENCES:
+        part = slice(start, end)
+        layer.add(q[:, part], k[:, part], v[:, part], o[:, part])
+    layer.set_weights(torch.from_numpy(weights))
     layer.add_weighted(k, v, ESTIMATORS["qqt/1"](layer))
     geometry = Geometry(
         num_layers=9,
@@ -57,7 +86,7 @@ def case() -> tuple[Moments, dict[str, Rows]]:
         v_head_dim=VALUE_DIM,
         attention_layers=(5,),
     )
-    return Moments(geometry, {5: layer}), brute_force(query, key, value)
+    return Moments(geometry, {5: layer}), brute_force(query, key, value, weights)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

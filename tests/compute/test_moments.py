@@ -11,48 +11,60 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.moments import CHUNK_ROWS, LayerMoments, Moments
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments, Need
+from oscar_zoo.compute.products import CHUNK_ROWS
 from oscar_zoo.errors import ComputeFailed
 
 GEOMETRY = Geometry(num_layers=3, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=4, attention_layers=(0, 2))
-SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "sst_num", "sst_den")
+ALL: frozenset[Need] = frozenset({"rows", "weighted", "outputs", "weights"})
+ROWS: frozenset[Need] = frozenset({"rows"})
+COUNTS = ("heads", "tokens", "query_rows", "output_rows", "weighted_tokens")
 
 
-def rows(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def rows(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and o of 4 query heads and 2 KV heads."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((4, tokens, 8), (2, tokens, 8), (2, tokens, 4))
-    query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
-    return query, key, value
+    shapes = ((4, tokens, 8), (2, tokens, 8), (2, tokens, 4), (4, tokens, 4))
+    query, key, value, output = (torch.randn(shape, generator=generator) for shape in shapes)
+    return query, key, value, output
+
+
+def projection(seed: int = 0) -> Tensor:
+    return torch.randn(10, 4 * 4, generator=torch.Generator().manual_seed(seed))
 
 
 def observed(tokens: int = 12) -> Moments:
     moments = Moments.zeros(GEOMETRY)
     for layer_id, layer in moments.layers.items():
-        query, key, value = rows(tokens, layer_id)
-        layer.add(query, key, value)
+        query, key, value, output = rows(tokens, layer_id)
+        layer.add(query, key, value, output)
         layer.add_weighted(key, value, layer.qq)
+        layer.set_weights(projection(layer_id))
     return moments
 
 
 def assert_equal(got: LayerMoments, want: LayerMoments) -> None:
-    for name in SUMS:
+    for name in (*ROW_SUMS, *WEIGHTED_SUMS):
         torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=1e-12, atol=1e-12)
-    assert (got.tokens, got.query_rows) == (want.tokens, want.query_rows)
+    assert [getattr(got, name) for name in COUNTS] == [getattr(want, name) for name in COUNTS]
+    assert (got.wo is None) == (want.wo is None)
+    if got.wo is not None and want.wo is not None:
+        torch.testing.assert_close(got.wo, want.wo, rtol=1e-12, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5))
 def test_sums_do_not_depend_on_the_split(sizes: list[int]) -> None:
-    query, key, value = rows(sum(sizes))
+    query, key, value, output = rows(sum(sizes))
     whole, parts, merged = (LayerMoments.zeros(2, 8, 4) for _ in range(3))
-    whole.add(query, key, value)
+    whole.add(query, key, value, output)
     target = whole.qq / whole.query_rows
     start = 0
     for size in sizes:
         block = slice(start, start + size)
-        parts.add(query[:, block], key[:, block], value[:, block])
+        parts.add(query[:, block], key[:, block], value[:, block], output[:, block])
         one = LayerMoments.zeros(2, 8, 4)
-        one.add(query[:, block], key[:, block], value[:, block])
+        one.add(query[:, block], key[:, block], value[:, block], output[:, block])
         merged.merge(one)
         start += size
     assert_equal(merged, whole)
@@ -63,7 +75,7 @@ def test_sums_do_not_depend_on_the_split(sizes: list[int]) -> None:
 
 
 def test_rows_beyond_one_chunk_are_all_counted() -> None:
-    query, key, value = rows(2 * CHUNK_ROWS + 1)
+    query, key, value, _ = rows(2 * CHUNK_ROWS + 1)
     layer = LayerMoments.zeros(2, 8, 4)
     layer.add(query, key, value)
     q = query.double().reshape(2, -1, 8)
@@ -71,7 +83,7 @@ def test_rows_beyond_one_chunk_are_all_counted() -> None:
 
 
 def test_bfloat16_rows_are_summed_exactly() -> None:
-    query, key, value = (x.bfloat16() for x in rows(100))
+    query, key, value, _ = (x.bfloat16() for x in rows(100))
     layer = LayerMoments.zeros(2, 8, 4)
     layer.add(query, key, value)
     torch.testing.assert_close(layer.kk, key.double().mT @ key.double(), rtol=1e-13, atol=1e-13)
@@ -85,62 +97,199 @@ def test_weighted_sums_do_not_merge() -> None:
 
 
 def test_rows_of_another_geometry_are_refused() -> None:
-    query, key, value = rows(5)
+    query, key, value, output = rows(5)
     layer = LayerMoments.zeros(2, 8, 4)
     for wrong in (
         (query[:3], key, value),
         (query[:, :4], key, value),
         (query, key, value[:1]),
         (query, key[:1], value),
+        (query, key, value, output[:2]),
+        (query, key, value, output[..., :3]),
     ):
         with pytest.raises(ComputeFailed, match="do not fit"):
             layer.add(*wrong)
     assert layer.tokens == 0
+    for weights in (projection()[:, :12], projection()[0], projection()[:, :6]):
+        with pytest.raises(ComputeFailed, match="do not fit: o_proj"):
+            layer.set_weights(weights)
 
 
 def test_complete_moments_pass() -> None:
     moments = observed(tokens=12)
-    moments.check_coverage(frozenset({"rows", "weighted"}))
+    moments.check_coverage(ALL)
     assert moments.tokens == 12
 
 
 def test_a_layer_never_reached_is_found() -> None:
     moments = observed()
     with pytest.raises(ComputeFailed, match=r"layers \[2\]"):
-        dataclasses.replace(moments, layers={0: moments.layers[0]}).check_coverage(frozenset({"rows", "weighted"}))
+        dataclasses.replace(moments, layers={0: moments.layers[0]}).check_coverage(ALL)
     with pytest.raises(ComputeFailed, match="saw 0 tokens"):
-        Moments.zeros(GEOMETRY).check_coverage(frozenset({"rows"}))
+        Moments.zeros(GEOMETRY).check_coverage(ROWS)
 
 
 def test_layers_must_have_seen_the_same_tokens() -> None:
     moments = observed()
     moments.layers[2].add(*rows(3))
     with pytest.raises(ComputeFailed, match="layer 2 saw 15 tokens, another layer 12"):
-        moments.check_coverage(frozenset({"rows"}))
+        moments.check_coverage(ROWS)
 
 
 def test_query_heads_of_one_rank_only_are_found() -> None:
     moments = observed()
-    query, key, value = rows(12)
+    query, key, value, _ = rows(12)
     partial = LayerMoments.zeros(2, 8, 4)
     partial.add(query[:2], key, value)
     layers = {**moments.layers, 2: partial}
     with pytest.raises(ComputeFailed, match="layer 2 saw 12 query rows, expected 2 x 12"):
-        dataclasses.replace(moments, layers=layers).check_coverage(frozenset({"rows"}))
+        dataclasses.replace(moments, layers=layers).check_coverage(ROWS)
 
 
 def test_a_missing_weighted_pass_is_found() -> None:
     moments = observed()
     moments.layers[2].weighted_tokens = 0
-    moments.check_coverage(frozenset({"rows"}))
+    moments.check_coverage(ROWS)
     with pytest.raises(ComputeFailed, match="layer 2 weighed 0 of 12"):
-        moments.check_coverage(frozenset({"rows", "weighted"}))
+        moments.check_coverage(ALL)
 
 
-@pytest.mark.parametrize("name", ["qq", "kk", "vv", "sst_num"])
+def test_missing_outputs_and_weights_are_found_by_fits_that_read_them() -> None:
+    moments = observed()
+    moments.layers[2].add(*rows(3)[:3])
+    moments.layers[0].add(*rows(3)[:3])
+    moments.layers[0].wo = None
+    moments.check_coverage(ROWS)
+    with pytest.raises(ComputeFailed, match="layer 0 saw 24 output rows, expected 2 x 15"):
+        moments.check_coverage(frozenset({"rows", "outputs"}))
+    with pytest.raises(ComputeFailed, match="layer 0 has no output projection"):
+        moments.check_coverage(frozenset({"rows", "weights"}))
+    Moments.zeros(GEOMETRY).check_coverage(frozenset())
+
+
+def test_a_rank_alone_is_no_complete_capture() -> None:
+    moments = Moments.zeros(GEOMETRY, heads=[1])
+    for layer in moments.layers.values():
+        query, key, value, output = rows(12)
+        layer.add(query[2:], key[1:], value[1:], output[2:])
+    with pytest.raises(ComputeFailed, match=r"layer 0 has the KV heads \[1\], the model 2"):
+        moments.check_coverage(ROWS)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.permutations(range(2)))
+def test_heads_of_ranks_join_to_those_of_one_process(order: list[int]) -> None:
+    query, key, value, output = rows(30)
+    whole = LayerMoments.zeros(2, 8, 4)
+    whole.add(query, key, value, output)
+    whole.set_weights(projection())
+    target = whole.qq / whole.query_rows
+    whole.add_weighted(key, value, target)
+    parts = []
+    for head in order:
+        part = LayerMoments.zeros(1, 8, 4, heads=[head])
+        mine = slice(2 * head, 2 * head + 2)
+        part.add(query[mine], key[head, None], value[head, None], output[mine])
+        part.set_weights(projection()[:, 8 * head : 8 * head + 8])
+        part.add_weighted(key[head, None], value[head, None], target[head, None])
+        parts.append(part)
+    assert_equal(LayerMoments.cat_heads(parts), whole)
+
+
+@pytest.mark.parametrize("common_target", [True, False])
+def test_ranks_that_share_a_key_value_head_add_only_what_belongs_to_queries(common_target: bool) -> None:
+    query, key, value, output = rows(30)
+    whole = LayerMoments.zeros(2, 8, 4)
+    whole.add(query, key, value, output)
+    whole.set_weights(projection())
+    target = whole.qq / whole.query_rows
+    whole.add_weighted(key, value, target)
+    parts = []
+    for j in range(4):  # one query head on each of four ranks
+        head = j // 2
+        part = LayerMoments.zeros(1, 8, 4, heads=[head])
+        part.add(query[j, None], key[head, None], value[head, None], output[j, None])
+        part.set_weights(projection()[:, 4 * j : 4 * j + 4])
+        own = part.qq / part.query_rows
+        part.add_weighted(key[head, None], value[head, None], target[head, None] if common_target else own)
+        parts.append(part)
+    assert_equal(LayerMoments.cat_heads(parts), whole)
+    parts[3].kk *= 1.001
+    with pytest.raises(ComputeFailed, match="share KV head 1 saw different keys"):
+        LayerMoments.cat_heads(parts)
+
+
+def test_ranks_of_different_tokens_or_with_a_missing_query_head_do_not_join() -> None:
+    query, key, value, _ = rows(30)
+    parts = [LayerMoments.zeros(1, 8, 4, heads=[head]) for head in (0, 1, 1)]
+    for part, j in zip(parts, (0, 2, 3), strict=True):
+        part.add(query[j, None], key[part.heads[0], None], value[part.heads[0], None])
+    with pytest.raises(ComputeFailed, match="different numbers of rows"):
+        LayerMoments.cat_heads(parts)
+    parts[2].tokens = 29
+    with pytest.raises(ComputeFailed, match="saw 30 and 29 tokens of KV head 1"):
+        LayerMoments.cat_heads(parts)
+
+
+def test_parts_weighed_with_one_target_add() -> None:
+    query, key, value, output = rows(30)
+    whole = LayerMoments.zeros(2, 8, 4)
+    whole.add(query, key, value, output)
+    ranks = [LayerMoments.zeros(2, 8, 4) for _ in range(2)]
+    for rank in ranks:  # as after reducing the sums of rows over all ranks
+        rank.merge(whole)
+    target = whole.qq / whole.query_rows
+    whole.add_weighted(key, value, target)
+    for rank, part in zip(ranks, (slice(0, 11), slice(11, 30)), strict=True):
+        rank.add_weighted(key[:, part], value[:, part], target)
+    ranks[0].add_sst(ranks[1])
+    assert_equal(ranks[0], whole)
+    with pytest.raises(ComputeFailed, match="49 weighted tokens of 30"):
+        ranks[0].add_sst(ranks[1])
+
+
+def test_moments_of_other_heads_or_weights_do_not_add() -> None:
+    one, other = LayerMoments.zeros(2, 8, 4), LayerMoments.zeros(2, 8, 4)
+    with pytest.raises(ComputeFailed, match="different heads"):
+        one.merge(LayerMoments.zeros(2, 8, 4, heads=[2, 3]))
+    one.set_weights(projection())
+    one.merge(other)
+    other.merge(one)
+    assert other.wo is not None
+    other.set_weights(projection(seed=1))
+    with pytest.raises(ComputeFailed, match="different weights"):
+        one.merge(other)
+    moments = observed()
+    with pytest.raises(ComputeFailed, match="different layers"):
+        moments.merge(dataclasses.replace(moments, layers={0: moments.layers[0]}))
+    with pytest.raises(ComputeFailed, match="different layers"):
+        Moments.cat_heads([moments, dataclasses.replace(moments, layers={0: moments.layers[0]})])
+
+
+def test_all_layers_merge_and_join_alike() -> None:
+    whole, left, right = (Moments.zeros(GEOMETRY) for _ in range(3))
+    for layer in GEOMETRY.attention_layers:
+        block = rows(20, layer)
+        whole.layers[layer].add(*block)
+        left.layers[layer].add(*(x[:, :5] for x in block))
+        right.layers[layer].add(*(x[:, 5:] for x in block))
+    left.merge(right)
+    for layer in GEOMETRY.attention_layers:
+        assert_equal(left.layers[layer], whole.layers[layer])
+        assert_equal(Moments.cat_heads([whole]).layers[layer], whole.layers[layer])
+
+
+def test_sums_are_symmetric_to_the_bit() -> None:
+    layer = observed(300).layers[0]
+    for name in ("qq", "kk", "vv", "oo", "sst_num", "wo"):
+        matrix = getattr(layer, name)
+        assert torch.equal(matrix, matrix.mT), name
+
+
+@pytest.mark.parametrize("name", ["qq", "kk", "vv", "sst_num", "oo", "wo"])
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_dead_and_broken_heads_are_found(name: str, value: float) -> None:
     moments = observed()
     getattr(moments.layers[2], name)[1] = value
     with pytest.raises(ComputeFailed, match=f"layer 2, KV head 1: trace of {name}"):
-        moments.check_coverage(frozenset({"rows", "weighted"}))
+        moments.check_coverage(ALL)
