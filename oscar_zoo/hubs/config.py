@@ -5,7 +5,7 @@ hubs = ["file:/srv/zoo", "hf:my-org/zoo", "default"]   # order for reading; "def
 publish = "hf:my-org/zoo"
 offline = false
 [network]
-answer = 8.0        # seconds until a hub must answer
+answer = 7.0        # seconds until a hub must answer
 ```
 """
 

@@ -46,7 +46,7 @@ class Limits:
     """
 
     connect: float = 5.0
-    answer: float = 8.0
+    answer: float = 7.0
     read: float = 10.0
     min_rate: int = 10_000
     rate_window: float = 20.0
