@@ -1,4 +1,4 @@
-"""Float32 tensors in the safetensors layout: a strict reader and a canonical writer.
+"""Tensors of one dtype in the safetensors layout: a strict reader and a canonical writer.
 
 8 bytes header length, a JSON header, the data. The reader takes no duplicate key, no unknown field, no other dtype, no
 gap and no overlap; the writer sorts names, so the same tensors give the same bytes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +18,32 @@ from oscar_zoo.errors import MalformedFile
 
 MAX_HEADER = 1 << 16
 MAX_AXIS = 1 << 24
+METADATA = "__metadata__"
+
+Dtype = Literal["F32", "F64"]
+Array = NDArray[np.float32] | NDArray[np.float64]
+
+_STORED: Mapping[Dtype, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 
 
-def write(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """The canonical file of `tensors`, names in sorted order."""
-    header: dict[str, Any] = {}
-    body = bytearray()
+def write(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The canonical file of `tensors`, float32 or float64, names in sorted order; `metadata` stands in the header."""
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    content: list[bytes] = []
+    position = 0
     for name in sorted(tensors):
-        content = np.ascontiguousarray(tensors[name], dtype="<f4").tobytes()
-        offsets = [len(body), len(body) + len(content)]
-        header[name] = {"dtype": "F32", "shape": list(tensors[name].shape), "data_offsets": offsets}
-        body += content
+        dtype: Dtype = "F64" if tensors[name].dtype == np.float64 else "F32"
+        content.append(np.ascontiguousarray(tensors[name], dtype=_STORED[dtype]).tobytes())
+        end = position + len(content[-1])
+        header[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [position, end]}
+        position = end
     text = strict_json.canonical_bytes(header)
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + bytes(body)
+    return b"".join((len(text).to_bytes(8, "little"), text, *content))
 
 
 def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
-    """Parse an untrusted file.
+    """Parse an untrusted file of float32 tensors without metadata.
 
     Args:
         data: the whole file.
@@ -47,21 +55,50 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
     Raises:
         MalformedFile: reasons `safetensors.*`, and `json.*` for the header.
     """
+    header, body = _split(data, what, MAX_HEADER)
+    return {name: np.asarray(array, dtype=np.float32) for name, array in _tensors(header, body, "F32", what).items()}
+
+
+def read_with_metadata(
+    data: bytes, *, what: str, max_header: int
+) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
+    """Parse an untrusted file of float64 tensors with metadata; at most `max_header` bytes of header are parsed.
+
+    Returns:
+        Read-only arrays by name, which are views of `data`, and the metadata.
+
+    Raises:
+        MalformedFile: see `read`; `safetensors.metadata`.
+    """
+    header, body = _split(data, what, max_header)
+    metadata = header.pop(METADATA, {})
+    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+        _bad("metadata", f"{what}: the metadata is not text.")
+    tensors = _tensors(header, body, "F64", what)
+    return {name: np.asarray(array, dtype=np.float64) for name, array in tensors.items()}, metadata
+
+
+def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], memoryview]:
+    """The parsed header and the bytes after it."""
     size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 2 <= size <= min(MAX_HEADER, len(data) - 8):
+    if len(data) < 8 or not 2 <= size <= min(max_header, len(data) - 8):
         _bad("header", f"{what} has no safetensors header.")
-    header = strict_json.loads(data[8 : 8 + size], what=f"the header of {what}", max_bytes=MAX_HEADER)
+    header = strict_json.loads(data[8 : 8 + size], what=f"the header of {what}", max_bytes=max_header)
     if type(header) is not dict or not header:
         _bad("header", f"{what} lists no tensors.")
-    body = memoryview(data)[8 + size :]
-    tensors: dict[str, NDArray[np.float32]] = {}
+    return header, memoryview(data)[8 + size :]
+
+
+def _tensors(header: Mapping[str, Any], body: memoryview, dtype: Dtype, what: str) -> dict[str, Array]:
+    stored = _STORED[dtype]
+    tensors: dict[str, Array] = {}
     position = 0
     for name, (shape, start, end) in sorted(
-        ((name, _entry(name, entry, what)) for name, entry in header.items()), key=lambda item: item[1][1]
+        ((name, _entry(name, entry, dtype, what)) for name, entry in header.items()), key=lambda item: item[1][1]
     ):
-        if start != position or end - start != 4 * math.prod(shape) or end > len(body):
+        if start != position or end - start != stored.itemsize * math.prod(shape) or end > len(body):
             _bad("gap", f"{what}: {name[:60]!r} does not lie where it must.")
-        tensors[name] = np.array(np.frombuffer(body[start:end], dtype="<f4").reshape(shape), dtype=np.float32)
+        tensors[name] = np.require(np.frombuffer(body[start:end], dtype=stored), requirements=["A"]).reshape(shape)
         tensors[name].setflags(write=False)
         position = end
     if position != len(body):
@@ -69,13 +106,13 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
     return tensors
 
 
-def _entry(name: str, entry: Any, what: str) -> tuple[tuple[int, ...], int, int]:
+def _entry(name: str, entry: Any, dtype: Dtype, what: str) -> tuple[tuple[int, ...], int, int]:
     """Shape, start and end of one header entry."""
     if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
         _bad("entry", f"{what}: the entry {name[:60]!r} has missing or unknown fields.")
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if entry["dtype"] != "F32":
-        _bad("dtype", f"{what}: {name[:60]!r} is not float32.")
+    if entry["dtype"] != dtype:
+        _bad("dtype", f"{what}: {name[:60]!r} is not {'float32' if dtype == 'F32' else 'float64'}.")
     if type(shape) is not list or len(shape) > 4 or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape):
         _bad("shape", f"{what}: {name[:60]!r} has a shape out of range.")
     if type(offsets) is not list or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import ComputeFailed
 
 if TYPE_CHECKING:
-    from oscar_zoo.compute.moments import LayerMoments, Need
+    from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+_BROKEN = "the model computes nothing there that can be calibrated; try --dtype float32"
 
 
 def check_counts(layer_id: int, layer: LayerMoments, geometry: Geometry, tokens: int, needs: Set[Need]) -> None:
@@ -46,8 +48,44 @@ def check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
             value = float(trace[head])
             raise ComputeFailed(
                 f"layer {layer_id}, KV head {layer.heads[head]}: trace of {name} is {value:.3g}.",
-                hint="the model computes nothing there that can be calibrated; try --dtype float32",
+                hint=_BROKEN,
             )
+
+
+def check_finite(layer_id: int, layer: LayerMoments) -> None:
+    """No sum of a layer has a NaN or infinite entry; raises."""
+    for name in ("qq", "kk", "vv", "oo", "sst_num", "sst_den", "wo"):
+        tensor = getattr(layer, name)
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise ComputeFailed(f"layer {layer_id}: {name} has NaN or infinite values.", hint=_BROKEN)
+
+
+def needs_met(moments: Moments) -> frozenset[Need]:
+    """Every kind of sum that at least one layer holds; whether it is complete, `check_coverage` says."""
+    layers = moments.layers.values()
+    met: dict[Need, bool] = {
+        "rows": any(layer.tokens for layer in layers),
+        "weighted": any(layer.weighted_tokens for layer in layers),
+        "outputs": any(layer.output_rows for layer in layers),
+        "weights": any(layer.wo is not None for layer in layers),
+    }
+    return frozenset(need for need, there in met.items() if there)
+
+
+def observed(moments: Moments, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Coverage:
+    """The coverage block of a manifest; heads were split over `tp` ranks, layers over `pp`, tokens over `dp`."""
+    counts = [layer.tokens for layer in moments.layers.values()]
+    heads = len(next(iter(moments.layers.values())).heads)
+    return Coverage(
+        layers=len(moments.layers),
+        q_heads=heads * (moments.geometry.num_q_heads // moments.geometry.num_kv_heads),
+        kv_heads=heads,
+        tokens_min=min(counts),
+        tokens_max=max(counts),
+        tp=tp,
+        pp=pp,
+        dp=dp,
+    )
 
 
 def uncovered(what: str) -> ComputeFailed:
