@@ -141,8 +141,10 @@ class HuggingFaceSource:
             )
 
         info = self._write("writing", send, size=sum(map(len, change.paths.values())))
-        if not wire.COMMIT.fullmatch(str(info.oid)) or (change.propose and not info.pr_url):
-            raise HubUnreachable.for_hub(self.title, "its answer names no commit or no proposal")
+        if not wire.COMMIT.fullmatch(str(info.oid)):
+            raise HubUnreachable.for_hub(self.title, "its answer names no commit")
+        if change.propose and not info.pr_url:  # the client sends nothing where nothing would change
+            raise ConflictError(f"{self.title} has all of this already: there is nothing to propose.")
         return Commit(info.oid, info.pr_url if change.propose else None)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:

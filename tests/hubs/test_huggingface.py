@@ -426,6 +426,7 @@ new.tag("oz-b", None, "words")
 found |= {"moved": fails(new.tag, "oz-a", first, "words"), "tagged": hub(revision="oz-a").revision}
 found |= {"again": fails(new.commit, change(made.revision)), "stale": fails(new.commit, change(first, "[1]", None))}
 offered = new.commit(change(made.revision, "[2]", None, propose=True))
+found["nothing new"] = fails(new.commit, change(made.revision, "[]", None, propose=True))
 found |= {"offered": offered.proposal, "offer": hub(revision=offered.revision).root_file("index.json").decode()}
 new.refresh()
 found["last"] = new.revision
@@ -456,6 +457,7 @@ def test_round_trip(server: HubServer, tmp_path: Path, version: int) -> None:
         "tagged": published.oid,
         "again": f"StaleRevision: {QWEN} is already on {TITLE}.",
         "stale": f"StaleRevision: {TITLE} changed while this was being published.",
+        "nothing new": f"ConflictError: {TITLE} has all of this already: there is nothing to propose.",
         "offered": f"{server.url}/org/new/discussions/1",
         "offer": "[2]",
         "last": published.oid,
