@@ -1,0 +1,233 @@
+"""Files and records become documents: plain text, or the messages of a chat.
+
+Files are read line by line as documents are asked for, so a large file costs no more than what is taken from it.
+Everything that is wrong is named with its file and line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.errors import PathNotFound, StorageError, UsageError
+
+SEPARATOR = "<|endoftext|>"
+"""Ends a document in plain text files."""
+
+TEXT_SUFFIXES = (".txt", ".text")
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+FIELDS = ("text", "messages", "prompt")
+"""Fields a record is read from, first match first; `text` holds plain text, the others hold a chat."""
+
+_BLOCK = 1 << 20
+_FORMS = 'text, or JSON lines with "text", "messages" or "prompt"'
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text or one chat.
+
+    Attributes:
+        text: the text itself; of a chat, the contents of its messages with a blank line between them.
+        where: file and line, for messages of errors.
+        messages: the turns of a chat, or `None` for plain text.
+    """
+
+    text: str
+    where: str
+    messages: tuple[Message, ...] | None = None
+
+    @classmethod
+    def chat(cls, messages: Sequence[Message], where: str) -> Document:
+        """A chat of at least one message."""
+        return cls("\n\n".join(message.content for message in messages), where, tuple(messages))
+
+
+def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
+    """The documents of a text file, or of a file of JSON lines by its suffix; blank ones are left out.
+
+    Args:
+        path: UTF-8, with or without a byte-order mark.
+        field: of a JSON line; `None` for the first of `FIELDS` that the first line has.
+
+    Raises:
+        UsageError: not UTF-8 text, or a line that is no record of the same kind as the first one.
+        PathNotFound, StorageError: the file is missing or cannot be read.
+    """
+    with open_lines(path) as lines:
+        if path.suffix.lower() in JSONL_SUFFIXES:
+            yield from documents_of(_json_lines(lines, path), str(path), "line", field)
+        else:
+            yield from _text_documents(lines, path)
+
+
+def read_records(path: Path) -> Iterator[tuple[int, Any]]:
+    """Number and content of the lines of a JSONL file, blank ones left out; raises as `read_file`."""
+    with open_lines(path) as lines:
+        yield from _json_lines(lines, path)
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a text file; what goes wrong while they are read is said in our words, as of `read_file`."""
+    if not path.is_file():
+        raise PathNotFound.for_path(path, "text file")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            yield _text_lines(file, path)
+    except UnicodeDecodeError:
+        line, byte = _first_bad_byte(path)
+        raise _not_text(path, line, f"byte 0x{byte:02x}") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from error
+
+
+def folder_files(folder: Path) -> list[Path]:
+    """The text and JSONL files of `folder` and the folders in it, in the order they are read; hidden ones excluded."""
+    found = []
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not any(p.startswith(".") for p in parts):
+            found.append((parts, path))
+    return [path for _, path in sorted(found) if path.is_file()]
+
+
+def documents_of(
+    records: Iterable[tuple[int, Any]], what: str, unit: str, field: str | None = None
+) -> Iterator[Document]:
+    """Turn records of one kind into documents.
+
+    Args:
+        records: number, for messages, and the record.
+        what, unit: the file or dataset, and what one record is called in it: `line 3 of prompts.jsonl`.
+        field: as of `read_file`.
+
+    Raises:
+        UsageError: naming the first record that is unlike the first one.
+    """
+    first: int | None = None
+    for number, record in records:
+        where = f"{unit} {number} of {what}"
+        if not isinstance(record, dict):
+            raise UsageError(f"{where} is not a JSON object.", hint=f"give {_FORMS}")
+        if field is None:
+            field, first = next((name for name in FIELDS if name in record), None), number
+        if field is None or field not in record:
+            raise _wrong_fields(where, record, field, f"{unit} {first}" if first else None)
+        document = _document(record[field], field, where)
+        if document.text.strip():
+            yield document
+
+
+def _document(value: Any, field: str, where: str) -> Document:
+    if isinstance(value, str):
+        _check_text(value, field, where)
+        if field == "prompt":
+            return Document.chat([Message("user", value)], where)
+        return Document(value.strip("\n"), where)
+    if isinstance(value, list) and value and field != "text":
+        return Document.chat([_message(turn, where, at) for at, turn in enumerate(value, 1)], where)
+    wanted = "a string" if field == "text" else "a string or a list of messages"
+    raise UsageError(f'"{field}" in {where} is not {wanted}.', hint=f"give {_FORMS}")
+
+
+def _message(turn: Any, where: str, at: int) -> Message:
+    role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise UsageError(
+            f'message {at} in {where} has no "role" and "content" of text.',
+            hint='each message: {"role": "user", "content": "..."}',
+        )
+    _check_text(content, f"message {at}", where)
+    return Message(role, content)
+
+
+def _check_text(text: str, name: str, where: str) -> None:
+    """JSON can spell half a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f'"{name}" in {where} has half a surrogate pair at character {error.start}.', hint="write it as UTF-8 again"
+        ) from None
+
+
+def _wrong_fields(where: str, record: dict[str, Any], field: str | None, first: str | None) -> UsageError:
+    other = next((name for name in FIELDS if name in record), None)
+    if field and other and first:
+        return UsageError(
+            f'{where} has "{other}", but {first} has "{field}".',
+            hint="one file holds one kind: split it, and give the folder of both",
+        )
+    seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
+    wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
+    return UsageError(f"{where} has no {wanted}, only {seen}.", hint=f"give {_FORMS}")
+
+
+def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if "\0" in line:
+            raise _not_text(path, number, "a NUL character")
+        yield line
+
+
+def _text_documents(lines: Iterable[str], path: Path) -> Iterator[Document]:
+    parts: list[str] = []
+    start = 1
+    for number, line in enumerate(lines, 1):
+        *ends, rest = line.split(SEPARATOR)
+        for end in ends:
+            yield from _text_document([*parts, end], start, path)
+            parts.clear()
+            start = number
+        parts.append(rest)
+    yield from _text_document(parts, start, path)
+
+
+def _text_document(parts: Sequence[str], line: int, path: Path) -> Iterator[Document]:
+    text = "".join(parts).strip("\n")
+    if text.strip():
+        yield Document(text, f"line {line} of {path}")
+
+
+def _json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                raise UsageError(
+                    f"line {number} of {path} is not JSON.",
+                    hint='each line: {"text": "..."}; plain text needs another file suffix',
+                ) from None
+
+
+def _first_bad_byte(path: Path) -> tuple[int, int]:
+    """Line and value of the first byte that is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line = 1
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                return line + error.object.count(b"\n", 0, error.start), error.object[error.start]
+            line += block.count(b"\n")
+    return line, decoder.getstate()[0][0]
+
+
+def _not_text(path: Path, line: int, seen: str) -> UsageError:
+    return UsageError(f"line {line} of {path} is not UTF-8 text ({seen}).", hint=f"give {_FORMS}")

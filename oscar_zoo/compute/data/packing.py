@@ -1,0 +1,200 @@
+"""Tokens become sequences of one length, and some are kept out for measuring.
+
+The documents of a stream, one after another, are cut into sequences until the budget is spent. What is held out is
+cut from the documents after the one in which the budget ended, so the sequences to calibrate on are the same whatever
+is held out. Only data that ends too early changes that: then about a quarter of it at most, from its end, is held out,
+and what is left to calibrate on is the first part of what it would have been. A document is divided between both only
+when whole ones do not suffice, and one that was calibrated on is not held out when it comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.compute.data.documents import Document
+from oscar_zoo.compute.data.encoding import Encoded, Encoder
+
+TokenIds = tuple[int, ...]
+
+HELDOUT_SEQUENCES = 8
+"""Held-out sequences below which a measurement is remarked on; COMPUTE rule for quality gates."""
+HELDOUT_TOKENS = 4096
+"""Held-out tokens, likewise."""
+
+_LONGEST_REST = 1 << 16  # a longer rest of a document is divided, not skipped to reach the next one
+_SHARE = 4  # one part in so many of data that ends early is held out, and a document's start looked for that near
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What to take from one stream.
+
+    Attributes:
+        tokens: to calibrate on.
+        length: tokens of a sequence; the last one may be shorter.
+        heldout: sequences to hold out.
+        heldout_length: tokens of each of them.
+    """
+
+    tokens: int
+    length: int
+    heldout: int = 0
+    heldout_length: int = 1
+
+    @classmethod
+    def of(cls, tokens: int, length: int, heldout_tokens: int) -> Budget:
+        """Hold out at least `heldout_tokens`, in at least `HELDOUT_SEQUENCES` sequences no longer than `length`."""
+        if heldout_tokens <= 0:
+            return cls(tokens, length)
+        longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
+        return cls(tokens, length, max(HELDOUT_SEQUENCES, -(-heldout_tokens // longest)), longest)
+
+    def share(self, index: int, parts: int) -> Budget:
+        """The part of stream `index` when sequences are dealt to `parts` streams in turn."""
+        full, rest = divmod(self.tokens, self.length)
+        lengths = [self.length] * full + [rest] * (rest > 0)
+        return Budget(
+            sum(lengths[index::parts]), self.length, len(range(index, self.heldout, parts)), self.heldout_length
+        )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What one stream gave.
+
+    Attributes:
+        sequences, heldout: token ids.
+        documents: those calibrated on, in part or whole.
+        heldout_texts: text of the documents held out, in part or whole.
+        given_up: tokens that were held out instead of calibrated on, because the data ended early.
+    """
+
+    sequences: tuple[TokenIds, ...]
+    heldout: tuple[TokenIds, ...]
+    documents: tuple[Encoded, ...]
+    heldout_texts: tuple[str, ...]
+    given_up: int = 0
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A document at its place in the stream of tokens; `digest` is of its text."""
+
+    start: int
+    encoded: Encoded
+    digest: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.encoded.ids)
+
+
+def sequences_sha256(sequences: Sequence[TokenIds]) -> str:
+    """sha256 of the compact JSON list of token-id lists, in order."""
+    return sha256_hex(strict_json.canonical_bytes([list(sequence) for sequence in sequences]))
+
+
+def sequence_sha256(sequence: TokenIds) -> str:
+    """sha256 of the compact JSON list of token ids."""
+    return sha256_hex(strict_json.canonical_bytes(list(sequence)))
+
+
+def pack(documents: Iterable[Document], encoder: Encoder, budget: Budget) -> Packed:
+    """Cut one stream of documents as the module docstring says; reads no further than it must."""
+    prefix = encoder.prefix
+    wanted = _bodies(budget.tokens, budget.length, len(prefix))
+    needed = budget.heldout * max(1, budget.heldout_length - len(prefix))
+    placed = _read(documents, encoder, wanted, needed)
+    total = placed[-1].end if placed else 0
+    most = min(wanted, total)
+    cut, start = _division(placed, wanted, needed)
+    packed = _packed(placed, prefix, budget, cut, start)
+    return replace(packed, given_up=most - cut) if packed.heldout else _packed(placed, prefix, budget, most, total)
+
+
+def _packed(placed: Sequence[_Placed], prefix: TokenIds, budget: Budget, cut: int, start: int) -> Packed:
+    """Sequences to calibrate on from the tokens before `cut`, and others from those at `start` and later."""
+    used = [item.encoded for item in placed if item.start < cut]
+    stream = islice(chain.from_iterable(encoded.ids for encoded in used), cut)
+    sequences = tuple(_sequences(stream, prefix, budget))
+    known = {sequence_sha256(sequence) for sequence in sequences}
+    rest, texts = _held_out(placed, cut, start)
+    heldout = (s for s in _equal_sequences(rest, prefix, budget) if sequence_sha256(s) not in known)
+    return Packed(sequences, tuple(heldout), tuple(used), texts)
+
+
+def _bodies(tokens: int, length: int, prefix: int) -> int:
+    """Tokens of the stream that a budget takes; those that start every sequence are not of the stream."""
+    full, rest = divmod(tokens, length)
+    return full * max(1, length - prefix) + (max(1, rest - prefix) if rest else 0)
+
+
+def _read(documents: Iterable[Document], encoder: Encoder, wanted: int, needed: int) -> list[_Placed]:
+    """Documents until `wanted` tokens are there, and `needed` more that start with a document if that is near."""
+    placed: list[_Placed] = []
+    seen: set[str] = set()
+    total, boundary = 0, None
+    for document in documents:
+        if total >= wanted and boundary is None:
+            boundary = total
+        if boundary is not None and total - boundary >= needed:
+            break
+        digest = sha256_hex(document.text.encode())
+        if boundary is not None and digest in seen:
+            continue
+        seen.add(digest)
+        spare = needed + _LONGEST_REST if needed else 0
+        limit = wanted - total + spare if boundary is None else boundary + needed - total
+        encoded = encoder.encode(document, limit)
+        placed.append(_Placed(total, encoded, digest))
+        total += len(encoded.ids)
+        if not encoded.whole:
+            break
+    return placed
+
+
+def _division(placed: Sequence[_Placed], wanted: int, needed: int) -> tuple[int, int]:
+    """Where the part to calibrate on ends, and where the part to hold out starts."""
+    total = placed[-1].end if placed else 0
+    if needed <= 0:
+        return min(wanted, total), total
+    reserve = min(needed, max(total - wanted, total // _SHARE))
+    cut = min(wanted, total - reserve)
+    starts = [item.start for item in placed if item.start > 0]
+    if (later := next((start for start in starts if start >= cut and total - start >= reserve), None)) is not None:
+        return cut, later
+    near = max((start for start in starts if cut - reserve // _SHARE <= start <= cut), default=cut)
+    return (near, near) if cut < wanted else (cut, cut)
+
+
+def _held_out(placed: Sequence[_Placed], cut: int, start: int) -> tuple[list[int], tuple[str, ...]]:
+    """Tokens from `start` on, without documents that were there before `cut`, and the text of their documents."""
+    used = {item.digest for item in placed if item.start < cut}
+    kept = [item for item in placed if item.end > start and (item.start < cut or item.digest not in used)]
+    ids = chain.from_iterable(item.encoded.ids[max(0, start - item.start) :] for item in kept)
+    return list(ids), tuple(item.encoded.text for item in kept)
+
+
+def _sequences(stream: Iterator[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
+    """Sequences until the budget is spent or the stream ends."""
+    left = budget.tokens
+    while left > 0:
+        length = min(budget.length, left)
+        body = tuple(islice(stream, max(1, length - len(prefix))))
+        if not body:
+            return
+        sequence = (prefix + body)[:length]
+        left -= len(sequence)
+        yield sequence
+
+
+def _equal_sequences(ids: Sequence[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
+    """Held-out sequences, all of one length: shorter than wished rather than fewer than `HELDOUT_SEQUENCES`."""
+    fewest = min(budget.heldout, HELDOUT_SEQUENCES)
+    body = max(1, min(budget.heldout_length - len(prefix), len(ids) // max(1, fewest)))
+    for at in range(min(budget.heldout, len(ids) // body)):
+        yield prefix + tuple(ids[at * body : (at + 1) * body])
