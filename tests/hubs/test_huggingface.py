@@ -211,7 +211,7 @@ def test_wrong_content_is_refused_and_not_kept(
         ("cut", {"after": 20}, "the connection broke off"),
         ("reset", {}, "the connection broke off"),
         ("status", {"code": 500}, "it answers with status 500"),
-        ("redirect", {"to": "ftp://127.0.0.1/"}, "it redirects out of TLS"),
+        ("redirect", {"to": "ftp://127.0.0.1/"}, "it redirects to an unsafe address"),
     ],
 )
 @pytest.mark.parametrize("path", ["/api/models/org/name", "/api/models/org/name/tree/*"])
@@ -489,7 +489,7 @@ def test_over_tls_redirects_stay_there(tmp_path: Path, version: int) -> None:
     unreachable = "HubUnreachable: Hugging Face org/{} cannot be reached: "
     assert found == {
         "cdn": len(K),
-        "http": unreachable.format("name") + "it redirects out of TLS.",
+        "http": unreachable.format("name") + "it redirects to an unsafe address.",
         "file": 8,
         "stranger": unreachable.format("else") + "its certificate is not trusted.",
     }
