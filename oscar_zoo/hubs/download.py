@@ -143,7 +143,8 @@ class Download:
         request = self._reached(partial(build, url))
         target, home = Origin.of(request.url), Origin.of(self._reached(partial(build, site.endpoint)).url)
         if not (source or target).may_redirect_to(target):
-            raise Failed(self._unreachable("it redirects to an unsafe address" if source else "its address is not valid"))
+            cause = "it redirects to an unsafe address" if source else "its address is not valid"
+            raise Failed(self._unreachable(cause))
         token = session.token(site.title, client, site.token) if trusted and target.may_see_token_of(home) else None
         for name in ("authorization", "cookie"):  # the client remembers cookies, and sends them to every port of a host
             request.headers.pop(name, None)

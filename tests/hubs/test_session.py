@@ -18,10 +18,10 @@ from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.session import http_client
 from oscar_zoo.hubs.transport import Limits, Transport
 
-def ask(url, **limits):
-    quick = Limits(connect=1, answer=1, read=1, tries=1, **limits)
+def ask(url, answer=60):
+    limits = Limits(connect=60, answer=answer, read=60, tries=1)
     ask_token, refuse = lambda: "canary-token", lambda reply, sent: KeyError()
-    transport = Transport("Some Hub a/b", url, token=ask_token, refusal=refuse, limits=quick)
+    transport = Transport("Some Hub a/b", url, token=ask_token, refusal=refuse, limits=limits)
     try:
         return transport.get(url + "/file", limit=1000).body.decode()
     except OscarZooError as error:
@@ -36,7 +36,7 @@ silent = threading.Event()
 found = {"library": type(http_client()).__module__.split(".")[0]}
 with RawServer(lambda c, s: c.sendall(answer(b"content"))) as good, RawServer(early) as short:
     with RawServer(lambda c, s: reset(c)) as rude, RawServer(lambda c, s: silent.wait(60)) as mute:
-        found |= {"good": ask(good.url), "early": ask(short.url), "reset": ask(rude.url), "silent": ask(mute.url)}
+        found |= {"good": ask(good.url), "early": ask(short.url), "reset": ask(rude.url), "silent": ask(mute.url, 0.5)}
     class Derived(type(http_client())):
         "as a factory of the user may return"
     Derived.__module__ = "elsewhere"
@@ -75,7 +75,7 @@ def test_both_clients_of_the_hub_fail_in_the_same_words(version: int) -> None:
         "redirected": "content",
         "early": unreachable + "the connection broke off.",
         "reset": unreachable + "the connection broke off.",
-        "silent": "network.timeout: Some Hub a/b did not answer within 1 s.",
+        "silent": "network.timeout: Some Hub a/b did not answer within 0.5 s.",
         "closed": unreachable + "connection refused.",
         "derived": unreachable + "connection refused.",
         "name": unreachable + "its name cannot be resolved.",

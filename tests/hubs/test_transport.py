@@ -165,15 +165,18 @@ def test_refused_connections_are_tried_once_more(pauses: list[float]) -> None:
 def test_making_the_client_is_not_the_slowness_of_the_hub(
     serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where many processes start at once, importing takes seconds."""
-    server, make = serve(script(GOOD)), session.http_client
+    """Where many processes start at once, importing takes seconds: here a minute, on a clock of our own."""
+    server, make, clock, now = serve(script(GOOD)), session.http_client, time.monotonic, [0.0]
+    here = threading.current_thread()
 
     def slow() -> Any:
-        threading.Event().wait(0.6)
+        assert threading.current_thread() is here  # not in the call that has to end in time
+        now[0] += 60
         return make()
 
     monkeypatch.setattr(session, "http_client", slow)
-    assert hub(server, limits=Limits(answer=0.5)).get(server.url, limit=9, budget=0.5).body == b"content"
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + now[0])
+    assert hub(server).get(server.url, limit=9, budget=50).body == b"content"
 
 
 def test_a_client_that_somebody_closed_is_made_anew(
@@ -196,10 +199,13 @@ def test_no_time_means_no_request(serve: Callable[[Handler], RawServer], budget:
     assert server.requests == []
 
 
-def test_no_try_begins_that_has_no_time(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+def test_no_try_begins_that_has_no_time(
+    serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: 100.0)
     server = serve(script(BUSY))
     with pytest.raises(HubUnreachable):
-        hub(server).get(server.url, limit=9, budget=0.2)
+        hub(server).get(server.url, limit=9, budget=40)
     assert pauses == []
 
 
