@@ -49,7 +49,7 @@ def main() -> int:
     run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", rotation, "-q")
     run("verify", rotation)
     run("publish", rotation, "--hub", hub, "-q")
-    run("pull", NAME, "--hub", hub, "-q")
+    run("pull", NAME, "--hub", hub, "--no-lock", "-q")
     measured = run("eval", NAME, "--model", MODEL, "--data", "examples/text/validation.txt", "--json", show=False)
     answer = ask_served_model(passkey_prompt())
     print_table(json.loads(measured))
