@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import Grouping
+from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.moments import LayerMoments, Moments
 from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed
@@ -71,6 +72,11 @@ def wo(layer: LayerMoments) -> Tensor:
 ESTIMATORS: Mapping[str, Callable[[LayerMoments], Tensor]] = MappingProxyType(
     {"kk/1": kk, "oo/1": oo, "qqt/1": qqt, "sst/1": sst, "vv/1": vv, "wo/1": wo}
 )
+
+TARGETS: Mapping[str, StatisticName] = MappingProxyType(
+    {"kk/1": "kk", "oo/1": "oo", "qqt/1": "qq", "sst/1": "sst", "vv/1": "vv", "wo/1": "wo"}
+)
+"""Estimator -> name of its matrix in the statistics of an artifact."""
 
 
 def estimate(moments: Moments, estimator: str, grouping: Grouping = "layer") -> Matrix:

@@ -6,17 +6,32 @@ A new method is one file with one `Method` value, entered in `fit.METHODS`; noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimators
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.moments import Moments, Need
 
 Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the moments say about the transforms of one side; each `[layers, num_kv_heads]` float64.
+
+    Attributes:
+        headroom: tr M tr Hs / (sum sigma)^2, the largest gain in quantization error over any rotation; 1 is none.
+        condition: of the transform, largest over smallest singular value.
+        bf16_error: relative error of the logits (K) or outputs (V) once both matrices are rounded to bfloat16.
+    """
+
+    headroom: Matrix
+    condition: Matrix
+    bf16_error: Matrix
 
 
 @dataclass(frozen=True)
@@ -27,11 +42,13 @@ class FittedPair:
         k, v: float32 transforms of all layers, without a calibration block.
         targets: statistics name (`qq`, `sst`, ..) -> the undamped float64 matrices the fit used, `[layers, d, d]` or
             `[layers, num_kv_heads, d, d]`; empty when no data was used.
+        forecasts: by side, where the method is not orthogonal.
     """
 
     k: RotationSet
     v: RotationSet
     targets: Mapping[StatisticName, Matrix]
+    forecasts: Mapping[Role, Forecast] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,7 @@ class Method:
         estimators: ids of what it targets; `None` without data.
         composition: how eigenvectors become matrices; `None` where that does not apply.
         fit: moments with full coverage to transforms.
+        publishable: whether an artifact may hold the result; baselines are only measured.
     """
 
     name: str
@@ -53,3 +71,4 @@ class Method:
     estimators: Estimators | None
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]
+    publishable: bool = True

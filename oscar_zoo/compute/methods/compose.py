@@ -8,39 +8,48 @@ Source: composition `r_h_pbr` of OSCAR (arXiv 2605.17757).
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from oscar_zoo.artifact.manifest import Composition
 from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
 
-Matrix = NDArray[np.float64]
-
 R_H_PBR = Composition(id="r_h_pbr", hadamard="sylvester", permutation="bit-reversal", signs="max-abs-positive")
 
 
-def eigenbasis(covariance: Matrix) -> tuple[Matrix, Matrix]:
+def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues in ascending order and eigenvectors in columns, with a fixed choice of sign.
 
     Each eigenvector's entry of largest magnitude is positive (the first of equals), so that a refit repeats.
 
     Args:
-        covariance: `[d, d]` float64, symmetric.
+        matrix: `[..., d, d]` float64, symmetric.
 
     Returns:
-        `[d]` and `[d, d]`, float64.
+        `[..., d]` and `[..., d, d]`, float64.
     """
-    values, vectors = np.linalg.eigh(covariance)
-    largest = np.abs(vectors).argmax(axis=0)
-    signs = np.where(vectors[largest, np.arange(vectors.shape[1])] < 0, -1.0, 1.0)
-    return values, vectors * signs
+    values, vectors = torch.linalg.eigh(matrix)
+    largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+    return values, torch.where(largest < 0, -vectors, vectors)
 
 
-def r_h_pbr(covariance: Matrix) -> tuple[Matrix, Matrix]:
-    """The rotation U H P of a symmetric `[d, d]` float64 matrix and its ascending eigenvalues `[d]`.
+def hadamard_matrix(d: int) -> Tensor:
+    """`transforms.hadamard` as a `[d, d]` float64 tensor of its own.
 
     Raises:
         UsageError: `d` is not a power of two.
     """
+    return torch.tensor(hadamard(d))
+
+
+def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotations U H P of symmetric `[..., d, d]` float64 matrices and their ascending eigenvalues `[..., d]`.
+
+    Raises:
+        UsageError: `d` is not a power of two.
+    """
+    d = covariance.shape[-1]
+    flat = hadamard_matrix(d)
     values, vectors = eigenbasis(covariance)
-    return (vectors @ hadamard(len(values)))[:, pbr_permutation(values)], values
+    order = torch.tensor(pbr_permutation(torch.arange(d).numpy()))  # eigenvalues ascend, so P is always the same
+    return (vectors @ flat)[..., order], values

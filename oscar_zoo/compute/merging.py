@@ -1,0 +1,230 @@
+"""Several moments files become one: other tokens add, other layers unite, other heads join.
+
+What a file holds decides which of the three it is. Parts of the same sequences are ranks of one capture and must
+differ in layers or heads; parts of different sequences must have none in common, or tokens would count twice. Weighted
+sums (`sst`) know only the queries of their own sequences, so sums over different sequences lose them: every other
+method fits from the result.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from oscar_zoo.artifact.manifest import Calibration, LengthStats, ModelBlock, MomentsFile, Numerics
+from oscar_zoo.compute.coverage import needs_met, observed
+from oscar_zoo.compute.moments import WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
+from oscar_zoo.errors import ComputeFailed, UsageError
+
+LOST_WEIGHTS = "the weighted value sums were left out: oscar and oscar-per-head need one capture of all sequences."
+
+
+@dataclass(frozen=True)
+class Part:
+    """A moments file and its name for messages."""
+
+    name: str
+    moments: Moments
+    info: MomentsInfo
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What was written.
+
+    Attributes:
+        file: digest and size.
+        info: of the merged moments.
+        notes: what the user should know, in sentences.
+    """
+
+    file: MomentsFile
+    info: MomentsInfo
+    notes: tuple[str, ...]
+
+
+def merge_files(paths: Sequence[Path], out: Path) -> MergeResult:
+    """Merge moments files, two or more, into the file `out`, which is replaced.
+
+    Raises:
+        UsageError: parts of different models or numerics, or that hold some tokens twice.
+        ComputeFailed: ranks of one capture that contradict each other.
+        MalformedFile, PathNotFound, StorageError: a file cannot be read, or the result not written.
+    """
+    if len(paths) < 2:
+        raise UsageError("there is nothing to merge.", hint="name two moments files or more")
+    merged, notes = merge_parts([Part(str(path), *load_moments(path)) for path in paths])
+    return MergeResult(save_moments(out, merged.moments, merged.info), merged.info, notes)
+
+
+def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
+    """One part of all, and what to tell the user; the moments of `parts` are used up. See `merge_files`."""
+    for part in parts[1:]:
+        _check_same_source(parts[0], part)
+    groups: dict[tuple[str, ...], list[Part]] = {}
+    for part in parts:
+        groups.setdefault(tuple(sorted(_hashes(part))), []).append(part)
+    captures = [_join(groups[hashes]) for hashes in sorted(groups)]
+    whole, notes = _add(captures)
+    first = parts[0].info
+    tp, pp, dp = (max(getattr(p.info.coverage, axis, 1) for p in parts) for axis in ("tp", "pp", "dp"))
+    partial, missing = _missing(whole)
+    info = MomentsInfo(
+        model=first.model,
+        calibration=_calibration(captures),
+        coverage=observed(
+            whole,
+            tp=max(tp, len({p.moments.layers[min(p.moments.layers)].heads for p in parts})),
+            pp=max(pp, len({tuple(sorted(p.moments.layers)) for p in parts})),
+            dp=max(dp, len(captures)),
+        ),
+        numerics=_numerics([part.info.numerics for part in parts]),
+        sequences=tuple(sequence for capture in captures for sequence in capture.info.sequences),
+        partial=partial,
+    )
+    return Part("the result", whole, info), (*notes, *missing)
+
+
+def _check_same_source(one: Part, other: Part) -> None:
+    """Refuse to mix models or numerics."""
+    if one.info.model != other.info.model:
+        what = one.info.model.geometry.difference(other.info.model.geometry) or _field(one.info.model, other.info.model)
+        raise UsageError(f"{one.name} and {other.name} are of different models: {what}.", hint="merge parts of one")
+    mine, theirs = one.info.numerics, other.info.numerics
+    for name in ("forward_dtype", "accumulate", "engine"):
+        if getattr(mine, name) != getattr(theirs, name):
+            raise UsageError(
+                f"{one.name} and {other.name} were computed differently: {name} is "
+                f"{_word(getattr(mine, name))} here and {_word(getattr(theirs, name))} there.",
+                hint="capture both with one engine, version and dtype",
+            )
+
+
+def _field(one: ModelBlock, other: ModelBlock) -> str:
+    name = next(name for name in ModelBlock.model_fields if getattr(one, name) != getattr(other, name))
+    return f"{name} is {_word(getattr(one, name))} here and {_word(getattr(other, name))} there"
+
+
+def _word(value: object) -> str:
+    name, version = getattr(value, "name", None), getattr(value, "version", None)
+    return f"{name} {version}" if name else str(value)[:100]
+
+
+def _hashes(part: Part) -> list[str]:
+    if not part.info.sequences:
+        raise UsageError(f"{part.name} does not say which sequences it holds.", hint="capture again")
+    return [sequence.sha256 for sequence in part.info.sequences]
+
+
+def _join(parts: Sequence[Part]) -> Part:
+    """One capture from its ranks, which all saw the same sequences: heads of the same layers join, layers unite."""
+    stages: dict[tuple[int, ...], list[Part]] = {}
+    for part in parts:
+        stages.setdefault(tuple(sorted(part.moments.layers)), []).append(part)
+    layers: dict[int, LayerMoments] = {}
+    for stage in stages.values():
+        _check_other_queries(stage)
+        joined = Moments.cat_heads([part.moments for part in stage]) if len(stage) > 1 else stage[0].moments
+        if twice := sorted(layers.keys() & joined.layers.keys()):
+            names = " and ".join(part.name for part in parts)
+            raise UsageError(f"layer {twice[0]} of the same sequences is in {names}.", hint="name every part once")
+        layers |= joined.layers
+    if len({layer.heads for layer in layers.values()}) > 1:
+        raise UsageError(f"the parts {', '.join(p.name for p in parts)} lack heads in some layers.", hint="name all")
+    return Part(parts[0].name, Moments(parts[0].moments.geometry, layers), parts[0].info)
+
+
+def _check_other_queries(stage: Sequence[Part]) -> None:
+    """Parts that share a KV head must be ranks with a share of its query heads each."""
+    holders = Counter(head for part in stage for head in next(iter(part.moments.layers.values())).heads)
+    if max(holders.values()) == 1:
+        return
+    geometry = stage[0].moments.geometry
+    group = geometry.num_q_heads // geometry.num_kv_heads
+    rows = [next(iter(part.moments.layers.values())) for part in stage]
+    shares = [layer.query_rows / max(layer.tokens, 1) for layer in rows]
+    for head, count in holders.items():
+        total = sum(share for share, layer in zip(shares, rows, strict=True) if head in layer.heads)
+        if count > 1 and total > group:
+            names = " and ".join(part.name for part, layer in zip(stage, rows, strict=True) if head in layer.heads)
+            raise UsageError(f"{names} hold the same sequences.", hint="name every part once")
+
+
+def _add(captures: Sequence[Part]) -> tuple[Moments, tuple[str, ...]]:
+    """The sum over captures of disjoint sequences, without weighted sums if there are several."""
+    whole = captures[0].moments
+    if len(captures) == 1:
+        return whole, ()
+    seen: dict[str, str] = {}
+    for capture in captures:
+        for sha256 in dict.fromkeys(_hashes(capture)):
+            if sha256 in seen:
+                raise UsageError(
+                    f"{seen[sha256]} and {capture.name} have sequences in common, which would count twice.",
+                    hint="capture parts of the data that do not overlap",
+                )
+            seen[sha256] = capture.name
+    weighted = any("weighted" in needs_met(capture.moments) for capture in captures)
+    for capture in captures:
+        for layer in capture.moments.layers.values():
+            for name in WEIGHTED_SUMS:
+                setattr(layer, name, torch.zeros_like(getattr(layer, name)))
+            layer.weighted_tokens = 0
+    for capture in captures[1:]:
+        whole.merge(capture.moments)
+    return whole, (LOST_WEIGHTS,) if weighted else ()
+
+
+def _missing(whole: Moments) -> tuple[bool, tuple[str, ...]]:
+    try:
+        whole.check_coverage(needs_met(whole) | {"rows"})
+    except ComputeFailed as error:
+        return True, (f"parts are missing: {error.message.partition(': ')[2] or error.message}",)
+    return False, ()
+
+
+def _numerics(blocks: Sequence[Numerics]) -> Numerics:
+    devices = " + ".join(dict.fromkeys(block.device for block in blocks))
+    return blocks[0].model_copy(update={"device": devices})
+
+
+def _calibration(captures: Sequence[Part]) -> Calibration | None:
+    """The blocks of all captures as one; what they do not share is null, and no hash is invented."""
+    blocks = [capture.info.calibration for capture in captures if capture.info.calibration is not None]
+    if len(blocks) != len(captures):
+        return None
+    if len(blocks) == 1:
+        return blocks[0]
+    first = blocks[0]
+    common = {
+        name: getattr(first, name)
+        for name in Calibration.model_fields
+        if all(getattr(block, name) == getattr(first, name) for block in blocks)
+    }
+    lengths = [sequence.tokens for capture in captures for sequence in capture.info.sequences]
+    requested = [block.tokens_requested for block in blocks]
+    proven = [{*(block.disjoint_from or ())} for block in blocks]
+    return Calibration(
+        dataset=" + ".join(dict.fromkeys(block.dataset or "?" for block in blocks)),
+        revision=common.get("revision"),
+        split=common.get("split"),
+        license=common.get("license"),
+        prompts_sha256=None,
+        sequences=len(lengths),
+        tokens_requested=sum(n for n in requested if n) if all(requested) else None,
+        tokens_used=sum(lengths),
+        length=LengthStats(min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)),
+        content=common.get("content", "mixed"),
+        chat_template=common.get("chat_template"),
+        seed=common.get("seed"),
+        disjoint_from=tuple(d for d in first.disjoint_from or () if all(d in sets for sets in proven))
+        if all(block.disjoint_from is not None for block in blocks)
+        else None,
+        overlaps_with=tuple(dict.fromkeys(name for block in blocks for name in block.overlaps_with)),
+    )
