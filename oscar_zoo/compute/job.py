@@ -24,7 +24,7 @@ from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture.base import Progress, no_progress
-from oscar_zoo.compute.capture.transformers import TransformersCapture
+from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, load_calibration
 from oscar_zoo.compute.fit import fit
 from oscar_zoo.compute.folder import check_target, write_folder
@@ -136,8 +136,9 @@ def _capture(loaded: LoadedModel, method: Method, data: CalibrationData, progres
     if not method.needs:
         return Moments(loaded.block, {})
     try:
-        capture = TransformersCapture(loaded)
-        return capture.capture(data.sequences, weighted="weighted" in method.needs, progress=progress)
+        return capture(
+            loaded, data, needs=method.needs, progress=lambda done, total, where: progress(done, total, "capture")
+        )
     except torch.OutOfMemoryError:
         longest = max(len(sequence) for sequence in data.sequences)
         raise ComputeFailed(

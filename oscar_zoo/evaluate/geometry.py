@@ -16,6 +16,8 @@ from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 
 FULL_ATTENTION = "full_attention"
+FULL_KINDS = frozenset((FULL_ATTENTION, "attention", "hybrid"))
+"""Kinds of layers with full attention; the last two are what hybrids with Mamba layers say."""
 QK_NORM = frozenset(
     ("gemma3_text", "minimax_m2", "olmo2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 )
@@ -97,7 +99,7 @@ def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
     interval = getattr(text, "full_attention_interval", None)
     count = _required(text, "num_hidden_layers", model_id)
     if kinds is not None:
-        layers = tuple(i for i, kind in enumerate(kinds) if kind == FULL_ATTENTION)
+        layers = tuple(i for i, kind in enumerate(kinds) if kind in FULL_KINDS)
     elif interval:
         layers = tuple(range(interval - 1, count, interval))
     else:

@@ -149,13 +149,14 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
 
     before = model.model.config._attn_implementation
     ALL_ATTENTION_FUNCTIONS[SCOPE] = routed
-    ALL_MASK_ATTENTION_FUNCTIONS[SCOPE] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    # masks are made for registered names only: without them, sliding-window layers would see everything
+    ALL_MASK_ATTENTION_FUNCTIONS.register(SCOPE, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     try:
         model.model.set_attn_implementation(SCOPE)
         yield
     finally:
         model.model.set_attn_implementation(before)
-        del ALL_ATTENTION_FUNCTIONS[SCOPE], ALL_MASK_ATTENTION_FUNCTIONS[SCOPE]
+        del ALL_ATTENTION_FUNCTIONS[SCOPE]
     if missing := sorted(wanted - seen):
         raise UnsupportedModel(
             f"attention of layers {missing} of {model.block.id} was never reached.",

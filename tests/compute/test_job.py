@@ -189,7 +189,7 @@ def test_an_artifact_is_not_replaced_by_accident(result: ComputeResult) -> None:
     assert again.manifest.digest == result.manifest.digest
 
 
-@pytest.mark.parametrize("phase", ["load", "moments", "weights", "fit", "write"])
+@pytest.mark.parametrize("phase", ["load", "capture", "fit", "write"])
 def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
     def interrupt(done: int, total: int, text: str) -> None:
         if text == phase:

@@ -1,66 +1,249 @@
-"""Capture in process with transformers: two passes over the same tokens, in model order.
+"""Capture in process with transformers: one pass over the tokens for every model that uses its attention interface.
 
-The first pass sums q, k and v; the second weighs v with the query covariance of the whole set, known only then.
-Running the model twice keeps no row of any layer, needs no engine of our own and costs one more prefill of a few
-thousand tokens: seconds beside loading the weights. The whole model must fit on its device.
+An attention function is registered under a name of its own; it lets a model compute exactly what `sdpa` computes and
+shows the rows to whoever listens, so no architecture is known by name here. Models whose layers need only hidden
+states from each other run layer by layer (`layerwise`), where one pass is enough for everything; all others, and
+those with more tokens than fit, run whole (`whole`), a second time where a fit needs weighted sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from oscar_zoo.compute import estimators
-from oscar_zoo.compute.capture.base import Progress, no_progress
-from oscar_zoo.compute.moments import Moments
-from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+# first: it prepares what transformers imports, or says what is missing
+from oscar_zoo.evaluate.models import LoadedModel
+# isort: split
 
-Sink = Callable[[int, Tensor, Tensor, Tensor], None]
-"""`(layer_id, query [n_q, T, d], key [n_kv, T, d], value [n_kv, T, dv])`"""
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging as transformers_logging
+
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.manifest import ModelBlock, Numerics
+from oscar_zoo.artifact.specs import Harness
+from oscar_zoo.compute.capture import layerwise, whole
+from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
+from oscar_zoo.compute.capture.checkpoint import Checkpoint, Saved
+from oscar_zoo.compute.capture.distributed import World, all_reduce_moments, world
+from oscar_zoo.compute.capture.projection import OutputProjections
+from oscar_zoo.compute.capture.replay import Plan, plan_replay
+from oscar_zoo.compute.capture.tap import Tap, input_device
+from oscar_zoo.compute.data import CalibrationData, shard
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.errors import UnsupportedModel
+
+NAME = "oscar_zoo_capture"
+"""Of the attention implementation, among those of transformers."""
 
 
-class TransformersCapture:
-    """`Capture` for a model that `evaluate.models` loaded; the model is left as it was found."""
+def capture(
+    loaded: LoadedModel,
+    data: CalibrationData,
+    *,
+    needs: frozenset[Need],
+    progress: Progress = no_progress,
+    work: Path | None = None,
+    resume: bool = False,
+) -> Moments:
+    """Moments of `data`, without padding and without a KV cache, one sequence at a time and in order.
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
+    Under `torchrun` every process runs its share of the sequences and returns the sums of all.
 
-    def capture(
-        self, sequences: Sequence[Sequence[int]], *, weighted: bool, progress: Progress = no_progress
-    ) -> Moments:
-        """See `Capture.capture`.
+    Args:
+        loaded: left as it was found; may be spread over devices by accelerate.
+        needs: what fits will read; nothing else is computed.
+        progress: told after every sequence of every layer or pass.
+        work: folder for what an interrupted capture needs to go on; `discard` removes that again. `None` keeps nothing.
+        resume: go on from what is in `work`, if anything is; without it the capture starts anew.
 
-        Raises:
-            UnsupportedModel: a full-attention layer was not reached, or has a softmax that cannot be tapped.
-        """
-        moments = Moments.zeros(self._loaded.block, self._loaded.device)
-        self._run(sequences, lambda layer, q, k, v: moments.layers[layer].add(q, k, v), "moments", progress)
-        if weighted:
-            targets = {layer: estimators.qqt(sums) for layer, sums in moments.layers.items()}
-            self._run(
-                sequences,
-                lambda layer, q, k, v: moments.layers[layer].add_weighted(k, v, targets[layer]),
-                "weights",
-                progress,
+    Returns:
+        Sums on the model's device, with no coverage checked; empty without needs.
+
+    Raises:
+        UnsupportedModel: attention that is not plain causal softmax over all tokens after RoPE, does not go through
+            transformers' interface, or has an output projection whose weights are not there as they are.
+        ComputeFailed: rows do not fit the geometry.
+        OutputExists: with `resume`, `work` holds a capture of something else.
+        StorageError: the disk refused.
+    """
+    if not needs:
+        return Moments(loaded.block, {})
+    check_model(loaded.block)
+    device = input_device(loaded.model)
+    with world(device) as here:
+        with _tapped(loaded) as tap, torch.inference_mode():
+            known = _learn(tap, data.sequences[0])
+            saved = None
+            keeper = None if work is None else Checkpoint(_folder(work, here), _facts(loaded, data, needs, here))
+            if keeper is not None and not (resume and (saved := keeper.load())):
+                keeper.clear()
+            run = Run(
+                sums=Sums(loaded.block, needs, device),
+                sequences=shard(data, here.rank, here.size).sequences,
+                tokens=sum(map(len, data.sequences)),
+                world=here,
+                forward=tap.forward,
+                listen=tap.listen,
+                set_weights=partial(_set_weights, known.projections, loaded.block) if "weights" in needs else _nothing,
+                progress=progress,
+                checkpoint=keeper,
             )
-        return moments
+            _run(run, known.plan, saved)
+        moments = run.sums.moments()
+        all_reduce_moments(moments, here)
+    return moments
 
-    def _run(self, sequences: Sequence[Sequence[int]], sink: Sink, phase: str, progress: Progress) -> None:
-        def tapped(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-            sink(layer_id, query[0], key[0], value[0])
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
-            )
 
-        done, total = 0, sum(len(sequence) for sequence in sequences)
-        progress(done, total, phase)
-        with torch.inference_mode(), attention_scope(self._loaded, tapped):
-            for sequence in sequences:
-                ids = torch.tensor([list(sequence)], device=self._loaded.device)
-                # the decoder without its head: logits over the vocabulary are not needed
-                self._loaded.model.base_model(input_ids=ids, use_cache=False)
-                done += len(sequence)
-                progress(done, total, phase)
+def discard(work: Path) -> None:
+    """Remove what `capture` kept in `work`, of all processes."""
+    for folder in work.glob("rank-*"):
+        durable.remove_tree(folder)
+
+
+def numerics(loaded: LoadedModel) -> Numerics:
+    """What the manifest says of how the sums were made."""
+    device = input_device(loaded.model)
+    return Numerics(
+        forward_dtype=loaded.dtype,
+        accumulate="float64",
+        engine=Harness(name="transformers", version=version("transformers")),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    )
+
+
+def check_model(block: ModelBlock) -> None:
+    """Refuse what a configuration already shows; `evaluate.geometry` refuses MLA and sliding windows before that.
+
+    Raises:
+        UnsupportedModel: keys carry no rotary positions.
+    """
+    if block.rope is None:
+        raise UnsupportedModel(
+            f"the attention of {block.id} has no rotary position embedding (RoPE).",
+            hint="choose a model with rotary positions",
+        )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What one short pass told of a model."""
+
+    plan: Plan | None
+    projections: OutputProjections
+
+
+_OPEN: ContextVar[Tap | None] = ContextVar("oscar_zoo_tap", default=None)
+_KNOWN: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+
+
+def _dispatch(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **rest: Any
+) -> tuple[Tensor, None]:
+    """What `sdpa` computes, seen by the open tap."""
+    result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **rest)
+    if (tap := _OPEN.get()) is not None:
+        tap.saw(module, query, key, value, result[0], **rest)
+    return result
+
+
+AttentionInterface.register(NAME, _dispatch)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@contextmanager
+def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
+    """Send the attention of a model through `_dispatch` for a while."""
+    tap = Tap(loaded)
+    before, level = loaded.model.config._attn_implementation, transformers_logging.get_verbosity()
+    opened = _OPEN.set(tap)
+    try:
+        transformers_logging.set_verbosity_error()  # of a model that does not follow, `check_reached` speaks
+        loaded.model.set_attn_implementation(NAME)
+        yield tap
+    finally:
+        loaded.model.set_attn_implementation(before)
+        transformers_logging.set_verbosity(level)
+        _OPEN.reset(opened)
+
+
+def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
+    """Run a few tokens: are all layers reached, what reads their outputs, and can they run one at a time?"""
+    model = tap.loaded.model
+    if model not in _KNOWN:
+        tap.projections = OutputProjections()
+        try:
+            tap.forward(ids[:1])
+        finally:
+            tap.projections.close()
+        tap.check_reached()
+        plan = plan_replay(model, tap.loaded.block.num_layers, tap.forward, ids)
+        _KNOWN[model] = _Known(plan, tap.projections)
+        tap.projections = None
+    return _KNOWN[model]
+
+
+def _set_weights(projections: OutputProjections, block: ModelBlock, sums: LayerMoments, layer: int) -> None:
+    with torch.inference_mode(False):
+        sums.set_weights(projections.weight(layer, block, block.id))
+
+
+def _nothing(sums: LayerMoments, layer: int) -> None:
+    """No fit reads the output projection."""
+
+
+def _run(run: Run, plan: Plan | None, saved: Saved | None) -> None:
+    """With the engine that all processes can use, from where an interrupted run of it stood."""
+    states = layerwise.start_states(run, plan) if plan and "weighted" in run.sums.needs else None
+    if run.world.least(int(states is not None)) and plan is not None and states is not None:
+        at = saved.position.done if saved and saved.position.phase == layerwise.LAYERS else 0
+        done = run.world.least(at)
+        hidden = saved.hidden if saved and at == done > 0 else None
+        run.sums.layers.update({i: sums for i, sums in (saved.layers if saved and at else {}).items() if i < done})
+        layerwise.run_layers(run, plan, states, done, hidden)
+        return
+    del states
+    if saved and saved.position.phase == layerwise.LAYERS:
+        saved = None
+    run.sums.layers.update(saved.layers if saved else {})
+    whole.run_whole(run, saved.position if saved else whole.START)
+
+
+def _folder(work: Path, here: World) -> Path:
+    return work / f"rank-{here.rank}"
+
+
+def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], here: World) -> dict[str, str]:
+    """Everything that decides the bits of the sums, in words."""
+    facts = numerics(loaded)
+    return {
+        "model": loaded.block.id,
+        "configuration": loaded.block.config_sha256 or "",
+        "weights": _weights_digest(loaded.model),
+        "data": data.prompts_sha256,
+        "needs": " ".join(sorted(needs)),
+        "process": f"{here.rank} of {here.size}",
+        "dtype": facts.forward_dtype,
+        "accumulation": facts.accumulate,
+        "device": facts.device,
+        "torch": torch.__version__,
+        "transformers": str(facts.engine.version),
+    }
+
+
+def _weights_digest(model: Any) -> str:
+    """Of the first numbers of every tensor: enough to tell checkpoints of one configuration apart."""
+    first = [one.detach().reshape(-1)[:8].double().cpu() for one in model.parameters() if not one.is_meta]
+    return hashlib.sha256(torch.cat(first).numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,193 @@
+"""What an interrupted capture needs to go on, in a folder: sums of what is done, and hidden states while they are few.
+
+`state.json` names files that belong together and is replaced in one step after they are on disk, so a kill at any
+time leaves the state before or the one after. The state belongs to one model, data set and set of options; those of
+another are refused. No file is larger than `LARGEST` bytes: where the hidden states are, the forward passes up to the
+layer are repeated instead. Saving takes at most about a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.errors import IntegrityError, OutputExists
+
+SCHEMA = "oscar-zoo.capture/1"
+STATE = "state.json"
+SUFFIX = ".safetensors"
+LARGEST = 256 << 20
+MIN_SECONDS = 1.0
+"""Between two saves, at least."""
+SHARE = 20
+"""Time of work for one of saving."""
+
+SUMS = (*ROW_SUMS, *WEIGHTED_SUMS)
+COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where an engine is: what it does, and how many layers or sequences of that are done."""
+
+    phase: str
+    done: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An interrupted capture.
+
+    Attributes:
+        position: where it stood.
+        layers: its sums, on the CPU.
+        hidden: of every sequence, where they were saved.
+    """
+
+    position: Position
+    layers: dict[int, LayerMoments]
+    hidden: tuple[Tensor, ...] | None
+
+
+class Checkpoint:
+    """The folder of one process.
+
+    Args:
+        folder: of this process alone; created when it is missing.
+        facts: what the state belongs to, in words.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._facts = dict(facts)
+        self._parts: list[dict[str, Any]] = []
+        self._serial = 0
+        self._last, self._took = time.monotonic(), 0.0
+        with durable.storage_errors(f"cannot write to {folder}"):
+            durable.make_folders(folder)
+
+    def load(self) -> Saved | None:
+        """What is there, or `None` when nothing was saved yet; later saves add to it.
+
+        Raises:
+            OutputExists: it belongs to other facts.
+            IntegrityError: it is no state of this version, or damaged.
+        """
+        path = self._folder / STATE
+        if not path.is_file():
+            return None
+        try:
+            state = strict_json.loads(path.read_bytes(), what=str(path))
+            self._refuse_others(state["facts"])
+            hidden = state["hidden"] and load((self._folder / state["hidden"]).read_bytes())
+            saved = Saved(
+                Position(*state["position"]),
+                dict(layer for part in state["parts"] for layer in self._read(part)),
+                tuple(hidden[str(number)] for number in range(len(hidden))) if hidden else None,
+            )
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+            if isinstance(error, OutputExists):
+                raise
+            raise IntegrityError(
+                f"{path} cannot be resumed: {str(error)[:200]}.", hint="start again without --resume"
+            ) from None
+        self._parts, self._serial = state["parts"], state["serial"]
+        return saved
+
+    def clear(self) -> None:
+        """Forget what is there."""
+        (self._folder / STATE).unlink(missing_ok=True)
+        self._parts = []
+        self._sweep(())
+
+    def due(self) -> bool:
+        """Whether enough was done since the last save."""
+        return time.monotonic() - self._last >= max(MIN_SECONDS, SHARE * self._took)
+
+    def save(
+        self, position: Position, layers: Mapping[int, LayerMoments], *, add: bool, hidden: Sequence[Tensor] = ()
+    ) -> None:
+        """Replace the state.
+
+        Args:
+            position: what is done.
+            layers: sums to write.
+            add: whether they come beside sums of other layers that were saved before.
+            hidden: of every sequence; written when they are few.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        began = time.monotonic()
+        with durable.storage_errors(f"cannot write to {self._folder}"):
+            self._serial += 1
+            self._parts = [*(self._parts if add else ()), *self._write(layers)]
+            few = 0 < sum(one.numel() * one.element_size() for one in hidden) <= LARGEST
+            name = self._store("hidden", {str(i): one for i, one in enumerate(hidden)}) if few else None
+            state = {
+                "schema": SCHEMA,
+                "facts": self._facts,
+                "position": [position.phase, position.done],
+                "parts": self._parts,
+                "hidden": name,
+                "serial": self._serial,
+            }
+            durable.replace_file(self._folder / STATE, strict_json.canonical_bytes(state))
+            self._sweep([*(part["file"] for part in self._parts), name])
+        self._last = time.monotonic()
+        self._took = self._last - began
+
+    def _write(self, layers: Mapping[int, LayerMoments]) -> Iterator[dict[str, Any]]:
+        """Store sums, as many layers in a file as it may hold."""
+        size = max((sum(tensor.nbytes for tensor in _tensors(one).values()) for one in layers.values()), default=1)
+        ids, at_once = sorted(layers), max(1, LARGEST // size)
+        for start in range(0, len(ids), at_once):
+            chosen = ids[start : start + at_once]
+            tensors = {f"{i}.{name}": tensor for i in chosen for name, tensor in _tensors(layers[i]).items()}
+            counts = {str(i): [getattr(layers[i], name) for name in COUNTS] for i in chosen}
+            yield {"file": self._store(f"sums-{chosen[0]}", tensors), "counts": counts}
+
+    def _read(self, part: Mapping[str, Any]) -> Iterator[tuple[int, LayerMoments]]:
+        tensors = load((self._folder / part["file"]).read_bytes())
+        for layer, counts in part["counts"].items():
+            sums = {name: tensors[f"{layer}.{name}"] for name in SUMS}
+            numbers = dict(zip(COUNTS, counts, strict=True))
+            heads = tuple(range(len(sums["qq"])))
+            yield int(layer), LayerMoments(**sums, **numbers, heads=heads, wo=tensors.get(f"{layer}.wo"))
+
+    def _store(self, what: str, tensors: Mapping[str, Tensor]) -> str:
+        name = f"{what}-{self._serial}{SUFFIX}"
+        (self._folder / name).unlink(missing_ok=True)  # left by a kill before the state named it
+        durable.write_new(self._folder / name, save({key: one.cpu().contiguous() for key, one in tensors.items()}))
+        return name
+
+    def _refuse_others(self, theirs: Mapping[str, str]) -> None:
+        for name, mine in self._facts.items():
+            if theirs[name] != mine:
+                raise OutputExists(
+                    f"{self._folder} holds a capture with {name} {theirs[name]}, this one has {mine}.",
+                    hint="name another work folder, or start again without --resume",
+                )
+
+    def _sweep(self, keep: Sequence[str | None]) -> None:
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path.name not in keep:
+                path.unlink()
+        durable.sweep(self._folder)
+
+
+def _tensors(layer: LayerMoments) -> dict[str, Tensor]:
+    tensors = {name: getattr(layer, name) for name in SUMS}
+    return tensors if layer.wo is None else {**tensors, "wo": layer.wo}

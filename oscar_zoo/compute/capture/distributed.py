@@ -1,0 +1,118 @@
+"""Several processes, one capture: each runs its own sequences, and sums add.
+
+Started by `torchrun`, which sets the environment this reads. A single process needs nothing of it and pays nothing.
+Every process must make the same calls in the same order; the first of them opens the process group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+from oscar_zoo.compute.capture.checkpoint import COUNTS, SUMS
+from oscar_zoo.compute.moments import LayerMoments, Moments
+from oscar_zoo.errors import ComputeFailed, UsageError
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of one capture.
+
+    Attributes:
+        rank: of this process; rank 0 writes.
+        size: number of processes.
+        device: of what is exchanged: the GPU of this process for NCCL, the CPU for gloo.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` over all processes, where it was; with one process, `tensor` itself."""
+        return tensor if self.size == 1 else self._reduce(tensor, distributed.ReduceOp.SUM)
+
+    def least(self, number: int) -> int:
+        """The smallest `number` of all processes."""
+        return number if self.size == 1 else int(self._reduce(torch.tensor([number]), distributed.ReduceOp.MIN))
+
+    def _reduce(self, tensor: Tensor, operation: object) -> Tensor:
+        exchanged = tensor.to(self.device, copy=True)
+        try:
+            if not distributed.is_initialized():
+                distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            distributed.all_reduce(exchanged, operation)
+        except (RuntimeError, ValueError) as error:
+            cause = str(error).partition("\n")[0][:200]
+            raise ComputeFailed(
+                f"process {self.rank} of {self.size} lost the others: {cause}.",
+                hint="see what they say; start all with torchrun",
+            ) from None
+        return exchanged.to(tensor.device)
+
+
+def rank_and_size() -> tuple[int, int]:
+    """`(rank, number of processes)` as `torchrun` set them; `(0, 1)` without it.
+
+    Raises:
+        UsageError: the environment makes no sense.
+    """
+    rank, size = (_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if rank >= size:
+        raise UsageError(f"this is process {rank} of {size}.", hint="start it with torchrun, or unset RANK, WORLD_SIZE")
+    return rank, size
+
+
+def local_device(device: str) -> str:
+    """`device`, or for a bare `cuda` the GPU of this process among those of its machine."""
+    return f"cuda:{_number('LOCAL_RANK', 0)}" if device == "cuda" and rank_and_size()[1] > 1 else device
+
+
+@contextmanager
+def world(device: torch.device | str = "cpu") -> Iterator[World]:
+    """The processes that `torchrun` started, or this one alone; a group that is opened inside is closed at the end.
+
+    Args:
+        device: where this process runs the model.
+
+    Raises:
+        UsageError: see `rank_and_size`.
+    """
+    rank, size = rank_and_size()
+    device = torch.device(device)
+    opened_before = size > 1 and distributed.is_initialized()
+    try:
+        yield World(rank, size, device if device.type == "cuda" else torch.device("cpu"))
+    finally:
+        if size > 1 and distributed.is_initialized() and not opened_before:
+            distributed.destroy_process_group()
+
+
+def all_reduce_moments(moments: Moments, world: World) -> None:
+    """Replace the sums of each process by those of all; output weights are equal in all and stay."""
+    if world.size > 1:
+        for _, layer in sorted(moments.layers.items()):
+            _reduce_layer(layer, world)
+
+
+def _reduce_layer(layer: LayerMoments, world: World) -> None:
+    sums = [getattr(layer, name) for name in SUMS]
+    counts = layer.qq.new_tensor([getattr(layer, name) for name in COUNTS])  # exact up to 2**53
+    flat = world.add_up(torch.cat([*(one.flatten() for one in sums), counts]))
+    *parts, counts = flat.split([*(one.numel() for one in sums), len(COUNTS)])
+    for name, one, part in zip(SUMS, sums, parts, strict=True):
+        setattr(layer, name, part.view_as(one))
+    for name, count in zip(COUNTS, counts.tolist(), strict=True):
+        setattr(layer, name, int(count))
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name) or str(default)
+    if not value.isdecimal():
+        raise UsageError(f"{name} is {value[:40]!r}, not a number.", hint="start it with torchrun, or unset it")
+    return int(value)

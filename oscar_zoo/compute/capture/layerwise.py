@@ -1,0 +1,94 @@
+"""Capture layer by layer: all sequences go through one layer before the next.
+
+So the queries of the whole set are known while the keys and values of that layer are still on the device, and one
+pass over the tokens is enough. In memory: the hidden states of all sequences, and the keys and values of one layer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.compute.capture.base import Meter, Run
+from oscar_zoo.compute.capture.checkpoint import Position
+from oscar_zoo.compute.capture.replay import Entangled, Plan, State
+
+LAYERS = "layers"
+MEMORY_SHARE = 0.6
+"""Of the free memory, what may be held; layers need the rest to run."""
+
+
+def start_states(run: Run, plan: Plan) -> list[State] | None:
+    """All sequences of this process before the first layer, or `None` when there is no room for them here."""
+    geometry = run.sums.geometry
+    widths = geometry.num_kv_heads * (geometry.head_dim + geometry.v_head_dim)
+    tokens = sum(map(len, run.sequences))
+    if tokens * (plan.hidden_bytes + widths * plan.item_bytes) > MEMORY_SHARE * free_memory(run.sums.device):
+        return None
+    try:
+        return [plan.prepare(run.forward, ids) for ids in run.sequences]
+    except Entangled:
+        return None
+
+
+def run_layers(
+    run: Run, plan: Plan, states: Sequence[State], done: int = 0, hidden: Sequence[Tensor] | None = None
+) -> None:
+    """Fill `run.sums`.
+
+    Args:
+        states: of all sequences before the first layer.
+        done: layers that an interrupted run finished; their sums are in `run.sums`.
+        hidden: of every sequence behind these layers; without them the forward passes up to there are repeated.
+    """
+    meter = Meter(run.progress, run.sequences, len(plan.layers))
+    first = 0
+    if hidden is not None:
+        first = done
+        for state, there in zip(states, hidden, strict=True):
+            state.hidden = there.to(state.hidden.device)
+    meter.tick(first * sum(map(len, run.sequences)), _where(first, plan))
+    written = done
+    for index in range(first, len(plan.layers)):
+        _run_layer(run, plan, states, index, meter, capture=index >= done)
+        if index >= done and run.checkpoint is not None and run.checkpoint.due():
+            fresh = {layer: sums for layer, sums in run.sums.layers.items() if layer >= written}
+            run.checkpoint.save(Position(LAYERS, index + 1), fresh, add=True, hidden=[one.hidden for one in states])
+            written = index + 1
+
+
+def _run_layer(run: Run, plan: Plan, states: Sequence[State], index: int, meter: Meter, *, capture: bool) -> None:
+    """All sequences through one layer, then its weighted sums."""
+    capture = capture and index in run.sums.geometry.attention_layers
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def sink(layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+        run.sums.add(layer, query, key, value, output)
+        kept.append((key, value))
+
+    run.listen(sink if capture else None)
+    for state, ids in zip(states, run.sequences, strict=True):
+        state.advance(plan.layers[index], index)
+        meter.tick(len(ids), _where(index, plan))
+    if not capture:
+        return
+    run.set_weights(run.sums.layer(index), index)
+    if "weighted" in run.sums.needs:
+        target = run.sums.target(index, run.world, run.tokens)
+        for key, value in kept:
+            run.sums.layer(index).add_weighted(key, value, target)
+
+
+def _where(index: int, plan: Plan) -> str:
+    return f"layer {index + 1} of {len(plan.layers)}"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`, about."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))

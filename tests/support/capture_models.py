@@ -1,0 +1,169 @@
+"""Small random models of many architectures, and the rows their attention sees, found without the tap.
+
+Rows come from hooks on the models' own projections and norms; rotary embedding and softmax attention are computed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.compute.data import CalibrationData
+from oscar_zoo.evaluate.geometry import model_block
+from oscar_zoo.evaluate.models import LoadedModel
+
+VOCABULARY = 96
+HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+WINDOWED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": HYBRID,
+}
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "Llama": {"num_hidden_layers": 2, "attention_bias": True},
+    "Qwen2": {"num_hidden_layers": 2},
+    "Qwen3": {"num_hidden_layers": 2},
+    "Olmo2": {"num_hidden_layers": 2},
+    "Qwen3Moe": {"num_hidden_layers": 2, **MOE},
+    "Qwen3Next": {**LINEAR, **MOE, "shared_expert_intermediate_size": 16},
+    "Qwen3_5Text": LINEAR,
+    "Gemma3Text": {"layer_types": WINDOWED, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "Bamba": {
+        "head_dim": None,
+        "attn_layer_indices": [1, 3],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 8,
+    },
+}
+"""By prefix of the class: what differs from the common shape."""
+
+
+def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LoadedModel:
+    """A random model of `family`, with larger weights than usual, so that attention is not flat.
+
+    Args:
+        changes: of its configuration; `None` leaves an entry out.
+    """
+    import transformers
+
+    shape = {**COMMON, **FAMILIES.get(family, {}), **changes}
+    config = getattr(transformers, f"{family}Config")(**{k: v for k, v in shape.items() if v is not None})
+    name = family.removesuffix("Text")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.25)
+    model.set_attn_implementation("sdpa")
+    model.set_experts_implementation("eager")  # the others know no float64
+    block = model_block(config, model_id=f"tests/{family}", revision=None, config_sha256="0" * 64)
+    return LoadedModel(model, None, block, str(dtype).removeprefix("torch."))
+
+
+def sequences(*lengths: int, seed: int = 0, vocabulary: int = VOCABULARY) -> CalibrationData:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = tuple(tuple(torch.randint(0, vocabulary, (n,), generator=generator).tolist()) for n in lengths)
+    return CalibrationData(ids, sum(lengths), "random")
+
+
+@dataclasses.dataclass
+class Rows:
+    """Rows of one layer over all sequences, `[heads, T, d]`; `output` from softmax attention in float64 here."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+
+def attention_rows(loaded: LoadedModel, data: Sequence[Sequence[int]]) -> dict[int, Rows]:
+    """The rows of every full-attention layer."""
+    parts: dict[int, list[Rows]] = {layer: [] for layer in loaded.block.attention_layers}
+    for ids in data:
+        with _hooked(loaded, parts), torch.inference_mode():
+            loaded.model.base_model(input_ids=torch.tensor([list(ids)]), use_cache=False)
+    names = [field.name for field in dataclasses.fields(Rows)]
+    return {
+        layer: Rows(**{name: torch.cat([getattr(one, name) for one in rows], 1) for name in names})
+        for layer, rows in parts.items()
+    }
+
+
+@contextmanager
+def _hooked(loaded: LoadedModel, parts: dict[int, list[Rows]]) -> Iterator[None]:
+    handles = []
+    for attention in loaded.model.modules():
+        if getattr(attention, "layer_idx", None) in parts and hasattr(attention, "q_proj"):
+            handles += _watch(attention, parts[attention.layer_idx])
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
+    seen: dict[str, Any] = {}
+
+    def keep(name: str) -> Any:
+        return lambda module, args, output: seen.__setitem__(name, output)
+
+    def positions(module: Any, args: Any, kwargs: Any) -> None:
+        seen["positions"] = kwargs["position_embeddings"] if "position_embeddings" in kwargs else args[1]
+
+    def finish(module: Any, args: Any, output: Any) -> None:
+        width = attention.head_dim
+        q, k, v = (by_head(seen[name][0], seen["v"].shape[1], width) for name in "qkv")
+        q, k = (rotated(x, *(part[0] for part in seen["positions"])) for x in (q, k))
+        rows.append(Rows(q, k, v, softmax_attention(q, k, v, attention.scaling)))
+
+    handles = [attention.register_forward_pre_hook(positions, with_kwargs=True)]
+    for name in "qkv":
+        module = getattr(attention, f"{name}_norm", None) or getattr(attention, f"{name}_proj")
+        handles.append(module.register_forward_hook(keep(name)))
+    return [*handles, attention.register_forward_hook(finish)]
+
+
+def by_head(x: Tensor, tokens: int, width: int) -> Tensor:
+    """`[heads, T, d]` from that, from `[T, heads, d]` or from `[T, heads * d]`."""
+    return x if x.ndim == 3 and x.shape[0] != tokens else x.reshape(tokens, -1, width).transpose(0, 1)
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of `[heads, T, d]`, halves paired, over the first channels where the embedding is narrower."""
+    width = cosine.shape[-1]
+    turn, rest = x[..., :width], x[..., width:]
+    first, second = turn.chunk(2, -1)
+    return torch.cat([turn * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
+
+
+def softmax_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal, in float64, query head j reading KV head j // g."""
+    group = query.shape[0] // key.shape[0]
+    q, k, v = query.double(), *(x.double().repeat_interleave(group, 0) for x in (key, value))
+    logits = q @ k.mT * scaling
+    later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+    return logits.masked_fill(later, float("-inf")).softmax(-1) @ v
