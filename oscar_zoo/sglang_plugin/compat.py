@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from oscar_zoo.errors import MissingDependency, UsageError
+from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
 
 FIRST, BEYOND = (0, 5, 17), (0, 5, 24)
 """Supported versions: `FIRST <= version < BEYOND`."""
@@ -183,3 +183,64 @@ def attention_backend_class() -> Any:
 def scheduler_runner(scheduler: Any) -> Any:
     """The model runner of a scheduler process."""
     return scheduler.tp_worker.model_runner
+
+
+# --- the calibration tap -------------------------------------------------------------------------------------------
+
+ATTENTION_ARGUMENTS = frozenset({"save_kv_cache", "key_value_num_tokens"})
+"""Optional arguments of `RadixAttention.forward` that leave plain softmax attention as it is."""
+
+
+def install_tap(hook: Hook, scheduler_methods: Mapping[str, Hook]) -> None:
+    """Register the hook around every attention layer, and what `collective_rpc` may call for it."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.layers.radix_attention.RadixAttention.forward", hook, HookType.AROUND)
+    for name, method in scheduler_methods.items():
+        setattr(Scheduler, name, method)
+
+
+def capturing() -> bool:
+    """Whether the current forward pass is being recorded into a CUDA graph."""
+    from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
+
+    return bool(get_is_capture_mode())
+
+
+def rank_name() -> str:
+    """Name of this worker among those that hold one copy of the model."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return f"pp{get_parallel().pp_rank}-tp{get_parallel().tp_rank}"
+
+
+def output_projection(model: Any, attention: Any, dtype: Any) -> Any:
+    """Weight of the linear layer that reads the output of `attention`, `[hidden, heads * v_head_dim]` of this worker.
+
+    Read by pushing the identity through the layer's own kernel, so that quantized weights need no code of ours.
+
+    Args:
+        model: that holds `attention`.
+        dtype: of the activations.
+
+    Raises:
+        UnsupportedModel: there is no such layer beside `attention`, or more than one.
+    """
+    import torch
+    from sglang.srt.layers.linear import RowParallelLinear
+
+    width = attention.tp_q_head_num * attention.v_head_dim
+    owner = next(module for module in model.modules() if any(child is attention for child in module.children()))
+    found = [
+        child
+        for child in owner.children()
+        if isinstance(child, RowParallelLinear) and child.input_size_per_partition == width
+    ]
+    if len(found) != 1:
+        raise UnsupportedModel(
+            f"layer {attention.layer_id}: {len(found)} linear layers of {type(owner).__name__} could be o_proj.",
+            hint="calibrate with a method that does not use o_proj, such as oscar",
+        )
+    identity = torch.eye(width, dtype=dtype, device=next(found[0].parameters()).device)
+    return found[0].quant_method.apply(found[0], identity, None).T

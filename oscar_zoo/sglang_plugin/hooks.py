@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin import accounting, compat, fork_environment, refusals, settings, worker
+from oscar_zoo.sglang_plugin import accounting, compat, fork_environment, refusals, settings, tap, worker
 from oscar_zoo.sglang_plugin.transforms import transform_bytes
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def install() -> None:
         "alloc": alloc,
     }
     compat.install(hooks, settings.BACKEND, make_backend, {"oscar_report": oscar_report})
+    if VARIABLE in os.environ:
+        compat.install_tap(tap.attention, tap.METHODS)
 
 
 def make_backend(runner: Any) -> Any:

@@ -1,0 +1,179 @@
+"""What the ranks of an inference engine hand over: a folder of sums per rank, joined here to the moments of the model.
+
+Every rank writes the sums of its own heads, one file per layer, with the model's indices of these heads and the
+length of every sequence that each layer saw. `join_ranks` refuses anything but the expected ranks, one geometry and,
+in every layer of every rank and in both passes, exactly the sequences that were sent: a token seen twice, or never,
+shows there. Only then heads are joined by the rules of `LayerMoments.cat_heads`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from oscar_zoo.artifact.specs import Geometry, Spec
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.errors import ComputeFailed, OscarZooError, UnsupportedModel
+
+VARIABLE = "OSCAR_ZOO_TAP"
+"""Set in the environment of an engine whose attention is to be tapped."""
+
+_REPORT, _FAILURE = "rank.json", "failure.json"
+
+
+class LayerReport(Spec):
+    """What one rank saw of one layer: the counts of `LayerMoments`, and sequence lengths of both passes in order."""
+
+    heads: tuple[int, ...]
+    tokens: int
+    query_rows: int
+    output_rows: int
+    weighted_tokens: int
+    lengths: tuple[int, ...]
+    weighted_lengths: tuple[int, ...]
+
+
+class RankReport(Spec):
+    """What one rank says of itself.
+
+    Attributes:
+        geometry: of the whole model; `attention_layers` are those of this rank.
+        dtype: of the forward pass, such as `bfloat16`.
+        device: name of the GPU, or `cpu`.
+        layers: by decoder layer index.
+    """
+
+    geometry: Geometry
+    dtype: str
+    device: str
+    layers: dict[int, LayerReport]
+
+
+def write_rank(folder: Path, name: str, report: RankReport, sums: Mapping[int, LayerMoments]) -> None:
+    """Write what one rank has; the report comes last and stands for all of it.
+
+    Args:
+        folder: of this capture.
+        name: of the rank, different for every one.
+        report: with an entry for every layer of `sums`.
+        sums: by decoder layer index.
+    """
+    own = folder / name
+    own.mkdir()
+    for layer_id, layer in sums.items():
+        tensors = {field: getattr(layer, field).cpu().contiguous() for field in (*ROW_SUMS, *WEIGHTED_SUMS)}
+        if layer.wo is not None:
+            tensors["wo"] = layer.wo.cpu().contiguous()
+        save_file(tensors, own / _layer_file(layer_id))
+    (own / _REPORT).write_text(report.model_dump_json(), encoding="utf-8")
+
+
+def write_failure(folder: Path, name: str, error: OscarZooError) -> None:
+    """Leave word of why rank `name` cannot go on; an engine passes on the errors of its first rank only."""
+    text = json.dumps({"code": error.code, "message": error.message, "hint": error.hint})
+    (folder / f"{name}.{_FAILURE}").write_text(text, encoding="utf-8")
+
+
+def raise_failure(folder: Path) -> None:
+    """Raise what a rank left with `write_failure`, if any did.
+
+    Raises:
+        UnsupportedModel, ComputeFailed: the error of the first rank by name.
+    """
+    for path in sorted(folder.glob(f"*.{_FAILURE}")):
+        said = json.loads(path.read_text(encoding="utf-8"))
+        kind = UnsupportedModel if said["code"] == UnsupportedModel.code else ComputeFailed
+        raise kind(said["message"], hint=said["hint"])
+
+
+def join_ranks(
+    folder: Path, ranks: int, lengths: Sequence[int], *, weighted: bool
+) -> tuple[Moments, tuple[RankReport, ...]]:
+    """Read what all ranks wrote and join it to the moments of the whole model.
+
+    Args:
+        folder: of this capture.
+        ranks: how many there must be.
+        lengths: of the sequences sent, in order.
+        weighted: whether they were sent a second time.
+
+    Returns:
+        Sums on the CPU, and the reports by name of the rank. Coverage is for the caller to check.
+
+    Raises:
+        ComputeFailed: a rank is missing, or did not see each token of `lengths` once; or the ranks do not belong
+            together, see `LayerMoments.cat_heads`.
+    """
+    raise_failure(folder)
+    names = sorted(path.parent.name for path in folder.glob(f"*/{_REPORT}"))
+    if len(names) != ranks:
+        raise _incomplete(f"{len(names)} of {ranks} ranks handed in sums")
+    reports = {name: _read_report(folder / name / _REPORT) for name in names}
+    for name, report in reports.items():
+        _check_lengths(name, report, tuple(lengths), weighted=weighted)
+    geometry = _common_geometry(reports)
+    layers = {}
+    for layer_id in geometry.attention_layers:
+        parts = [
+            _read_layer(folder / name / _layer_file(layer_id), report.layers[layer_id])
+            for name, report in reports.items()
+            if layer_id in report.layers
+        ]
+        layers[layer_id] = LayerMoments.cat_heads(parts)
+    return Moments(geometry, layers), tuple(reports.values())
+
+
+def _common_geometry(reports: Mapping[str, RankReport]) -> Geometry:
+    """The model's geometry with the layers of all ranks, which differ between pipeline stages."""
+    layers = tuple(sorted({layer for report in reports.values() for layer in report.layers}))
+    whole = {name: report.geometry.model_copy(update={"attention_layers": layers}) for name, report in reports.items()}
+    first, *others = whole.items()
+    for name, geometry in others:
+        if difference := first[1].difference(geometry):
+            raise _incomplete(f"ranks {first[0]} and {name} run different models: {difference}")
+    return first[1]
+
+
+def _check_lengths(name: str, report: RankReport, sent: tuple[int, ...], *, weighted: bool) -> None:
+    for layer_id, layer in report.layers.items():
+        passes = {"": (layer.lengths, sent), "second pass of ": (layer.weighted_lengths, sent if weighted else ())}
+        for which, (seen, wanted) in passes.items():
+            if seen == wanted:
+                continue
+            if len(seen) != len(wanted):
+                raise _incomplete(f"{which}layer {layer_id} on rank {name} saw {len(seen)} of {len(wanted)} sequences")
+            at = next(i for i, pair in enumerate(zip(seen, wanted, strict=True)) if pair[0] != pair[1])
+            raise _incomplete(
+                f"{which}layer {layer_id} on rank {name} saw {seen[at]} of the {wanted[at]} tokens of sequence {at}"
+            )
+
+
+def _read_report(path: Path) -> RankReport:
+    try:
+        return RankReport.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise _incomplete(
+            f"{path.parent.name} left a report that cannot be read ({error.errors()[0]['msg']})"
+        ) from None
+
+
+def _read_layer(path: Path, report: LayerReport) -> LayerMoments:
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError):
+        raise _incomplete(f"rank {path.parent.name} left no sums in {path.name}") from None
+    counts = report.model_dump(exclude={"lengths", "weighted_lengths"})
+    return LayerMoments(**tensors, **counts)
+
+
+def _layer_file(layer_id: int) -> str:
+    return f"layer-{layer_id:04d}.safetensors"
+
+
+def _incomplete(what: str) -> ComputeFailed:
+    return ComputeFailed(f"the capture is incomplete: {what}.", hint="nothing was written; report the model")

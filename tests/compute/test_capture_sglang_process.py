@@ -1,0 +1,207 @@
+"""The engine's process: what it is told, what its end is taken for, and that it never outlives its parent.
+
+A stand-in for sglang, on the path of the child, plays the engine; what it does is the body of `Engine.generate`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.compute.capture import ranks
+from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.errors import ComputeFailed, GeometryMismatch, MissingDependency, UnsupportedModel, UsageError
+
+GEOMETRY = Geometry(num_layers=1, num_q_heads=1, num_kv_heads=1, head_dim=4, v_head_dim=4, attention_layers=(0,))
+SEQUENCES = ((1, 2, 3, 4, 5), (6, 7))
+ENGINE = """
+import json, os, signal, sys
+from pathlib import Path
+
+import torch
+
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.compute.capture import ranks
+from oscar_zoo.compute.moments import LayerMoments
+
+__version__ = "9.9.9"
+HERE = Path(__file__).parent
+
+
+class Engine:
+    def __init__(self, **arguments):
+        print("a line that SGLang prints")
+        (HERE / "seen.json").write_text(json.dumps({"arguments": arguments, "environment": dict(os.environ)}))
+        self.sums, self.lengths, self.closed = LayerMoments.zeros(1, 4, 4), [], False
+
+    def generate(self, input_ids, sampling_params):
+        assert len(input_ids) == 1 and sampling_params["max_new_tokens"] == 1
+        rows = torch.eye(4)[torch.tensor(input_ids[0]) % 4][None]
+        self.sums.add(rows, rows, rows)
+        self.lengths.append(len(input_ids[0]))
+        BODY
+
+    def collective_rpc(self, method, **options):
+        self.folder = Path(options.pop("folder"))
+        if method == "oscar_tap_save":
+            layer = ranks.LayerReport(heads=(0,), tokens=self.sums.tokens, query_rows=self.sums.query_rows,
+                output_rows=0, weighted_tokens=0, lengths=tuple(self.lengths), weighted_lengths=())
+            geometry = Geometry(num_layers=1, num_q_heads=1, num_kv_heads=1, head_dim=4, v_head_dim=4,
+                attention_layers=(0,))
+            report = ranks.RankReport(geometry=geometry, dtype="bfloat16", device="GPU X", layers={0: layer})
+            ranks.write_rank(self.folder, "pp0-tp0", report, {0: self.sums})
+
+    def shutdown(self):
+        (HERE / "closed").touch()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the stand-in, on the path of this process and of children."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def capture(folder: Path, body: str = "pass", **options: Any) -> tuple[Moments, SglangFacts]:
+    (folder / "sglang.py").write_text(ENGINE.replace("BODY", body))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OSCAR_")}
+    return capture_with_sglang(
+        "org/model",
+        SimpleNamespace(sequences=SEQUENCES),
+        **{"needs": frozenset({"rows"}), "environment": environment, "work": folder, **options},
+    )
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.glob("oscar-zoo-capture-*"))
+
+
+def test_an_engine_is_told_to_run_each_sequence_whole_and_alone(stand_in: Path) -> None:
+    moments, facts = capture(stand_in, engine={"dtype": "bfloat16"}, geometry=GEOMETRY)
+    assert (moments.tokens, moments.geometry) == (7, GEOMETRY)
+    assert (facts.numerics.engine.version, facts.numerics.device) == ("9.9.9", "GPU X")
+    seen = json.loads((stand_in / "seen.json").read_text())
+    arguments, environment = seen["arguments"], seen["environment"]
+    assert (arguments["model_path"], arguments["tp_size"], arguments["dtype"]) == ("org/model", 1, "bfloat16")
+    for name in ("disable_cuda_graph", "disable_radix_cache", "skip_tokenizer_init", "disable_overlap_schedule"):
+        assert arguments[name] is True
+    for name in ("chunked_prefill_size", "max_prefill_tokens", "max_total_tokens", "context_length"):
+        assert arguments[name] > 5
+    assert (arguments["kv_cache_dtype"], arguments["trust_remote_code"]) == ("auto", False)
+    assert (environment[ranks.VARIABLE], environment["SGLANG_PLUGINS"]) == ("1", "oscar")
+    assert (stand_in / "closed").exists() and not left(stand_in)
+
+
+DYING = """
+        print('[00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):', file=sys.stderr)
+        print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB.', file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+SILENT = "os.kill(os.getpid(), signal.SIGKILL)"
+OTHER_RANK = """
+        from oscar_zoo.errors import UnsupportedModel
+        ranks.write_failure(self.folder, 'pp0-tp1', UnsupportedModel('layer 3 takes sinks.', hint='another'))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text", "hint"),
+    [
+        ("raise RuntimeError('no kernel\\n  for this')", ComputeFailed, "RuntimeError: no kernel for this.", "serve"),
+        (DYING, ComputeFailed, "OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB.", "tensor parallel"),
+        (SILENT, ComputeFailed, "could not run org/model: no error in its log.", "serve the model"),
+        (OTHER_RANK, UnsupportedModel, "layer 3 takes sinks.", "another"),
+        ("raise AssertionError('no attribute oscar_tap_check')", ComputeFailed, "oscar_tap_check", "plugin"),
+        ("self.lengths[-1] -= 1", ComputeFailed, "layer 0 on rank pp0-tp0 saw 4 of the 5 tokens of sequence 0", None),
+        ("self.sums.kk.zero_()", ComputeFailed, "layer 0, KV head 0: trace of kk is 0", None),
+    ],
+)
+def test_what_went_wrong_is_said(stand_in: Path, body: str, kind: type[Exception], text: str, hint: str | None) -> None:
+    with pytest.raises(kind) as caught:
+        capture(stand_in, body)
+    assert isinstance(caught.value, ComputeFailed | UnsupportedModel)
+    assert text in caught.value.message and "\n" not in caught.value.message
+    assert hint is None or hint in str(caught.value.hint)
+    assert not left(stand_in)
+
+
+def test_a_rank_that_says_nothing_is_missed(stand_in: Path) -> None:
+    with pytest.raises(ComputeFailed, match="1 of 2 ranks"):
+        capture(stand_in, tensor_parallel=2)
+
+
+def test_another_model_than_expected_is_refused(stand_in: Path) -> None:
+    with pytest.raises(GeometryMismatch, match="num_layers is 2 here and 1 there"):
+        capture(stand_in, geometry=GEOMETRY.model_copy(update={"num_layers": 2}))
+
+
+@pytest.mark.parametrize("name", ["kv_cache_dtype", "tp_size", "disable_radix_cache", "trust_remote_code"])
+def test_what_the_capture_needs_cannot_be_changed(stand_in: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"calibration sets {name}"):
+        capture(stand_in, engine={name: "x"})
+    assert not (stand_in / "seen.json").exists()
+
+
+def test_without_sglang_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "meta_path", [])
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)
+    with pytest.raises(MissingDependency, match="sglang"):
+        capture(tmp_path)
+
+
+HOLDING = """
+        if hasattr(self, 'held'):
+            signal.pause()
+        self.held = open(os.environ['FIFO'], 'w')
+        print(os.getpid(), file=self.held, flush=True)
+"""
+"""Opens a pipe with the first sequence and never ends the second."""
+
+
+@pytest.fixture
+def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipe that the engine holds open for as long as it lives."""
+    place = tmp_path / "fifo"
+    os.mkfifo(place)
+    monkeypatch.setenv("FIFO", str(place))
+    return place
+
+
+def test_the_engine_ends_with_a_parent_that_is_killed(stand_in: Path, fifo: Path) -> None:
+    code = "import test_capture_sglang_process as t, pathlib, sys; t.capture(pathlib.Path(sys.argv[1]), t.HOLDING)"
+    path = os.pathsep.join([str(stand_in), str(Path(__file__).parent)])
+    parent = subprocess.Popen([sys.executable, "-c", code, str(stand_in)], env={**os.environ, "PYTHONPATH": path})
+    with fifo.open() as held:
+        assert int(held.readline()) != parent.pid
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert held.read() == ""  # comes back when nobody holds the pipe any more
+
+
+def test_the_engine_ends_when_its_parent_is_interrupted(stand_in: Path, fifo: Path) -> None:
+    def interrupt(done: int, total: int, where: str) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(KeyboardInterrupt):
+        capture(stand_in, HOLDING, progress=interrupt)
+    os.set_blocking(reader, True)
+    assert int(os.read(reader, 100)) > 0
+    assert os.read(reader, 100) == b""  # comes back when nobody holds the pipe any more
+    os.close(reader)
+    assert not left(stand_in)
