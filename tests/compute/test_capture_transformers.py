@@ -1,85 +1,243 @@
-"""The capture sees exactly the rows that attention sees, and stores none of them."""
+"""The capture sees exactly the rows that attention sees, of any architecture, and stores none of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from random_qwen3 import write_model
+from capture_models import FAMILIES, Rows, attention_rows, build, sequences
+from random_qwen3 import EXAMPLE
 from torch import Tensor
+from torch.nn import functional
 
-from oscar_zoo.compute.capture.transformers import TransformersCapture
-from oscar_zoo.compute.estimators import estimate
-from oscar_zoo.evaluate.models import LoadedModel, load_model
+from oscar_zoo.compute.capture import layerwise
+from oscar_zoo.compute.capture.transformers import capture
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.errors import ComputeFailed, UnsupportedModel
+from oscar_zoo.evaluate.models import LoadedModel, attention_scope, load_model
 
-SEQUENCES = ((5, 9, 300, 17, 1200, 4, 4, 80), (7, 70, 700), tuple(range(100, 140)))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    yield load_model(str(write_model(tmp_path_factory.mktemp("model"))))
-
-
-def attention_rows(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of one layer over all sequences, computed from hidden states with the layer's own modules."""
-    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
-
-    inner = loaded.model.model
-    parts = []
-    for sequence in SEQUENCES:
-        ids = torch.tensor([sequence])
-        with torch.inference_mode():
-            hidden = inner(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[layer]
-            block = inner.layers[layer]
-            x, attention = block.input_layernorm(hidden), block.self_attn
-            shape = (1, len(sequence), -1, attention.head_dim)
-            q = attention.q_norm(attention.q_proj(x).view(shape)).transpose(1, 2)
-            k = attention.k_norm(attention.k_proj(x).view(shape)).transpose(1, 2)
-            v = attention.v_proj(x).view(shape).transpose(1, 2)
-            cosine, sine = inner.rotary_emb(x, torch.arange(len(sequence))[None])
-            q, k = apply_rotary_pos_emb(q, k, cosine, sine)
-        parts.append((q[0].double(), k[0].double(), v[0].double()))
-    q, k, v = (torch.cat(rows, 1) for rows in zip(*parts, strict=True))
-    return q, k, v
+ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
+DATA = sequences(40, 23, 1, 33)
+SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo", "sst_num", "sst_den", "wo")
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_moments_are_those_of_the_rows(loaded: LoadedModel, layer: int) -> None:
-    moments = TransformersCapture(loaded).capture(SEQUENCES, weighted=True)
-    moments.check_coverage(frozenset({"rows", "weighted"}))
-    query, key, value = attention_rows(loaded, layer)
-    tokens, group = key.shape[1], query.shape[0] // key.shape[0]
-    for head in range(key.shape[0]):
-        q = query[head * group : (head + 1) * group].reshape(-1, query.shape[-1])
-        a = q.T @ q / (tokens * group)
-        weights = torch.einsum("td,de,te->t", key[head], a, key[head])
-        c = torch.einsum("t,ti,tj->ij", weights, value[head], value[head]) / weights.sum()
-        # the model runs in float32, and batch shapes differ between the two computations
-        for name, want in (("qqt/1", a), ("sst/1", c), ("kk/1", key[head].T @ key[head] / tokens)):
-            got = estimate(moments, name, "kv_head")[layer, head]
-            assert np.abs(got - want.numpy()).max() <= 1e-5 * float(want.abs().max())
+def direct_sums(rows: Rows, weight: Tensor, heads: int) -> dict[str, Tensor]:
+    """The sums of `LayerMoments`, from rows in one piece."""
+
+    def grouped(x: Tensor) -> Tensor:
+        return x.double().reshape(heads, -1, x.shape[-1])
+
+    q, k, v, o = (grouped(x) for x in (rows.query, rows.key, rows.value, rows.output))
+    target = q.mT @ q / q.shape[1]
+    w = torch.einsum("htd,hde,hte->ht", k, target, k)
+    columns = weight.double().T.reshape(heads, -1, v.shape[-1], weight.shape[0])  # [kv head, g, dv, hidden]
+    return {
+        "qq": q.mT @ q,
+        "kk": k.mT @ k,
+        "k_sum": k.sum(1),
+        "vv": v.mT @ v,
+        "v_sum": v.sum(1),
+        "oo": o.mT @ o,
+        "sst_num": torch.einsum("ht,htd,hte->hde", w, v, v),
+        "sst_den": w.sum(1),
+        "wo": torch.einsum("hgdx,hgex->hde", columns, columns),
+    }
 
 
-def test_two_captures_are_equal_to_the_bit(loaded: LoadedModel) -> None:
-    first, second = (TransformersCapture(loaded).capture(SEQUENCES, weighted=True) for _ in range(2))
-    for layer in first.layers:
-        for name in ("qq", "kk", "vv", "sst_num", "sst_den"):
-            assert torch.equal(getattr(first.layers[layer], name), getattr(second.layers[layer], name))
+def assert_sums(layer: LayerMoments, want: dict[str, Tensor], tolerance: float) -> None:
+    for name in SUMS:
+        got = getattr(layer, name)
+        assert (got - want[name]).abs().max() <= tolerance * want[name].abs().max(), name
 
 
-def test_the_model_computes_as_before(loaded: LoadedModel) -> None:
-    ids = torch.tensor([SEQUENCES[0]])
+def assert_equal(one: Moments, other: Moments) -> None:
+    for layer in one.layers:
+        for name in SUMS:
+            assert torch.equal(getattr(one.layers[layer], name), getattr(other.layers[layer], name)), (layer, name)
+
+
+def output_weight(loaded: LoadedModel, layer: int) -> Tensor:
+    weight: Tensor = loaded.model.base_model.layers[layer].self_attn.o_proj.weight
+    return weight.detach()
+
+
+def captured(loaded: LoadedModel) -> tuple[Moments, set[str]]:
+    """Everything, and the places that progress named."""
+    places: set[str] = set()
+    return capture(loaded, DATA, needs=ALL, progress=lambda done, total, where: places.add(where)), places
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_are_those_of_the_rows(family: str) -> None:
+    loaded = build(family)
+    want = attention_rows(loaded, DATA.sequences)
+    moments, places = captured(loaded)
+    moments.check_coverage(ALL)
+    assert tuple(moments.layers) == loaded.block.attention_layers
+    assert places == {f"layer {n} of {loaded.block.num_layers}" for n in range(1, loaded.block.num_layers + 1)}
+    for layer, rows in want.items():
+        sums = direct_sums(rows, output_weight(loaded, layer), loaded.block.num_kv_heads)
+        assert_sums(moments.layers[layer], sums, 1e-12)
+
+
+def test_bfloat16_rows_of_the_example_are_summed_as_they_are() -> None:
+    loaded = load_model(str(EXAMPLE))
+    data = sequences(64, 30, vocabulary=2048)
+    moments = capture(loaded, data, needs=ALL)
+    for layer, rows in attention_rows(loaded, data.sequences).items():
+        sums = direct_sums(rows, output_weight(loaded, layer), loaded.block.num_kv_heads)
+        got = moments.layers[layer]
+        assert (got.oo - sums["oo"]).abs().max() <= 0.02 * sums["oo"].abs().max()  # attention itself in bfloat16
+        assert_sums(got, {**sums, "oo": got.oo}, 1e-12)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Qwen3Next", "Gemma3Text"])
+def test_both_engines_give_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = build(family, torch.float32)
+    by_layer, _ = captured(loaded)
+    monkeypatch.setattr(layerwise, "MEMORY_SHARE", 0.0)
+    whole, places = captured(loaded)
+    assert places == {"pass 1 of 2", "pass 2 of 2"}
+    assert_equal(by_layer, whole)
+
+
+def talk_by_attribute(first: torch.nn.Module, second: torch.nn.Module) -> None:
+    first.register_forward_hook(lambda module, args, output: setattr(second, "left", output))
+    second.register_forward_hook(lambda module, args, output: output + second.left[:, :1])
+
+
+def talk_by_scale(first: torch.nn.Module, second: torch.nn.Module) -> None:
+    """Seen only when two sequences take turns."""
+
+    def scaled(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return args, {**kwargs, "hidden_states": kwargs["hidden_states"] * first.scale}
+
+    first.register_forward_hook(lambda module, args, output: setattr(first, "scale", output.abs().mean()))
+    second.self_attn.register_forward_pre_hook(scaled, with_kwargs=True)
+
+
+def talk_by_dictionary(first: torch.nn.Module, second: torch.nn.Module) -> None:
+    shared: dict[str, Tensor] = {}
+
+    def handed(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return args, {**kwargs, "shared": shared}
+
+    for layer in (first, second):
+        layer.register_forward_pre_hook(handed, with_kwargs=True)
+
+
+@pytest.mark.parametrize("talk", [talk_by_attribute, talk_by_scale, talk_by_dictionary])
+def test_layers_that_exchange_more_than_hidden_states_run_whole(talk: Callable[..., None]) -> None:
+    loaded = build("Qwen3")
+    talk(*loaded.model.model.layers)
+    want = attention_rows(loaded, DATA.sequences)
+    moments, places = captured(loaded)
+    assert "pass 2 of 2" in places
+    for layer, rows in want.items():
+        assert_sums(moments.layers[layer], direct_sums(rows, output_weight(loaded, layer), 2), 1e-12)
+
+
+def test_the_model_computes_as_before() -> None:
+    loaded = build("Qwen3Next", torch.float32)
+    ids = torch.tensor([DATA.sequences[0]])
     with torch.inference_mode():
         before = loaded.model(input_ids=ids).logits
-        TransformersCapture(loaded).capture(SEQUENCES, weighted=False)
+        captured(loaded)
+        assert loaded.model.config._attn_implementation == "sdpa"
         assert torch.equal(loaded.model(input_ids=ids).logits, before)
 
 
-def test_progress_counts_the_tokens_of_each_pass(loaded: LoadedModel) -> None:
-    seen: list[tuple[int, int, str]] = []
-    TransformersCapture(loaded).capture(SEQUENCES, weighted=True, progress=lambda *news: seen.append(news))
-    total = sum(map(len, SEQUENCES))
-    steps = [0, 8, 11, total]
-    assert seen == [(n, total, phase) for phase in ("moments", "weights") for n in steps]
+def test_only_what_is_needed_is_summed() -> None:
+    moments = capture(build("Qwen3"), DATA, needs=frozenset(("rows",)))
+    moments.check_coverage({"rows"})
+    assert all(one.weighted_tokens == one.output_rows == 0 and one.wo is None for one in moments.layers.values())
+    assert capture(build("Qwen3"), DATA, needs=frozenset()).layers == {}
+
+
+def test_sums_can_be_changed_after_the_capture() -> None:
+    moments = capture(build("Qwen3"), DATA, needs=frozenset(("rows",)))
+    before = moments.layers[0].qq.clone()
+    moments.merge(capture(build("Qwen3"), DATA, needs=frozenset(("rows",))))
+    assert torch.equal(moments.layers[0].qq, 2 * before)
+
+
+def test_progress_counts_each_token_once() -> None:
+    news: list[tuple[int, int, str]] = []
+    capture(build("Qwen3"), DATA, needs=ALL, progress=lambda *one: news.append(one))
+    total = DATA.tokens_used
+    assert news[0] == (0, total, "layer 1 of 2")
+    assert news[-1] == (total, total, "layer 2 of 2")
+    assert [done for done, _, _ in news] == sorted(done for done, _, _ in news)
+    assert len(news) == 1 + 2 * len(DATA.sequences)
+
+
+def test_an_interrupt_leaves_the_model_as_it_was() -> None:
+    loaded = build("Qwen3", torch.float32)
+
+    def interrupt(done: int, total: int, where: str) -> None:
+        if where == "layer 2 of 2":
+            raise KeyboardInterrupt
+
+    forwards = [layer.forward for layer in loaded.model.model.layers]
+    with pytest.raises(KeyboardInterrupt):
+        capture(loaded, DATA, needs=ALL, progress=interrupt)
+    assert loaded.model.config._attn_implementation == "sdpa"
+    assert [layer.forward for layer in loaded.model.model.layers] == forwards
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
+
+
+def test_nan_activations_name_the_first_layer() -> None:
+    loaded = build("Llama", num_hidden_layers=3)
+    with torch.no_grad():
+        loaded.model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
+    moments, _ = captured(loaded)
+    with pytest.raises(ComputeFailed, match="layer 1"):
+        moments.check_coverage(ALL)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("Falcon", {"head_dim": None, "alibi": False}, "code of its own"),
+        ("Gemma2", {}, "soft-capping"),
+        ("OPT", {"head_dim": None, "num_key_value_heads": None, "word_embed_proj_dim": 32}, "RoPE"),
+        ("Mistral", {"sliding_window": 16}, "sliding-window"),
+        ("DeepseekV3", {"kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "MLA"),
+    ],
+)
+def test_attention_that_cannot_be_calibrated_is_refused_by_name(
+    family: str, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=said) as refusal:
+        capture(build(family, torch.float32, **changes), DATA, needs=ALL)
+    assert f"tests/{family}" in refusal.value.message
+
+
+def test_quantized_output_weights_are_refused_where_they_are_read() -> None:
+    loaded = build("Qwen3", torch.float32)
+    projection = loaded.model.model.layers[1].self_attn.o_proj
+    exact = projection.weight.data
+    projection.weight = torch.nn.Parameter(exact.to(torch.float8_e4m3fn), requires_grad=False)
+    projection.forward = lambda x: x @ projection.weight.float().T
+    capture(loaded, DATA, needs=ALL - {"weights"}).check_coverage(ALL - {"weights"})
+    with pytest.raises(UnsupportedModel, match=r"output projection of layer 1 .*float8_e4m3fn"):
+        captured(loaded)
+
+
+def test_simulated_attention_leaves_sliding_windows_alone() -> None:
+    """`evaluate.attention_scope` replaces full attention only: the masks of other layers must still arrive."""
+    loaded = build("Gemma3Text")
+    ids = torch.tensor([DATA.sequences[0]])
+
+    def plain(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+
+    with torch.inference_mode():
+        want = loaded.model(input_ids=ids).logits
+        with attention_scope(loaded, plain):
+            got = loaded.model(input_ids=ids).logits
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 # first: it prepares what transformers imports, or says what is missing
 from oscar_zoo.evaluate.models import LoadedModel
+
 # isort: split
 
 from transformers import AttentionInterface
