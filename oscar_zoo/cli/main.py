@@ -40,6 +40,7 @@ COMMANDS = {
     "deprecate": "Advise against a version, with the reason.",
     "mirror": "Copy artifacts from hub to hub and compare their digests.",
     "compute": "Fit a rotation for a model from calibration text.",
+    "plot": "Draw the report of a fit again, as a page or as a picture.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
     "cache": "List, check, remove and clean up what is stored on this machine.",

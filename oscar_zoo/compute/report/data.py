@@ -1,0 +1,279 @@
+"""The numbers behind a report, and nothing else: schema `oscar-zoo.report/1`, a closed JSON document.
+
+Whoever measures fills a `ReportData`; page and picture are functions of it alone, so a report can be drawn again years
+later from its JSON. Every block may be absent: a quick fit has no perplexity, a moments file only spectra. Numbers keep
+six significant digits from the start, so that what is read equals what was written. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import mistaken_content
+from oscar_zoo.artifact.specs import Count, Spec, Text
+from oscar_zoo.errors import MalformedFile
+
+SCHEMA = "oscar-zoo.report/1"
+SUFFIX = ".report.json"
+"""Of the file beside an artifact."""
+MAX_BYTES = 8 << 20
+MAX_POINTS = 64
+"""Of one spectrum: more cannot be told apart in a chart."""
+
+Verdict = Literal["pass", "warn", "fail"]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+Number = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_short)]
+NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0), AfterValidator(_short)]
+Positive = Annotated[float, Field(allow_inf_nan=False, gt=0), AfterValidator(_short)]
+Share = Annotated[float, Field(ge=0, le=1), AfterValidator(_short)]
+Label = Annotated[str, Field(min_length=1, max_length=60)]
+LayerId = Annotated[int, Field(ge=0, lt=1 << 20)]
+PerLayer = tuple[NotNegative, ...]
+"""One value per entry of `ReportData.layers`."""
+
+
+class Fact(Spec):
+    """A line of the facts: what was run, on what, how long it took."""
+
+    label: Label
+    value: Text
+
+
+class Candidate(Spec):
+    """One row of the comparison.
+
+    `clip_k` and `clip_v` are ratios, 0 for no clipping. `output_error` is the geometric mean over layers of the
+    relative squared error of the attention output. `change_percent` is the rise of perplexity over BF16 and
+    `standard_error` its paired standard error, both in percent of the BF16 perplexity. `recall` is a share.
+    """
+
+    method: Label
+    clip_k: Share | None = None
+    clip_v: Share | None = None
+    output_error: NotNegative | None = None
+    perplexity: Positive | None = None
+    change_percent: Number | None = None
+    standard_error: NotNegative | None = None
+    recall: Share | None = None
+    chosen: bool = False
+    gate: Verdict | None = None
+
+
+class Comparison(Spec):
+    """The candidates in the order they were tried, the BF16 values they are held against, and why one was kept."""
+
+    candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
+    bf16_perplexity: Positive | None = None
+    bf16_recall: Share | None = None
+    reason: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_winner(self) -> Self:
+        if sum(candidate.chosen for candidate in self.candidates) > 1:
+            raise ValueError("at most one candidate is chosen")
+        return self
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate that was kept, or `None`."""
+        return next((candidate for candidate in self.candidates if candidate.chosen), None)
+
+
+class MethodErrors(Spec):
+    """Relative squared error of the attention output of one method, layer by layer."""
+
+    method: Label
+    layers: PerLayer
+
+    @property
+    def geometric_mean(self) -> float:
+        """Over layers; 0 when a layer has no error."""
+        return geometric_mean(self.layers)
+
+    @property
+    def worst(self) -> float:
+        """Of the layer with the largest error."""
+        return max(self.layers)
+
+
+class Spectrum(Spec):
+    """Eigenvalues of one target matrix per layer, descending, as shares of their sum.
+
+    `target` is the estimator's id, `dim` the number of eigenvalues; `ranks` are the positions kept, from 1.
+    """
+
+    target: Label
+    dim: Count
+    ranks: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_POINTS)]
+    layers: tuple[tuple[NotNegative, ...], ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if list(self.ranks) != sorted(set(self.ranks)) or self.ranks[-1] > self.dim:
+            raise ValueError("ranks must ascend and be at most dim")
+        for layer in self.layers:
+            if len(layer) != len(self.ranks) or any(a < b for a, b in itertools.pairwise(layer)):
+                raise ValueError("a layer has one share per rank, in descending order")
+        return self
+
+    @classmethod
+    def of(cls, target: str, eigenvalues: Sequence[Sequence[float]]) -> Self:
+        """From all eigenvalues of every layer, in any order; what rounding made negative counts as 0."""
+        dim = len(eigenvalues[0])
+        ranks = kept_ranks(dim)
+        layers = []
+        for layer in eigenvalues:
+            values = sorted((max(float(value), 0.0) for value in layer), reverse=True)
+            total = math.fsum(values) or 1.0
+            layers.append(tuple(values[rank - 1] / total for rank in ranks))
+        return cls(target=target, dim=dim, ranks=ranks, layers=tuple(layers))
+
+
+class Spectra(Spec):
+    """Spectra of the key side's and of the value side's target."""
+
+    k: Spectrum
+    v: Spectrum
+
+
+class ClipCurve(Spec):
+    """Output error against the clip ratio (1 clips nothing), layer by layer; `chosen` is the ratio that is served."""
+
+    ratios: Annotated[tuple[Share, ...], Field(min_length=2)]
+    layers: tuple[tuple[NotNegative, ...], ...]
+    chosen: Share | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if list(self.ratios) != sorted(set(self.ratios)):
+            raise ValueError("ratios must ascend")
+        if any(len(layer) != len(self.ratios) for layer in self.layers):
+            raise ValueError("a layer has one error per ratio")
+        return self
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Geometric mean over layers, per ratio."""
+        return tuple(geometric_mean(column) for column in zip(*self.layers, strict=True))
+
+
+class ClipCurves(Spec):
+    """Clip curves of both sides, for one method."""
+
+    method: Label
+    k: ClipCurve | None = None
+    v: ClipCurve | None = None
+
+
+class Headroom(Spec):
+    """How much less error the best transform could have than the best rotation: a factor per layer, 1 for nothing."""
+
+    k: PerLayer
+    v: PerLayer
+
+
+class ReportData(Spec):
+    """Everything a report shows. `layers` are the model's indices of the layers that all other blocks go by."""
+
+    schema_: Literal["oscar-zoo.report/1"] = Field(default="oscar-zoo.report/1", alias="schema")
+    title: Annotated[str, Field(min_length=1, max_length=300)]
+    layers: Annotated[tuple[LayerId, ...], Field(min_length=1, max_length=1000)]
+    facts: tuple[Fact, ...] = ()
+    comparison: Comparison | None = None
+    errors: tuple[MethodErrors, ...] = ()
+    clip: ClipCurves | None = None
+    headroom: Headroom | None = None
+    spectra: Spectra | None = None
+    notes: tuple[Text, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if list(self.layers) != sorted(set(self.layers)):
+            raise ValueError("layers must ascend")
+        blocks: list[Sequence[object]] = [error.layers for error in self.errors]
+        if self.clip is not None:
+            blocks += [side.layers for side in (self.clip.k, self.clip.v) if side is not None]
+        if self.headroom is not None:
+            blocks += [self.headroom.k, self.headroom.v]
+        if self.spectra is not None:
+            blocks += [self.spectra.k.layers, self.spectra.v.layers]
+        if any(len(block) != len(self.layers) for block in blocks):
+            raise ValueError("every block has one entry per layer")
+        if len({error.method for error in self.errors}) != len(self.errors):
+            raise ValueError("a method has its errors once")
+        return self
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Every method named anywhere, each once, in the order of the comparison."""
+        candidates = self.comparison.candidates if self.comparison else ()
+        named = [*(row.method for row in candidates), *(error.method for error in self.errors)]
+        return tuple(dict.fromkeys(named + ([self.clip.method] if self.clip else [])))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; blocks that are absent are left out."""
+        value: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return value
+
+    def to_bytes(self) -> bytes:
+        """The file form: canonical JSON and a newline."""
+        return strict_json.canonical_bytes(self.to_json()) + b"\n"
+
+    @classmethod
+    def from_json(cls, value: strict_json.Json, *, what: str = "the report") -> Self:
+        """Take untrusted JSON values.
+
+        Raises:
+            MalformedFile: `report.version`, `report.schema`.
+        """
+        if type(value) is not dict or value.get("schema") != SCHEMA:
+            found = value.get("schema") if type(value) is dict else None
+            raise MalformedFile(
+                "report.version",
+                f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}.",
+                hint="`oscar-zoo compute` writes reports",
+            )
+        try:
+            return cls.model_validate_json(json.dumps(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "top level"
+            raise MalformedFile("report.schema", f"{what}: {where[:120]}: {first['msg']}.") from None
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:
+        """Parse an untrusted file.
+
+        Raises:
+            MalformedFile: `file.*`, `json.*`, `report.version`, `report.schema`.
+        """
+        if mistake := mistaken_content(data):
+            raise MalformedFile(mistake[0], f"{what} is {mistake[1]}, not a report.", hint=mistake[2])
+        return cls.from_json(strict_json.loads(data, what=what, max_bytes=MAX_BYTES), what=what)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of values that are not negative; 0 when one of them is 0."""
+    if min(values) <= 0:
+        return 0.0
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def kept_ranks(dim: int) -> tuple[int, ...]:
+    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly on a log axis, with the first and the last."""
+    if dim <= MAX_POINTS:
+        return tuple(range(1, dim + 1))
+    wanted = (round(dim ** (step / (MAX_POINTS - 1))) for step in range(MAX_POINTS))
+    return tuple(sorted(set(wanted)))

@@ -1,0 +1,189 @@
+"""The page: one HTML file that needs nothing else, the answer first.
+
+No script, no font, no request: the content security policy in its head forbids even what a mistake would add. Every
+text is escaped, names of models and notes are not trusted. The same data gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from html import escape
+from pathlib import Path
+
+from oscar_zoo.artifact import durable
+from oscar_zoo.compute.report import wording
+from oscar_zoo.compute.report.data import Comparison, ReportData
+from oscar_zoo.errors import MissingDependency
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+_STYLE = """\
+:root { --font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
+LIGHT }
+@media screen and (prefers-color-scheme: dark) { :root { DARK } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 var(--font); }
+main { max-width: 1024px; margin: 0 auto; padding: 28px 24px 48px; }
+h1 { font-size: 24px; line-height: 1.25; margin: 0 0 10px; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 0; }
+p { margin: 0 0 8px; }
+.kicker, .why, figcaption, footer, .none { color: var(--muted); }
+.kicker { font-size: 13px; margin: 0 0 2px; }
+.answer { font-size: 18px; }
+.table { overflow-x: auto; margin: 18px 0 20px; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: 6px 14px; text-align: right; border-bottom: 1px solid var(--rule); }
+th:first-child { text-align: left; padding-left: 8px; }
+thead th { color: var(--muted); font-weight: 600; font-size: 13px; border-bottom-width: 2px; }
+tbody th { font-weight: 400; }
+.kept > * { background: var(--soft); font-weight: 700; }
+td.mark { border: 0; padding: 6px 10px; text-align: left; font-weight: 700; background: none; }
+.pass { color: var(--good); } .warn { color: var(--warn); } .fail { color: var(--bad); font-weight: 700; }
+.facts { display: grid; grid-template-columns: max-content 1fr max-content 1fr; gap: 2px 14px; margin: 0 0 20px;
+  font-size: 13.5px; }
+.facts dt { color: var(--muted); } .facts dd { margin: 0; overflow-wrap: anywhere; }
+.notes { margin: 0 0 20px; padding: 8px 14px 8px 30px; border-left: 3px solid var(--warn); background: var(--soft); }
+.row { display: grid; grid-template-columns: 1fr; gap: 28px; }
+.pair { grid-template-columns: 1fr 1fr; }
+figure { margin: 30px 0 0; min-width: 0; break-inside: avoid; }
+figcaption { font-size: 13.5px; margin: 0 0 6px; }
+svg { width: 100%; height: auto; display: block; }
+footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); padding-top: 10px; }
+@media (max-width: 760px) { .pair { grid-template-columns: 1fr; } .facts { grid-template-columns: max-content 1fr; } }
+@media print { main { max-width: none; padding: 0; } body { font-size: 12px; } figure { margin-top: 16px; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+"""
+
+
+def write_report(data: ReportData, html: Path, png: Path) -> None:
+    """Write page and picture, each in one step; files that are there are replaced.
+
+    Args:
+        data: what to show.
+        html, png: files in folders that exist.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+        StorageError: the disk refused; each file is then as before, or new and whole.
+    """
+    drawn = {html: render_html(data), png: render_png(data)}
+    for path, content in drawn.items():
+        with durable.storage_errors(f"cannot write {path}"):
+            durable.replace_file(path, content)
+
+
+def render_png(data: ReportData) -> bytes:
+    """The picture, about 1600 pixels wide; raises `MissingDependency` without matplotlib."""
+    _require_matplotlib()
+    from oscar_zoo.compute.report.picture import picture
+
+    return picture(data)
+
+
+def render_html(data: ReportData) -> bytes:
+    """The page; raises `MissingDependency` without matplotlib."""
+    _require_matplotlib()
+    from oscar_zoo.compute.report.style import colour_variables
+
+    colours = colour_variables(data.methods)
+    light = " ".join(f"--{name}: {colour.light};" for name, colour in colours.items())
+    dark = " ".join(f"--{name}: {colour.dark};" for name, colour in colours.items())
+    parts = [_heading(data), _comparison(data.comparison), _facts(data), _notes(data), *_figures(data), _footer()]
+    return _PAGE.format(
+        title=escape(f"{wording.plain(data.title)} · oscar-zoo report"),
+        style=_STYLE.replace("LIGHT", light).replace("DARK", dark),
+        body="\n".join(part for part in parts if part),
+    ).encode()
+
+
+def _require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependency.for_extra("matplotlib", "compute")
+
+
+def _heading(data: ReportData) -> str:
+    kept, rest = wording.answer(data)
+    lines = [
+        '<p class="kicker">oscar-zoo report</p>',
+        f"<h1>{_text(data.title)}</h1>",
+        f'<p class="answer">{f"<strong>{_text(kept)}</strong>" if kept else ""}{_text(rest, strip=False)}</p>',
+    ]
+    if data.comparison is not None and data.comparison.reason is not None:
+        lines.append(f'<p class="why">{_text(data.comparison.reason)}</p>')
+    return "<header>\n" + "\n".join(lines) + "\n</header>"
+
+
+def _comparison(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    table = wording.table(comparison)
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.heads)
+    rows = "\n".join(_row(row) for row in table.rows)
+    return f'<div class="table">\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>'
+
+
+def _row(row: wording.Row) -> str:
+    name, *cells = row.cells
+    shown = "".join(f"<td{_css(cell, row)}>{escape(cell)}</td>" for cell in cells)
+    mark = f'<td class="mark">← {wording.KEPT}</td>' if row.kept else ""
+    css = ' class="kept"' if row.kept else ""
+    return f'<tr{css}><th scope="row">{escape(name)}</th>{shown}{mark}</tr>'
+
+
+def _css(cell: str, row: wording.Row) -> str:
+    name = "none" if cell in (wording.NOT_MEASURED, wording.NOT_APPLICABLE) else row.gate if cell == row.gate else None
+    return f' class="{name}"' if name else ""
+
+
+def _facts(data: ReportData) -> str:
+    if not data.facts:
+        return ""
+    lines = "\n".join(f"<dt>{_text(fact.label)}</dt><dd>{_text(fact.value)}</dd>" for fact in data.facts)
+    return f'<dl class="facts">\n{lines}\n</dl>'
+
+
+def _notes(data: ReportData) -> str:
+    if not data.notes:
+        return ""
+    return '<ul class="notes">\n' + "\n".join(f"<li>{_text(note)}</li>" for note in data.notes) + "\n</ul>"
+
+
+def _figures(data: ReportData) -> list[str]:
+    from oscar_zoo.compute.report.charts import arrange, charts_of
+    from oscar_zoo.compute.report.svg import chart_svg
+
+    rows = []
+    for row in arrange(charts_of(data)):
+        figures = "\n".join(
+            f"<figure>\n<h2>{escape(chart.title)}</h2>\n<figcaption>{escape(chart.caption)}</figcaption>\n"
+            f"{chart_svg(chart, data, half=len(row) == 2)}\n</figure>"
+            for chart in row
+        )
+        rows.append(f'<div class="row{" pair" if len(row) == 2 else ""}">\n{figures}\n</div>')
+    return rows
+
+
+def _footer() -> str:
+    return "<footer>Drawn by oscar-zoo; draw it again from its JSON with <code>oscar-zoo plot</code>.</footer>"
+
+
+def _text(text: str, *, strip: bool = True) -> str:
+    """Untrusted text for HTML, in one line."""
+    return escape(wording.plain(text) if strip else text)
