@@ -7,8 +7,10 @@ time of making stands in the manifest, which is no part of the digest.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from oscar_zoo import __version__
 from oscar_zoo.artifact import statistics, strict_json, writer
@@ -19,12 +21,14 @@ from oscar_zoo.artifact.manifest import (
     SCHEMA,
     STATISTICS_NAME,
     Calibration,
+    Coverage,
     FileEntry,
     FileRole,
     Fit,
     License,
     Manifest,
     ModelBlock,
+    MomentsFile,
     Numerics,
     Provenance,
     SideTransform,
@@ -35,13 +39,25 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import CAPABILITIES, Harness, ServingRecipe
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.methods.base import Matrix
+from oscar_zoo.errors import UsageError
 
 TOOL = Harness(name="oscar-zoo", version=__version__)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the manifest says beside the fit itself. `calibration` and `numerics` are `None` without data."""
+    """All that the manifest says beside the fit itself.
+
+    Attributes:
+        artifact_id, model, created: as in the manifest.
+        recipe: serving settings; what the fit requires of an engine is added.
+        calibration, numerics: `None` without data.
+        coverage: of the capture, where heads, layers or tokens were split over ranks; `None` for what the fit saw.
+        moments: the file from which this fit can be repeated.
+        selection: how `auto` chose; plain JSON values.
+        quality: results of the gates; plain JSON values.
+        clip_per_layer: side -> layer id -> fitted clip ratio; recorded only, engines take one ratio per side.
+    """
 
     artifact_id: ArtifactId
     model: ModelBlock
@@ -49,10 +65,21 @@ class Facts:
     calibration: Calibration | None
     numerics: Numerics | None
     created: str
+    coverage: Coverage | None = None
+    moments: MomentsFile | None = None
+    selection: Mapping[str, Any] | None = None
+    quality: Mapping[str, Any] | None = None
+    clip_per_layer: Mapping[Role, Mapping[int, float]] | None = None
 
 
 def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
-    """File name -> content of the whole artifact, `oscar.json` included."""
+    """File name -> content of the whole artifact, `oscar.json` included.
+
+    Raises:
+        UsageError: a baseline that is only measured, or a recipe that asks for what this model forbids.
+    """
+    if not result.method.publishable:
+        raise UsageError(f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard")
     fit_id = _fit_id(result, facts)
     files: dict[str, tuple[FileRole, bytes]] = {}
     sides: tuple[tuple[Role, FileRole, RotationSet], ...] = (
@@ -71,7 +98,9 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
 
 
 def _file_name(role: Role, side: RotationSet, method: str) -> str:
-    return f"{role}_rotation_{side.objective if side.format_version == 1 else method}.pt"
+    """Names that readers of each format know."""
+    stem = {1: side.objective, 2: "perhead"}.get(side.format_version, method)
+    return f"{role}_rotation_{stem}.pt"
 
 
 def _fit_id(result: FitResult, facts: Facts) -> str:
@@ -107,7 +136,7 @@ def _calibration_block(facts: Facts, fit_id: str) -> dict[str, CalibrationValue]
             "prompt_sha256": facts.calibration.prompts_sha256,
             "tokens": facts.calibration.tokens_used,
             "max_tokens": facts.calibration.tokens_requested,
-            "tp_size": 1,
+            "tp_size": facts.coverage.tp if facts.coverage else 1,
             "post_rope": True,
             "accumulator_dtype": "float64",
         }
@@ -117,7 +146,6 @@ def _calibration_block(facts: Facts, fit_id: str) -> dict[str, CalibrationValue]
 def _manifest(result: FitResult, facts: Facts, fit_id: str, files: Mapping[str, tuple[FileRole, bytes]]) -> Manifest:
     k, v = result.k, result.v
     digests = [file_digest(name, content) for name, (_, content) in files.items()]
-    requires = {*facts.recipe.requires, *k.requires, *v.requires}
     content = {
         "schema": SCHEMA,
         "id": str(facts.artifact_id),
@@ -130,12 +158,13 @@ def _manifest(result: FitResult, facts: Facts, fit_id: str, files: Mapping[str, 
         "transform": Transform(k=_side_transform(k), v=_side_transform(v)),
         "model": facts.model,
         "fit": _fit_block(result, facts, fit_id),
-        "recipe": facts.recipe.model_copy(update={"requires": tuple(c for c in CAPABILITIES if c in requires)}),
+        "recipe": _recipe(result, facts),
         "files": tuple(
             FileEntry(path=d.path, role=files[d.path][0], size=d.size, sha256=d.sha256, format=_format(d.path))
             for d in digests
         ),
         "statistics": _statistics_block(result),
+        "quality": _quality(result, facts),
         "license": License(artifact=None, model=None, calibration_data=None),
         "provenance": Provenance(kind="computed"),
     }
@@ -149,9 +178,49 @@ def _fit_block(result: FitResult, facts: Facts, fit_id: str) -> Fit:
         estimator=result.method.estimators,
         composition=result.method.composition,
         calibration=facts.calibration,
-        coverage=result.coverage,
+        coverage=(facts.coverage or result.coverage) if result.method.needs else None,
         numerics=facts.numerics,
+        moments=facts.moments,
+        selection=None if facts.selection is None else _plain(facts.selection),
     )
+
+
+def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
+    """The recipe with the capabilities that the files need, and without folding values where that is not exact."""
+    requires = {*facts.recipe.requires, *result.k.requires, *result.v.requires}
+    update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
+    if not _foldable(facts.model):
+        if facts.recipe.v_absorption == "required":
+            raise UsageError(
+                f"the value transform cannot be folded into the weights of {facts.model.id}.",
+                hint="they are quantized or gated, or nothing is known of them; use v_absorption allowed",
+            )
+        update["v_absorption"] = "forbidden"
+    return facts.recipe.model_copy(update=update)
+
+
+def _foldable(model: ModelBlock) -> bool:
+    """Nothing elementwise between attention and o_proj, and weights that take a product exactly; unknown is no."""
+    return model.output_gate is False and model.weights is not None and model.weights.quantization is None
+
+
+def _quality(result: FitResult, facts: Facts) -> dict[str, Any] | None:
+    """The caller's results and what the fit knows: mean headroom and worst condition of the heads of each layer."""
+    quality = _plain(facts.quality or {})
+    for role, forecast in result.forecasts.items():
+        numbers = {"headroom_per_layer": forecast.headroom.mean(-1), "condition_per_layer": forecast.condition.max(-1)}
+        for name, values in numbers.items():
+            quality.setdefault(name, {})[role] = [float(f"{value:.4g}") for value in values]
+    if facts.clip_per_layer is not None:
+        clips = {role: {str(layer): x for layer, x in side.items()} for role, side in facts.clip_per_layer.items()}
+        quality["clip_per_layer"] = clips
+    return quality or None
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values, so that the manifest equals what is read back; raises `ValueError` for NaN."""
+    plain: dict[str, Any] = json.loads(strict_json.canonical_bytes(value))
+    return plain
 
 
 def _side_transform(side: RotationSet) -> SideTransform:

@@ -48,14 +48,14 @@ _PART: Mapping[str, str] = {**dict.fromkeys(WEIGHTED_SUMS, "weighted_tokens"), "
 Rows = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-class Sequence(Spec):
+class SequenceRecord(Spec):
     """A token sequence that was summed: sha256 of the compact JSON list of its ids, and their number."""
 
     sha256: Hex64
     tokens: Count
 
     @classmethod
-    def of(cls, ids: tuple[int, ...] | list[int]) -> Sequence:
+    def of(cls, ids: tuple[int, ...] | list[int]) -> SequenceRecord:
         """The record of the sequence `ids`."""
         return cls(sha256=sha256_hex(strict_json.canonical_bytes(list(ids))), tokens=len(ids))
 
@@ -71,7 +71,7 @@ class MomentsInfo(Spec):
     calibration: Calibration | None
     coverage: Coverage | None
     numerics: Numerics
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[SequenceRecord, ...]
     partial: bool = False
     tool: Harness = Field(default_factory=lambda: Harness(name="oscar-zoo", version=__version__))
 
