@@ -90,6 +90,8 @@ class Checkpoint:
             return None
         try:
             state = strict_json.loads(path.read_bytes(), what=str(path))
+            if state["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {str(state['schema'])[:60]!r}, not {SCHEMA}")
             self._refuse_others(state["facts"])
             hidden = state["hidden"] and load((self._folder / state["hidden"]).read_bytes())
             saved = Saved(

@@ -1,0 +1,166 @@
+"""A capture that is killed goes on where it stood and ends with the same bits; nothing foreign is gone on with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from oscar_zoo.compute.capture import checkpoint
+from oscar_zoo.compute.capture.checkpoint import Checkpoint, Position
+from oscar_zoo.compute.moments import LayerMoments
+from oscar_zoo.errors import IntegrityError, OutputExists
+
+CHILD = Path(__file__).parents[1] / "support" / "capture_child.py"
+LENGTHS = [40, 23, 33]
+FACTS = {"model": "tests/model", "data": "abc"}
+REPORTS = {False: 13, True: 8}  # of a whole capture: 1 + 4 layers x 3 sequences; 2 + 2 passes x 3 sequences
+
+
+def run_child(jobs: list[dict[str, Any]], folder: Path) -> list[int]:
+    """Exit codes of the captures."""
+    place = folder / "job.json"
+    place.write_text(json.dumps(jobs))
+    done = subprocess.run([sys.executable, str(CHILD), str(place)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    codes: list[int] = json.loads(Path(f"{place}.codes").read_text())
+    return codes
+
+
+class Killed:
+    """Every way to kill tried once, in one child; results by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.jobs, self.names = folder, [], []
+        for passes in (False, True):
+            engine = "passes" if passes else "layers"
+            self.add(f"{engine} undisturbed", passes=passes)
+            for report in range(1, REPORTS[passes] + 1, 1 if passes else 2):
+                self.killed(f"{engine} at report {report}", passes=passes, kill_at=report)
+            for number, when in itertools.product((1, 2, 4), ("before", "after")):
+                self.killed(f"{engine} {when} save {number}", passes=passes, kill_in_save=[number, when])
+        self.killed("layers without hidden states", kill_at=9, largest=4096)
+        self.killed("layers, twice", kill_at=5, then=8)
+        self.codes = dict(zip(self.names, run_child(self.jobs, folder), strict=True))
+
+    def add(self, name: str, **job: Any) -> None:
+        self.names.append(name)
+        out = str(self.folder / f"{name}.safetensors")
+        self.jobs.append({"family": "Qwen3Next", "lengths": LENGTHS, "out": out, **job})
+
+    def killed(self, name: str, then: int | None = None, **how: Any) -> None:
+        work = str(self.folder / name)
+        self.add(f"{name}, killed", work=work, **how)
+        again = {key: how[key] for key in ("passes", "largest") if key in how}
+        if then is not None:
+            self.add(f"{name}, killed again", work=work, resume=True, kill_at=then, **again)
+        self.add(name, work=work, resume=True, log=str(self.folder / f"{name}.log"), **again)
+
+    def sums(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.folder / f"{name}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    yield Killed(tmp_path_factory.mktemp("killed"))
+
+
+def test_a_killed_capture_ends_with_the_same_bits(killed: Killed) -> None:
+    names = [name for name in killed.names if "killed" not in name and "undisturbed" not in name]
+    assert len(names) == 7 + 8 + 12 + 2
+    for name in names:
+        want = killed.sums(f"{name.split()[0].rstrip(',')} undisturbed")
+        got = killed.sums(name)
+        assert got.keys() == want.keys()
+        assert all(torch.equal(got[key], want[key]) for key in want), name
+        assert killed.codes[f"{name}, killed"] == -9, name
+
+
+def test_both_engines_agree(killed: Killed) -> None:
+    one, other = killed.sums("layers undisturbed"), killed.sums("passes undisturbed")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_finished_work_is_not_done_again(killed: Killed) -> None:
+    """The first report of a resumed capture says how far it was."""
+
+    def first(name: str) -> int:
+        return int((killed.folder / f"{name}.log").read_text().split()[0])
+
+    total = sum(LENGTHS)
+    assert first("layers at report 9") == total * 2 // 4  # two layers of four
+    assert first("layers without hidden states") == 0  # forward passes again, sums not
+    assert first("layers, twice") == total * 3 // 4
+    assert first("passes at report 4") == sum(LENGTHS[:2]) // 2
+
+
+def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "LARGEST", 15_000)  # two layers
+    layers = {layer: random_sums(layer) for layer in range(6)}
+    keeper = Checkpoint(tmp_path / "rank-0", FACTS)
+    keeper.save(Position("layers", 3), {i: layers[i] for i in range(3)}, add=True, hidden=[torch.ones(1, 7, 8)])
+    keeper.save(Position("layers", 6), {i: layers[i] for i in range(3, 6)}, add=True, hidden=[torch.ones(1, 900, 8)])
+    saved = Checkpoint(tmp_path / "rank-0", FACTS).load()
+    assert saved is not None
+    assert saved.position == Position("layers", 6)
+    assert saved.hidden is None  # larger than a file may be
+    for layer, want in layers.items():
+        got = saved.layers[layer]
+        assert (got.tokens, got.query_rows, got.output_rows, got.weighted_tokens) == (layer, 2 * layer, 3, 4)
+        assert all(torch.equal(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo"))
+    sizes = [path.stat().st_size for path in (tmp_path / "rank-0").glob("*.safetensors")]
+    assert len(sizes) == 4
+    assert max(sizes) <= 15_000
+
+
+def test_a_new_capture_forgets_the_old_state(tmp_path: Path) -> None:
+    keeper = Checkpoint(tmp_path, FACTS)
+    keeper.save(Position("rows", 1), {0: random_sums(0)}, add=False)
+    keeper.clear()
+    assert not list(tmp_path.iterdir())
+    assert keeper.load() is None
+
+
+@pytest.mark.parametrize("changed", [{"data": "other"}, {"model": "tests/another"}, {"needs": "rows"}])
+def test_the_state_of_something_else_is_refused(tmp_path: Path, changed: dict[str, str]) -> None:
+    Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"}).save(Position("rows", 1), {0: random_sums(0)}, add=False)
+    with pytest.raises(OutputExists, match=next(iter(changed))) as refusal:
+        Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"} | changed).load()
+    assert str(tmp_path) in refusal.value.message
+    assert next(iter(changed.values())) in refusal.value.message
+
+
+@pytest.mark.parametrize("damage", ["state cut", "state of another version", "sums cut", "sums gone"])
+def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
+    Checkpoint(tmp_path, FACTS).save(Position("rows", 1), {0: random_sums(0)}, add=False)
+    state, sums = tmp_path / "state.json", next(tmp_path.glob("sums-*"))
+    if damage == "state cut":
+        state.write_bytes(state.read_bytes()[:-9])
+    elif damage == "state of another version":
+        state.write_bytes(state.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9"))
+    elif damage == "sums cut":
+        os.truncate(sums, 900)
+    else:
+        sums.unlink()
+    with pytest.raises(IntegrityError, match=r"state\.json.*"):
+        Checkpoint(tmp_path, FACTS).load()
+
+
+def random_sums(seed: int) -> LayerMoments:
+    torch.manual_seed(seed)
+    layer = LayerMoments.zeros(2, 8, 8)
+    for name in checkpoint.SUMS:
+        setattr(layer, name, torch.randn_like(getattr(layer, name)))
+    layer.wo = torch.randn_like(layer.vv)
+    layer.tokens, layer.query_rows, layer.output_rows, layer.weighted_tokens = seed, 2 * seed, 3, 4
+    return layer
