@@ -202,8 +202,8 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
 
 def test_a_result_that_fails_verification_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken solver: eigenvectors that are not orthogonal."""
-    solve = np.linalg.eigh
-    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01))
+    solve = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01))
     with pytest.raises(ComputeFailed, match="failed its own verification: "):
         compute_artifact(options(tmp_path / "out", calib_tokens=200))
     assert not list(tmp_path.iterdir())
