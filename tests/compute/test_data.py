@@ -179,6 +179,19 @@ def test_calibration_is_the_same_whatever_is_held_out_while_the_data_suffice(tmp
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize(("lengths", "tokens", "heldout"), [((100, 200), 110, 80), ((150, 60), 100, 110)])
+def test_a_document_is_divided_when_whole_ones_do_not_suffice(
+    tmp_path: Path, lengths: tuple[int, ...], tokens: int, heldout: int
+) -> None:
+    letters = "".join(chr(200 + n) for n in range(300))
+    path = write(tmp_path, f"{letters[: lengths[0] - 1]}{SEPARATOR}{letters[-lengths[1] + 1 :]}")
+    stream = load(path, 1000, 1000).sequences[0]
+    data = load(path, tokens, 10, heldout=heldout)
+    assert sum(data.sequences, ()) == stream[:tokens]
+    assert data.heldout is not None
+    assert sum(data.heldout.sequences, ()) == stream[tokens : tokens + heldout]
+
+
 def test_data_that_end_early_are_shared_at_a_document_when_one_is_near(tmp_path: Path) -> None:
     path = write(tmp_path, SEPARATOR.join(f"{n:02}" + f" {n}" * 32 + " " for n in range(10, 100)))
     data = load(path, tokens=20_000, seq_len=64, heldout=4096)

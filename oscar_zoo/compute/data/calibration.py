@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal
@@ -79,7 +79,7 @@ class CalibrationData:
     chat_template: bool = False
     disjoint_from: tuple[Disjoint, ...] | None = None
     overlaps_with: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
 
     @property

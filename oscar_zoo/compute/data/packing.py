@@ -139,10 +139,6 @@ def _read(documents: Iterable[Document], encoder: Encoder, wanted: int, needed: 
     seen: set[str] = set()
     total, boundary = 0, None
     for document in documents:
-        if total >= wanted and boundary is None:
-            boundary = total
-        if boundary is not None and total - boundary >= needed:
-            break
         digest = sha256_hex(document.text.encode())
         if boundary is not None and digest in seen:
             continue
@@ -152,7 +148,9 @@ def _read(documents: Iterable[Document], encoder: Encoder, wanted: int, needed: 
         encoded = encoder.encode(document, limit)
         placed.append(_Placed(total, encoded, digest))
         total += len(encoded.ids)
-        if not encoded.whole:
+        if boundary is None and total >= wanted:
+            boundary = total
+        if not encoded.whole or (boundary is not None and total - boundary >= needed):
             break
     return placed
 

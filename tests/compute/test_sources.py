@@ -1,0 +1,291 @@
+"""Files, folders, names and datasets become documents; what is wrong is named with its place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_tokenizers import ChatLetters, spell, write
+
+from oscar_zoo.compute.data import CalibrationData, check_source, load_calibration
+from oscar_zoo.compute.data.dataset_names import DatasetName
+from oscar_zoo.compute.data.documents import read_file
+from oscar_zoo.compute.data.known import DEFAULT_PARTS
+from oscar_zoo.compute.data.sources import open_source
+from oscar_zoo.errors import MissingDependency, NetworkError, OscarZooError, PathNotFound, StorageError, UsageError
+
+
+def texts(source: Path | str) -> list[str]:
+    return [document.text for stream in open_source(source).streams for document in stream]
+
+
+def load(source: Path | str, **options: Any) -> CalibrationData:
+    return load_calibration(source, ChatLetters(), **{"tokens": 1000, "seq_len": 1000} | options)
+
+
+def stream(data: CalibrationData) -> str:
+    return "".join(spell(sequence) for sequence in data.sequences)
+
+
+def refusal(source: Path | str, kind: type[OscarZooError] = UsageError) -> OscarZooError:
+    with pytest.raises(kind) as caught:
+        texts(source)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_separated_and_trimmed(tmp_path: Path) -> None:
+    path = write(tmp_path, "one\ntwo\n<|endoftext|>\n\n<|endoftext|>three<|endoftext|>four\r\nfive\n")
+    assert texts(path) == ["one\ntwo", "three", "four\nfive"]
+    assert [d.where for d in read_file(path)] == [f"line {n} of {path}" for n in (1, 5, 5)]
+
+
+def test_jsonl_takes_the_text_field(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "a <|endoftext|> b", "id": 1}), "", json.dumps({"text": "ü"})]
+    assert texts(write(tmp_path, "\n".join(lines), "data.jsonl")) == ["a <|endoftext|> b", "ü"]
+    assert texts(write(tmp_path, "\ufeff" + lines[2], "bom.json")) == ["ü"]
+
+
+def test_text_wins_over_messages_over_a_prompt(tmp_path: Path) -> None:
+    record = {"messages": [{"role": "user", "content": "m"}], "prompt": "p"}
+    assert stream(load(write(tmp_path, json.dumps(record), "a.jsonl"))) == "<u>m<a>|"
+    assert stream(load(write(tmp_path, json.dumps(record | {"text": "t"}), "b.jsonl"))) == "t|"
+
+
+def test_another_field_of_a_file_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"question": "q"}\n{"question": [{"role": "user", "content": "c"}]}', "data.jsonl")
+    assert stream(load(f"{path}#question")) == "q|<u>c<a>|"
+    assert 'no "text", "messages" or "prompt", only "question"' in refusal(path).message
+    assert 'no "answer", only "question"' in refusal(f"{path}#answer").message
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04\x00\x00", b"text \xff\xfe text", b"\x80\x02}q\x00", b"cut \xe2\x82"])
+@pytest.mark.parametrize("name", ["data.txt", "data.jsonl"])
+def test_binary_data_is_named_with_its_line(tmp_path: Path, content: bytes, name: str) -> None:
+    message = refusal(write(tmp_path, b'{"text": "good"}\n' * 2 + content, name)).message
+    assert message.startswith(f"line 3 of {tmp_path / name} is not UTF-8 text (")
+
+
+def test_a_bad_byte_far_down_is_named_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "äöü\n".encode() * 200_000 + b"\xff")
+    assert refusal(path).message.startswith(f"line 200001 of {path} is not UTF-8 text (byte 0xff)")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("plain text", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("1" * 5000, "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"texts": "a"}', 'has no "text", only "texts"'),
+        ("{}", 'has no "text", only nothing'),
+        ('{"text": 3}', "is not a string"),
+        ('{"text": [{"role": "user", "content": "a"}]}', "is not a string"),
+        ('{"text": "half \\ud83d"}', "half a surrogate pair at character 5"),
+        ('{"prompt": "p"}', 'has "prompt", but line 1 has "text"'),
+        ('{"messages": []}', 'has "messages", but line 1 has "text"'),
+    ],
+)
+def test_a_bad_line_of_jsonl_is_named(tmp_path: Path, line: str, why: str) -> None:
+    message = refusal(write(tmp_path, f'{{"text": "a"}}\n{line}\n', "data.jsonl")).message
+    assert "line 2 of" in message
+    assert why in message
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], "", {}, 3, ["hi"], [{"role": "user"}], [{"role": 1, "content": "a"}], [{"role": "user", "content": ["a"]}]],
+)
+def test_bad_messages_are_named(tmp_path: Path, messages: object) -> None:
+    good = {"messages": [{"role": "user", "content": "a"}]}
+    path = write(tmp_path, f"{json.dumps(good)}\n\n{json.dumps({'messages': messages})}\n", "data.jsonl")
+    if messages == "":
+        assert texts(path) == ["a"]
+    else:
+        assert "line 3 of" in refusal(path).message
+
+
+def test_only_what_is_taken_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"text": "abcdefgh"}\nnot JSON\n', "data.jsonl")
+    assert stream(load(path, tokens=8)) == "abcdefgh"
+
+
+def test_a_file_nobody_may_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, *args: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    path = write(tmp_path, "text")
+    monkeypatch.setattr(Path, "open", denied)
+    assert "Permission denied" in refusal(path, StorageError).message
+
+
+# --- folders and names ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    for name, content in {
+        "b.txt": "b",
+        "a/z.jsonl": '{"text": "az"}',
+        "a.txt": "a",
+        "c.jsonl": '{"prompt": "c"}',
+        "read.me": "no",
+        ".hidden/x.txt": "no",
+    }.items():
+        write(folder, content, name)
+    data = load(str(folder))
+    assert stream(data) == "az|a|b|<u>c<a>|"
+    assert (data.source, data.chat_template) == ("texts", True)
+    check_source(folder)
+
+
+def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "x", "model.bin")
+    assert "has no text" in refusal(tmp_path).message
+    with pytest.raises(UsageError, match="has no text"):
+        check_source(str(tmp_path))
+
+
+def test_the_text_that_comes_along_is_known_by_name() -> None:
+    data = load("manuals")
+    assert (data.source, data.split, data.tokens_used) == ("manuals", "calibration", 1000)
+    check_source("manuals")
+
+
+@pytest.mark.parametrize("name", ["manual", "prompts.jsonl", "data/prompts.jsonl", "./x/y", "/no/where", "a/b/c", "::"])
+def test_what_is_neither_a_path_nor_a_name_is_refused(name: str, tmp_path: Path) -> None:
+    write(Path("data"), "x")
+    for call in (open_source, check_source):
+        with pytest.raises((PathNotFound, UsageError)) as caught:
+            call(name)
+        assert name in caught.value.message
+    with pytest.raises(PathNotFound, match="no such calibration file"):
+        open_source(tmp_path / "nothing")
+
+
+def test_a_path_wins_over_a_name(tmp_path: Path) -> None:
+    write(Path.cwd(), "own", "manuals")
+    write(Path.cwd() / "org" / "name", "mine", "a.txt")
+    assert texts("manuals") == ["own"]
+    assert texts("org/name") == ["mine"]
+
+
+# --- datasets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("o/n", DatasetName("o/n")),
+        ("o/n@main:cfg:test#q", DatasetName("o/n", "main", "cfg", "test", "q")),
+        ("o/n:cfg", DatasetName("o/n", config="cfg")),
+        ("o/n:validation", DatasetName("o/n", split="validation")),
+        ("o/n:train_sft#messages", DatasetName("o/n", split="train_sft", field="messages")),
+        ("o/n::odd", DatasetName("o/n", split="odd")),
+        ("./folder:sample-10BT", DatasetName("./folder", config="sample-10BT")),
+    ],
+)
+def test_names_of_datasets(text: str, name: DatasetName) -> None:
+    assert DatasetName.parse(text) == name
+    assert DatasetName.parse(str(name)) == name
+
+
+words = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,8}", fullmatch=True)
+
+
+@given(
+    st.builds(
+        DatasetName,
+        st.builds("{}/{}".format, words, words),
+        st.none() | words,
+        st.none() | words,
+        words,
+        st.none() | words,
+    )
+)
+def test_names_survive_being_written(name: DatasetName) -> None:
+    assert DatasetName.parse(str(name)) == name
+    assert name.is_on_hub
+
+
+@pytest.mark.parametrize("text", ["o/n:a:b:c", "o/n@", "o/n#", "@x", "o/n:c:train[:9]"])
+def test_what_is_no_name_of_a_dataset(text: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a dataset"):
+        DatasetName.parse(text)
+
+
+def test_the_default_mix_is_pinned_to_commits() -> None:
+    assert all(part.is_on_hub and part.revision and len(part.revision) == 40 and part.field for part in DEFAULT_PARTS)
+
+
+@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond"])
+def test_without_the_library_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(Path.cwd()))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for call in (check_source, refusal):
+        with pytest.raises(MissingDependency) as caught:
+            call(source)
+        assert "--calib-data FILE" in str(caught.value.hint)
+        assert "pip install 'oscar-zoo[datasets]'" in str(caught.value.hint)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library, offline since `conftest` told it so before it was first imported."""
+    return pytest.importorskip("datasets", reason="datasets is not installed")
+
+
+def table(folder: Path, name: str = "train-00000-of-00001.parquet", **columns: list[Any]) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.table(columns), folder / name)
+    return folder
+
+
+@pytest.mark.usefixtures("library")
+def test_a_folder_of_a_dataset(tmp_path: Path) -> None:
+    chats = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}] for n in range(3)]
+    folder = table(tmp_path / "set", text=["one", " ", "two"], messages=chats)
+    check_source(folder)
+    data = load(folder)
+    assert (stream(data), data.source, data.split, data.revision) == ("one|two|", "set", "train", None)
+    data = load(f"{folder}#messages", chat_template=False)
+    assert (stream(data), data.content) == ("q0\n\na|q1\n\na|q2\n\na|", "mixed")
+    assert sorted(stream(load(folder, seed=5)).split("|")) == ["", "one", "two"]
+    assert stream(load(folder / "train-00000-of-00001.parquet")) == "one|two|"
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [("::test", "Available splits: ['train']"), (":small", "'small' not found"), ("#question", "row 1")],
+)
+def test_parts_a_dataset_does_not_have(tmp_path: Path, part: str, why: str) -> None:
+    assert why in refusal(f"{table(tmp_path / 'set', text=['one'])}{part}").message
+
+
+@pytest.mark.usefixtures("library")
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "PAR1 but not really", "data.parquet")
+    assert str(path) in refusal(path).message
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond"])
+def test_offline_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(Path.cwd()))
+    error = refusal(source, NetworkError)
+    assert error.code == "network.offline"
+    assert "--calib-data FILE" in str(error.hint)
+    if source == "default":
+        assert error.message.startswith("the default calibration text is a mix of 7 datasets")
