@@ -95,21 +95,17 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
     """`heights` moved as little as needed to be `gap` apart, in the same order, within 0 and 1 if they fit."""
-    clusters: list[tuple[float, list[int]]] = []
+
+    def bottom(cluster: list[int]) -> float:
+        """Where the lowest of a cluster stands: around the mean of its heights, or at the edge."""
+        span = gap * (len(cluster) - 1)
+        middle = sum(heights[index] for index in cluster) / len(cluster)
+        return max(min(middle - span / 2, 1 - span), 0.0)
+
+    clusters: list[list[int]] = []
     for index in sorted(range(len(heights)), key=lambda index: heights[index]):
-        clusters.append((heights[index], [index]))
-        while len(clusters) > 1 and _overlap(clusters[-2], clusters[-1], gap):
-            (one, left), (two, right) = clusters[-2:]
-            middle = (one * len(left) + two * len(right)) / (len(left) + len(right))
-            clusters[-2:] = [(middle, left + right)]
-    placed = [0.0] * len(heights)
-    for middle, members in clusters:
-        half = gap * (len(members) - 1) / 2
-        start = min(max(middle, half), max(1 - half, half)) - half
-        for position, index in enumerate(members):
-            placed[index] = start + gap * position
-    return placed
-
-
-def _overlap(lower: tuple[float, list[int]], upper: tuple[float, list[int]], gap: float) -> bool:
-    return upper[0] - lower[0] < gap * (len(lower[1]) + len(upper[1])) / 2
+        clusters.append([index])
+        while len(clusters) > 1 and bottom(clusters[-1]) < bottom(clusters[-2]) + gap * len(clusters[-2]):
+            clusters[-2:] = [clusters[-2] + clusters[-1]]
+    steps = {index: bottom(cluster) + gap * step for cluster in clusters for step, index in enumerate(cluster)}
+    return [steps[index] for index in range(len(heights))]

@@ -46,7 +46,7 @@ def picture(data: ReportData) -> bytes:
         margin = round(_MARGIN * DPI)
         image = np.pad(np.concatenate(rows), ((margin, margin), (margin, margin), (0, 0)), constant_values=255)
         stream = io.BytesIO()
-        imsave(stream, image, format="png", dpi=DPI, metadata={"Software": "oscar-zoo"}, pil_kwargs={"optimize": True})
+        imsave(stream, image, format="png", dpi=DPI, metadata={"Software": "oscar-zoo"})
     return stream.getvalue()
 
 

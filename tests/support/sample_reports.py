@@ -1,0 +1,70 @@
+"""Reports without a fit: plausible numbers for tests of what draws them."""
+
+from __future__ import annotations
+
+import math
+
+from oscar_zoo.compute.report.data import (
+    Candidate,
+    ClipCurve,
+    ClipCurves,
+    Comparison,
+    Fact,
+    Headroom,
+    MethodErrors,
+    ReportData,
+    Spectra,
+    Spectrum,
+)
+
+METHODS = {"identity": 4754.0, "hadamard": 14.1, "oscar": 11.45, "oscar-per-head": 12.43, "wush": 9.675}
+BF16 = 9.654
+
+
+def sample_report(layers: int = 4, *, fast: bool = False) -> ReportData:
+    """Every block, with `wush` kept; `fast` leaves out what needs the model: perplexity, recall and the gate."""
+    ids = tuple(range(layers))
+    candidates = tuple(
+        Candidate(
+            method=method,
+            clip_k=0.0 if method == "identity" else 0.96,
+            clip_v=0.0 if method == "identity" else 0.92,
+            output_error=0.1 + value / 1e4,
+            perplexity=None if fast else value,
+            change_percent=None if fast else 100 * (value / BF16 - 1),
+            standard_error=None if fast else 0.05,
+            recall=None if fast else 0.5,
+            chosen=method == "wush",
+            gate=None if fast else "pass" if method == "wush" else "fail",
+        )
+        for method, value in METHODS.items()
+    )
+    return ReportData(
+        title="tiny-qwen3-hard/seq512_prompt2_group64-wush",
+        layers=ids,
+        facts=(Fact(label="Model", value="org/tiny"), Fact(label="Time", value="load 1.0 s, capture 2.0 s")),
+        comparison=Comparison(
+            candidates=candidates,
+            bf16_perplexity=None if fast else BF16,
+            bf16_recall=None if fast else 1.0,
+            reason="lowest perplexity.",
+        ),
+        errors=tuple(
+            MethodErrors(method=method, layers=tuple(0.1 * (1 + n) + value / 1e4 for n in ids))
+            for method, value in METHODS.items()
+        ),
+        clip=ClipCurves(method="wush", k=_curve(layers, 0.95), v=_curve(layers, 0.94)),
+        headroom=Headroom(k=tuple(1.5 + n for n in ids), v=tuple(1.1 for _ in ids)),
+        spectra=Spectra(k=_spectrum("qqt/1", layers, 64), v=_spectrum("sst/1", layers, 128)),
+        notes=("512 tokens are few.",),
+    )
+
+
+def _curve(layers: int, best: float) -> ClipCurve:
+    ratios = (0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
+    errors = tuple(tuple(0.2 + n / 10 + (ratio - best) ** 2 for ratio in ratios) for n in range(layers))
+    return ClipCurve(ratios=ratios, layers=errors, chosen=0.94)
+
+
+def _spectrum(target: str, layers: int, dim: int) -> Spectrum:
+    return Spectrum.of(target, [[math.exp(-rank * (n + 1) / dim) for rank in range(dim)] for n in range(layers)])
