@@ -77,12 +77,14 @@ def load_library() -> Any:
         MissingDependency: it is not installed.
     """
     try:
-        return import_module("datasets")
+        library = import_module("datasets")
     except ImportError:
         raise MissingDependency(
             "Hugging Face datasets need the library datasets, which is not installed.",
             hint=f"pip install 'oscar-zoo[datasets]', {OWN_FILE}",
         ) from None
+    library.disable_progress_bars()  # what is printed is decided by whoever calls
+    return library
 
 
 def _documents(name: DatasetName, builder: Any) -> Iterator[Document]:
