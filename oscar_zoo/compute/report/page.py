@@ -64,11 +64,21 @@ td.mark { border: 0; padding: 6px 10px; text-align: left; font-weight: 700; back
 .pair { grid-template-columns: 1fr 1fr; }
 figure { margin: 30px 0 0; min-width: 0; break-inside: avoid; }
 figcaption { font-size: 13.5px; margin: 0 0 6px; }
-svg { width: 100%; height: auto; display: block; }
+.chart { overflow-x: auto; }
+svg { width: 100%; min-width: 640px; height: auto; display: block; }
+.pair svg { min-width: 320px; }
 footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); padding-top: 10px; }
-@media (max-width: 760px) { .pair { grid-template-columns: 1fr; } .facts { grid-template-columns: max-content 1fr; } }
-@media print { main { max-width: none; padding: 0; } body { font-size: 12px; } figure { margin-top: 16px; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+@media screen and (max-width: 760px) {
+  .pair { grid-template-columns: 1fr; } .facts { grid-template-columns: max-content 1fr; }
+}
+@media print {
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  body { font-size: 11px; } main { max-width: none; padding: 0; }
+  h1 { font-size: 18px; } h2 { font-size: 13px; } .answer { font-size: 14px; }
+  table, thead th, .facts, figcaption, footer, .kicker { font-size: 10.5px; }
+  th, td { padding: 3px 7px; } .table, .chart { overflow: visible; } svg, .pair svg { min-width: 0; }
+  figure { margin-top: 14px; } figcaption { margin: 0; }
+}
 """
 
 
@@ -173,7 +183,7 @@ def _figures(data: ReportData) -> list[str]:
     for row in arrange(charts_of(data)):
         figures = "\n".join(
             f"<figure>\n<h2>{escape(chart.title)}</h2>\n<figcaption>{escape(chart.caption)}</figcaption>\n"
-            f"{chart_svg(chart, data, half=len(row) == 2)}\n</figure>"
+            f'<div class="chart">{chart_svg(chart, data, half=len(row) == 2)}</div>\n</figure>'
             for chart in row
         )
         rows.append(f'<div class="row{" pair" if len(row) == 2 else ""}">\n{figures}\n</div>')
