@@ -149,7 +149,7 @@ def start(scheduler: Any, folder: str, *, outputs: bool, weights: bool) -> None:
 
     Args:
         scheduler: of this worker.
-        folder: unused; failures are written there.
+        folder: of this capture, for word of a failure.
         outputs: sum attention outputs.
         weights: sum output projections, which need no tokens.
 
@@ -225,11 +225,16 @@ def _taps(scheduler: Any) -> list[LayerTap]:
 def _check_model(runner: Any) -> None:
     """What cannot be served is not calibrated; one attention layer per decoder layer; a cache of model precision."""
     layers = list(compat.attention_layers(runner.model))
+    instead = "choose a model with full attention in every layer"
     try:
         refusals.check_model(runner.model_config)
-        refusals.check_layers(layers)
     except UnsupportedModel as error:
-        raise UnsupportedModel(error.message, hint="choose a model with full attention in every layer") from None
+        raise UnsupportedModel(error.message, hint=instead) from None
+    for layer in layers:
+        try:
+            refusals.check_layers([layer])
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"layer {layer.layer_id}: {error.message}", hint=instead) from None
     ids = [layer.layer_id for layer in layers]
     if len(set(ids)) != len(ids):
         raise UnsupportedModel("one decoder layer has several attention layers.", hint="choose another model")
