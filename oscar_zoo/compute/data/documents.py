@@ -174,7 +174,7 @@ def _wrong_fields(where: str, record: dict[str, Any], field: str | None, first: 
         )
     seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
     wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
-    return UsageError(f"{where} has no {wanted}, only {seen}.", hint=f"give {_FORMS}")
+    return UsageError(f"{where} has no {wanted}, only {seen}.", hint="name its field behind the source: SOURCE#FIELD")
 
 
 def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:

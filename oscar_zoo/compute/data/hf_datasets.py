@@ -48,7 +48,7 @@ def open_dataset(name: DatasetName) -> OpenedDataset:
         UsageError: no such dataset, config, split or field; or a gated dataset.
         HubUnreachable, OfflineError: it is not on this machine and could not be fetched.
     """
-    library = load_library()
+    library = load_library(f"the dataset {name.name}")
     builder = _asked(name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision))
     commit = _COMMIT.search(str(builder.base_path))
     license_text = getattr(builder.info, "license", None) or None
@@ -62,7 +62,7 @@ def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
         MissingDependency: `datasets` is not installed.
         UsageError: a file is no Parquet.
     """
-    library = load_library()
+    library = load_library(str(paths[0]))
     try:
         builder = library.load_dataset_builder("parquet", data_files={"train": [str(path) for path in paths]})
         yield from enumerate(builder.as_streaming_dataset(split="train"), 1)
@@ -70,17 +70,13 @@ def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UsageError(f"cannot read {paths[0]}: {_first_line(error)}.", hint="give text or JSONL") from None
 
 
-def load_library() -> Any:
-    """The module `datasets`.
-
-    Raises:
-        MissingDependency: it is not installed.
-    """
+def load_library(wanted: str) -> Any:
+    """The module `datasets`, or `MissingDependency`, naming what is `wanted` of it."""
     try:
         library = import_module("datasets")
     except ImportError:
         raise MissingDependency(
-            "Hugging Face datasets need the library datasets, which is not installed.",
+            f"{wanted} is read through the library datasets, which is not installed.",
             hint=f"pip install 'oscar-zoo[datasets]', {OWN_FILE}",
         ) from None
     library.disable_progress_bars()  # what is printed is decided by whoever calls

@@ -84,7 +84,7 @@ def check_source(source: Path | str) -> None:
         _folder(found)
     absent = isinstance(found, str) and found in evaluation_sets.KNOWN and not evaluation_sets.copies(found)
     if found == known.DEFAULT or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
-        load_library()
+        load_library(f"the calibration text {source}")
 
 
 def _resolve(source: Path | str) -> Path | DatasetName | str:
