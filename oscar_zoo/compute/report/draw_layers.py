@@ -93,14 +93,11 @@ def draw_spectra(figure: FigureBase, data: ReportData) -> None:
 
 
 def _spectrum_panel(axes: Axes, spectrum: Spectrum) -> None:
-    ramp = depth_colours()
-    last = max(len(spectrum.layers) - 1, 1)
-    for position, layer in enumerate(spectrum.layers):
-        colour = ramp[round(position / last * (DEPTH_STEPS - 1))].light
+    for layer, colour in zip(spectrum.layers, _depth(len(spectrum.layers)), strict=True):
         axes.plot(spectrum.ranks, positive(layer), color=colour, linewidth=1.1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlim(1, spectrum.dim)
+    axes.set_xlim(1, max(spectrum.dim, 2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: wording.share(value)))
@@ -111,6 +108,12 @@ def _spectrum_panel(axes: Axes, spectrum: Spectrum) -> None:
     axes.annotate("flat", (1, flat), (4, 2), textcoords="offset points", va="bottom", weight="bold")
 
 
+def _depth(count: int) -> list[str]:
+    """Colours of `count` layers; neighbours share one where there are more layers than colours."""
+    ramp = depth_colours()
+    return [ramp[round(position / max(count - 1, 1) * (DEPTH_STEPS - 1))].light for position in range(count)]
+
+
 def _floor(spectrum: Spectrum) -> float:
     """The lowest share worth showing: what lies 1e-9 below the total is rounding."""
     shown = [share for layer in spectrum.layers for share in layer if share > 1e-9]
@@ -119,11 +122,11 @@ def _floor(spectrum: Spectrum) -> float:
 
 def _depth_key(axes: Axes, layers: Sequence[int]) -> None:
     """A strip of the depth colours in the lower left corner, with the first and the last layer."""
-    ramp = depth_colours()
+    colours = _depth(min(len(layers), DEPTH_STEPS))
     inset = axes.inset_axes((0.13, 0.1, 0.2, 0.035))
     inset.set_axis_off()
-    for step, colour in enumerate(ramp):
-        inset.axvspan(step, step + 1, color=colour.light, linewidth=0)
-    inset.set_xlim(0, len(ramp))
+    for step, colour in enumerate(colours):
+        inset.axvspan(step, step + 1, color=colour, linewidth=0)
+    inset.set_xlim(0, len(colours))
     inset.text(-0.03, 0.5, f"layer {layers[0]}", transform=inset.transAxes, ha="right", va="center", fontsize=8)
     inset.text(1.03, 0.5, f"{layers[-1]}", transform=inset.transAxes, ha="left", va="center", fontsize=8)
