@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.coverage import check_counts, check_traces, uncovered
-from oscar_zoo.compute.products import gram, rows_at_once, same, weighted_gram
+from oscar_zoo.compute.products import add_gram, add_weighted_gram, rows_at_once, same, symmetric
 from oscar_zoo.errors import ComputeFailed
 
 ROW_SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo")
@@ -34,6 +34,8 @@ _KEY_VALUE_SUMS = ("kk", "k_sum", "vv", "v_sum")
 @dataclass
 class LayerMoments:
     """Sums over the tokens of one layer, per KV head; everything float64 on one device.
+
+    Of a matrix the lower triangle counts; `products.symmetric` gives the whole.
 
     Attributes:
         qq: `[num_kv_heads, d, d]`, q^T q over all tokens and the query heads of the group, after RoPE.
@@ -107,15 +109,15 @@ class LayerMoments:
         self._check_rows(query, key, value, output)
         heads = len(self.heads)
         queries = query.unflatten(0, (heads, -1)).flatten(1, 2)
-        self.qq += gram(queries)
-        self.kk += gram(key)
-        self.vv += gram(value)
+        add_gram(self.qq, queries)
+        add_gram(self.kk, key)
+        add_gram(self.vv, value)
         self.k_sum += key.sum(1, dtype=torch.float64)
         self.v_sum += value.sum(1, dtype=torch.float64)
         self.tokens += key.shape[1]
         self.query_rows += queries.shape[1]
         if output is not None:
-            self.oo += gram(output.unflatten(0, (heads, -1)).flatten(1, 2))
+            add_gram(self.oo, output.unflatten(0, (heads, -1)).flatten(1, 2))
             self.output_rows += queries.shape[1]
 
     def add_weighted(self, key: Tensor, value: Tensor, target: Tensor) -> None:
@@ -130,7 +132,7 @@ class LayerMoments:
         for k, v in zip(key.split(at_once, 1), value.split(at_once, 1), strict=True):
             k, v = k.double(), v.double()
             weight = ((k @ target) * k).sum(-1)
-            self.sst_num += weighted_gram(weight, v)
+            add_weighted_gram(self.sst_num, weight, v)
             self.sst_den += weight.sum(-1)
         self.weighted_tokens += key.shape[1]
 
@@ -148,7 +150,9 @@ class LayerMoments:
         if o_proj.dim() != 2 or o_proj.shape[1] % (heads * width):
             raise _do_not_fit(f"o_proj {tuple(o_proj.shape)}", self)
         rows = o_proj.unflatten(1, (heads, -1, width)).permute(1, 2, 0, 3).flatten(1, 2)
-        self.wo = gram(rows).to(self.vv.device)
+        wo = torch.zeros(self.vv.shape, dtype=torch.float64, device=rows.device)
+        add_gram(wo, rows)
+        self.wo = symmetric(wo).to(self.vv.device)
 
     def merge(self, other: LayerMoments) -> None:
         """Add the sums of a disjoint token set of the same layer and heads.

@@ -1,9 +1,9 @@
 """The moments file: one safetensors file from which every method refits, without the model and without the data.
 
-Matrices are symmetric to the bit, so their lower triangles in float64 keep all of them: what is loaded equals what was
-saved, and the same moments give the same bytes. One key of the metadata holds the rest as canonical JSON, schema
-`oscar-zoo.moments/1`: model, calibration, coverage and numerics as in a manifest, the sequences that were seen, and how
-many rows each layer holds. The reader trusts none of it.
+The lower triangles of the matrices in float64 are all there is to keep: fits from the file equal fits from memory, a
+capture continues from it as if never stopped, and the same moments give the same bytes. One key of the metadata holds
+the rest as canonical JSON, schema `oscar-zoo.moments/1`: model, calibration, coverage and numerics as in a manifest,
+the sequences that were seen, and how many rows each layer holds. The reader trusts none of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from oscar_zoo.artifact.manifest import Calibration, Coverage, ModelBlock, Momen
 from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
-from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed, MalformedFile
 
 FILE_NAME = "moments.safetensors"
@@ -195,7 +194,7 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
 
 def _packed(stack: Tensor, *, vector: bool) -> NDArray[np.float64]:
     """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, rows in order; vectors as they are."""
-    array: NDArray[np.float64] = (stack if vector else symmetric(stack)).cpu().numpy()
+    array: NDArray[np.float64] = stack.cpu().numpy()
     if vector:
         return array
     rows, columns = np.tril_indices(array.shape[-1])

@@ -1,6 +1,8 @@
 """Products of rows in float64, chunk by chunk: the only arithmetic behind the moments.
 
 Rows of any float dtype are cast to float64 before the product, so sums of bfloat16 rows are exact up to rounding order.
+BLAS rounds the two halves of x^T x differently: the lower triangle of a sum is the sum, and `symmetric` mirrors it. A
+file keeps no more than that triangle, and what continues from a file has the same bits as what was never saved.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ SAME = 1e-6
 """Largest relative difference between sums that must be equal, such as those of one KV head on two ranks."""
 
 
-def gram(rows: Tensor) -> Tensor:
-    """Sum of x^T x over the rows of each head: `[heads, N, d]` any float dtype to `[heads, d, d]` float64."""
-    total = torch.zeros(rows.shape[0], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
+def add_gram(total: Tensor, rows: Tensor) -> None:
+    """Add x^T x over the rows of each head to `total`, in place: `[heads, N, d]` any float dtype, `[heads, d, d]`."""
     for piece in rows.split(rows_at_once(rows), 1):
         x = _chunks(piece.double())
         total += (x.mT @ x).sum(1)
-    return symmetric(total)
+
+
+def add_weighted_gram(total: Tensor, weight: Tensor, rows: Tensor) -> None:
+    """Add w x^T x: weights `[heads, N]` and rows `[heads, N, d]`, both float64, N at most `rows_at_once`."""
+    total += (_chunks(weight[..., None] * rows).mT @ _chunks(rows)).sum(1)
 
 
 def rows_at_once(rows: Tensor) -> int:
@@ -36,17 +41,14 @@ def _chunks(rows: Tensor) -> Tensor:
     """`[heads, N, d]` as `[heads, chunks, at most CHUNK_ROWS, d]`, filled up with rows of zeros."""
     count = max(1, -(-rows.shape[1] // CHUNK_ROWS))
     length = -(-rows.shape[1] // count)
-    return functional.pad(rows, (0, 0, 0, count * length - rows.shape[1])).unflatten(1, (count, length))
+    missing = count * length - rows.shape[1]
+    filled = functional.pad(rows, (0, 0, 0, missing)) if missing else rows  # padding by nothing would copy
+    return filled.unflatten(1, (count, length))
 
 
-def weighted_gram(weight: Tensor, rows: Tensor) -> Tensor:
-    """Sum of w x^T x: `[heads, N]` and `[heads, N, d]` float64 to `[heads, d, d]`; N at most `rows_at_once`."""
-    return symmetric((_chunks(weight[..., None] * rows).mT @ _chunks(rows)).sum(1))
-
-
-def symmetric(matrix: Tensor) -> Tensor:
-    """Symmetric to the bit: BLAS rounds the two halves of x^T x differently, and a file keeps only one of them."""
-    return (matrix + matrix.mT) / 2
+def symmetric(total: Tensor) -> Tensor:
+    """The symmetric matrix of a sum: its lower triangle, mirrored; `[..., d, d]`, exact."""
+    return total.tril() + total.tril(-1).mT
 
 
 def same(one: Tensor, other: Tensor) -> bool:

@@ -31,7 +31,6 @@ from oscar_zoo.compute.methods.base import FittedPair, Forecast, Method
 from oscar_zoo.compute.methods.compose import eigenbasis, hadamard_matrix
 from oscar_zoo.compute.methods.parallel import each_layer
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed
 
 Damping = Literal["identity", "diagonal"]
@@ -67,7 +66,7 @@ def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: D
     """
     flat = hadamard_matrix(gram.shape[-1])
     lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma, damping))
-    values, vectors = eigenbasis(symmetric(lower.mT @ _damped(gram, gamma, damping) @ lower))
+    values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma, damping) @ lower)
     if bool(failed.any()) or not bool((values[..., 0] > 0).all()):
         raise ComputeFailed("a matrix is singular: too few tokens for its channels.", hint="use more text")
     trace = torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1)
@@ -89,7 +88,7 @@ def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
     lower = torch.linalg.cholesky(
         hessian + (1e-12 / d * traces[1])[..., None, None] * torch.eye(d, dtype=hessian.dtype)
     )
-    squares = torch.linalg.eigvalsh(symmetric(lower.mT @ gram @ lower))
+    squares = torch.linalg.eigvalsh(lower.mT @ gram @ lower)
     return traces[0] * traces[1] / squares.clamp_min(0).sqrt().sum(-1) ** 2
 
 
