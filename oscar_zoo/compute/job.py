@@ -1,8 +1,8 @@
-"""The use case: a model and a calibration file become a verified artifact folder.
+"""The use case: a model and calibration text become a verified artifact folder, its moments file and its report.
 
-Load, read the data, capture, fit, assemble in memory, verify those very bytes, then write the folder in one step. An
-interrupt, a crash or a full disk at any point leaves the target as it was. The same options give the same digest on
-the same machine and versions.
+Load, read the text, capture, fit, choose, assemble in memory, verify those very bytes, then write the folder in one
+step. An interrupt, a crash or a full disk at any point leaves the target as it was; what a long capture has done so
+far is kept for `resume`. The same options give the same digest on the same machine and versions.
 """
 
 from __future__ import annotations
@@ -10,29 +10,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Numerics
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
-from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.compute import capturing, moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture.base import Progress, no_progress
-from oscar_zoo.compute.capture.transformers import capture
-from oscar_zoo.compute.data import CalibrationData, load_calibration
-from oscar_zoo.compute.fit import fit
+from oscar_zoo.compute.capturing import Captured, is_main_process
+from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
+from oscar_zoo.compute.fit import FitResult, fit
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.options import ComputeOptions, check_options, sequence_length
+from oscar_zoo.compute.options import AUTO, ComputeOptions, check_options, sequence_length
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.models import LoadedModel, load_model
+from oscar_zoo.evaluate.models import LoadedModel, inspect_model, load_model, load_tokenizer
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
 
@@ -50,7 +49,8 @@ class ComputeResult:
         manifest: content of its `oscar.json`.
         verified: outcome of the full verification.
         notes: what the user should know, in sentences.
-        seconds: duration by phase: `load`, `capture`, `fit` (with verification), `write`.
+        seconds: duration by phase: `load`, `capture`, `fit` (with choice and verification), `write`.
+        moments: the file from which every method can be fitted again, or `None` without data.
     """
 
     path: Path
@@ -59,6 +59,7 @@ class ComputeResult:
     verified: Verified
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
+    moments: Path | None = None
 
 
 @dataclass
@@ -76,96 +77,167 @@ class _Clock:
         self.seconds[name] = time.monotonic() - start
 
 
-def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progress) -> ComputeResult:
+@dataclass(frozen=True)
+class _Subject:
+    """The model of a job; `loaded` is `None` where an engine of its own runs it."""
+
+    block: ModelBlock
+    tokenizer: Any
+    loaded: LoadedModel | None
+
+
+def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progress) -> ComputeResult | None:
     """Calibrate a model and write the artifact.
 
     Args:
+        options: what to compute.
         progress: `(tokens done, tokens in all, phase)`; phases without tokens report `(0, 0, phase)` at their start.
+
+    Returns:
+        The artifact; `None` in all processes of `torchrun` but the first.
 
     Raises:
         UsageError: options that make no sense together, or data that is no text.
         PathNotFound, InvalidModel, UnsupportedModel: from reading model and data.
         OutputExists: the folder is taken; see `folder.check_target`.
-        ComputeFailed: the capture was incomplete, the device ran out of memory, or the result failed verification.
+        ComputeFailed: the capture was incomplete, the device ran out of memory, the result failed verification, or it
+            failed its gates and `options.allow_poor` is not set.
         StorageError: the disk refused.
     """
-    method = check_options(options)
+    methods = check_options(options)
     clock = _Clock(progress)
     with clock.phase("load"):
-        loaded = load_model(
-            options.model,
-            revision=options.revision,
-            dtype=options.dtype,
-            device=options.device,
-            model_id=options.model_id,
-        )
-    data = _read_data(options, loaded, method)
-    artifact_id = _artifact_id(options, method, data)
-    target = options.output_dir or Path(artifact_id.model) / artifact_id.tag
-    check_target(target, force=options.force)
-    with clock.phase("capture"):
-        moments = _capture(loaded, method, data, progress)
+        subject = _load(options)
+    data = _read_data(options, subject, methods)
+    base = options.output_dir or _place(options, methods[0] if len(methods) == 1 else None, data)
+    if len(methods) == 1:
+        check_target(base, force=options.force)
+    work = base.with_name(base.name + ".work")
+    with capturing.kept_for_resume(work):
+        with clock.phase("capture"):
+            captured = _capture(options, subject, methods, data, work, progress)
+        if not is_main_process():
+            return None
+        return _finish(options, subject, methods, data, captured, clock)
+
+
+def _finish(
+    options: ComputeOptions,
+    subject: _Subject,
+    methods: tuple[Method, ...],
+    data: CalibrationData,
+    captured: Captured | None,
+    clock: _Clock,
+) -> ComputeResult:
+    """From the moments to what is on disk."""
     with clock.phase("fit"):
-        files = assemble(fit(moments, method), _facts(options, method, loaded, data, artifact_id))
-        verified = _require_verified(verify_files(files, strict=True))
+        chosen = fit(captured.moments if captured else Moments(subject.block, {}), methods[0])
+        target = options.output_dir or _place(options, chosen.method, data)
+        facts = _facts(options, chosen, subject, data, captured)
+        verified = _require_verified(verify_files(assemble(chosen, facts), strict=True))
     with clock.phase("write"):
+        check_target(target, force=options.force)
+        saved = _save_moments(target, subject, data, captured)
+        files = assemble(chosen, replace(facts, moments=saved))
         write_folder(target, files, force=options.force)
     manifest = Manifest.from_bytes(files[FILE_NAME])
-    return ComputeResult(target, artifact_id, manifest, verified, _notes(data, method), clock.seconds)
+    notes = (*data.notes, *_notes(data, chosen.method))
+    place = _moments_path(target) if saved else None
+    return ComputeResult(target, facts.artifact_id, manifest, verified, notes, clock.seconds, place)
 
 
-def _read_data(options: ComputeOptions, loaded: LoadedModel, method: Method) -> CalibrationData:
-    seq_len = sequence_length(options, loaded.block)
-    data = load_calibration(
-        options.calib_data, loaded.tokenizer, tokens=options.calib_tokens, seq_len=seq_len, seed=options.seed
+def _load(options: ComputeOptions) -> _Subject:
+    if options.engine == "sglang":
+        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+        return _Subject(block, load_tokenizer(options.model, revision=options.revision), None)
+    loaded = load_model(
+        options.model,
+        revision=options.revision,
+        dtype=options.dtype,
+        device=options.device,
+        model_id=options.model_id,
     )
-    if method.needs and data.tokens_used < loaded.block.head_dim:
+    return _Subject(loaded.block, loaded.tokenizer, loaded)
+
+
+def _read_data(options: ComputeOptions, subject: _Subject, methods: tuple[Method, ...]) -> CalibrationData:
+    auto = options.method == AUTO
+    data = load_calibration(
+        options.calib_data,
+        subject.tokenizer,
+        tokens=options.calib_tokens,
+        seq_len=sequence_length(options, subject.block),
+        seed=options.seed,
+        chat_template=options.chat_template,
+        heldout_tokens=options.heldout_tokens if auto else 0,
+    )
+    if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
         raise UsageError(
-            f"{options.calib_data} gives {data.tokens_used} tokens for {loaded.block.head_dim} channels per head.",
+            f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim} channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
-    return data
+    return check_overlap(data, allow_overlap=options.allow_overlap)
 
 
-def _artifact_id(options: ComputeOptions, method: Method, data: CalibrationData) -> ArtifactId:
-    tag = CalibrationTag(data.tokens_used, len(data.sequences), options.recipe.group_size, method.variant)
+def _artifact_id(options: ComputeOptions, method: Method | None, data: CalibrationData) -> ArtifactId:
+    variant = method.variant if method else None
+    tag = CalibrationTag(data.tokens_used, len(data.sequences), options.recipe.group_size, variant)
     return ArtifactId(options.model_name, str(tag))
 
 
-def _capture(loaded: LoadedModel, method: Method, data: CalibrationData, progress: Progress) -> Moments:
-    if not method.needs:
-        return Moments(loaded.block, {})
-    try:
-        return capture(
-            loaded, data, needs=method.needs, progress=lambda done, total, where: progress(done, total, "capture")
-        )
-    except torch.OutOfMemoryError:
-        longest = max(len(sequence) for sequence in data.sequences)
-        raise ComputeFailed(
-            f"{loaded.device} ran out of memory on a sequence of {longest} tokens.",
-            hint="use shorter sequences or another device",
-        ) from None
+def _place(options: ComputeOptions, method: Method | None, data: CalibrationData) -> Path:
+    """The folder where nobody named one."""
+    artifact = _artifact_id(options, method, data)
+    return Path(artifact.model) / artifact.tag
+
+
+def _capture(
+    options: ComputeOptions,
+    subject: _Subject,
+    methods: tuple[Method, ...],
+    data: CalibrationData,
+    work: Path,
+    progress: Progress,
+) -> Captured | None:
+    needs = frozenset(need for method in methods for need in method.needs)
+    if not needs:
+        return None
+
+    def told(done: int, total: int, where: str) -> None:
+        progress(done, total, "capture")
+
+    if subject.loaded is None:
+        return capturing.capture_in_sglang(options, subject.block, data, needs, options.environment, told)
+    return capturing.capture(subject.loaded, data, needs, work=work, resume=options.resume, progress=told)
 
 
 def _facts(
-    options: ComputeOptions, method: Method, loaded: LoadedModel, data: CalibrationData, artifact_id: ArtifactId
+    options: ComputeOptions, chosen: FitResult, subject: _Subject, data: CalibrationData, captured: Captured | None
 ) -> Facts:
-    saw_data = bool(method.needs)
-    device = loaded.device
-    numerics = Numerics(
-        forward_dtype=loaded.dtype,
-        accumulate="float64",
-        engine=Harness(name="transformers", version=version("transformers")),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-    )
     return Facts(
-        artifact_id=artifact_id,
-        model=loaded.block,
+        artifact_id=_artifact_id(options, chosen.method, data),
+        model=subject.block,
         recipe=options.recipe,
-        calibration=data.facts() if saw_data else None,
-        numerics=numerics if saw_data else None,
+        calibration=data.facts() if chosen.method.needs else None,
+        numerics=captured.numerics if captured and chosen.method.needs else None,
         created=options.created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        coverage=captured.coverage if captured and chosen.method.needs else None,
     )
+
+
+def _moments_path(target: Path) -> Path:
+    return target.with_name(f"{target.name}.{moments_file.FILE_NAME}")
+
+
+def _save_moments(
+    target: Path, subject: _Subject, data: CalibrationData, captured: Captured | None
+) -> MomentsFile | None:
+    """Write the moments beside the artifact: they are no part of it."""
+    if captured is None:
+        return None
+    durable.make_folders(target.absolute().parent)
+    saved = moments_file.save_moments(_moments_path(target), captured.moments, captured.info(subject.block, data))
+    return saved.model_copy(update={"location": moments_file.FILE_NAME})  # wherever the user keeps it
 
 
 def _require_verified(outcome: Outcome) -> Verified:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.compute.data import check_budget
-from oscar_zoo.compute.fit import check_model, find_method
+from oscar_zoo.compute.data import check_budget, check_source
+from oscar_zoo.compute.fit import METHODS, check_model, find_method
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
-from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.device import check_device
 from oscar_zoo.evaluate.models import Dtype
 
+AUTO = "auto"
+"""The method that fits all others and keeps the best."""
+COMPATIBLE = "oscar"
+"""The method whose files every OSCAR server loads."""
+HELDOUT_TOKENS = 8192
 LONGEST_DEFAULT = 4096
 """Tokens of a calibration sequence when neither the caller nor the model says less."""
 
@@ -33,46 +40,70 @@ class ComputeOptions:
         recipe: serving settings for the manifest; `requires` is completed from the fit.
         revision: of a Hugging Face id.
         seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context, whichever is less.
-        method: a key of `fit.METHODS`.
+        method: a key of `fit.METHODS`, or `auto` for the best of them on held-out text.
         output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
         device, dtype: where and in which type the forward passes run.
+        engine: what runs them.
+        tensor_parallel: ranks of the sglang engine.
+        environment: of the sglang engine's processes.
         force: replace an artifact that stands in the folder.
+        resume: go on from what an interrupted run of the same command left.
+        chat_template: see `data.load_calibration`.
+        heldout_tokens: kept apart for measuring, with `auto`.
+        allow_overlap: calibrate although the text holds questions of an evaluation set.
+        allow_poor: write a result that fails its gates.
+        fast: `auto` decides by output errors alone.
+        fixed_clip: the clip of `recipe` is what the user wants; else it is fitted with `auto`.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
     """
 
     model: str
     model_name: str
-    calib_data: Path
+    calib_data: Path | str
     calib_tokens: int
     recipe: ServingRecipe
     model_id: str | None = None
     revision: str | None = None
     seq_len: int | None = None
-    method: str = "oscar"
+    method: str = COMPATIBLE
     output_dir: Path | None = None
     device: str = "cpu"
     dtype: Dtype = "auto"
+    engine: Literal["transformers", "sglang"] = "transformers"
+    tensor_parallel: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
     force: bool = False
+    resume: bool = False
+    chat_template: bool | None = None
+    heldout_tokens: int = HELDOUT_TOKENS
+    allow_overlap: bool = False
+    allow_poor: bool = False
+    fast: bool = False
+    fixed_clip: bool = False
     seed: int | None = None
     created: str | None = None
 
 
-def check_options(options: ComputeOptions) -> Method:
-    """The method to use, once all is checked that can be wrong before the model is read.
+def check_options(options: ComputeOptions) -> tuple[Method, ...]:
+    """The methods to fit, once all is checked that can be wrong before the model is read.
 
     Raises:
         UsageError, InvalidName, PathNotFound, OutputExists, StorageError: the first thing that is wrong.
     """
-    method = find_method(options.method)
+    auto = options.method == AUTO
+    methods = tuple(METHODS.values()) if auto else (find_method(options.method),)
     check_budget(options.calib_tokens, 1 if options.seq_len is None else options.seq_len)
     check_part(options.model_name, "model name")
-    if not options.calib_data.is_file():
-        raise PathNotFound.for_path(options.calib_data, "calibration file")
+    check_source(options.calib_data)
     if options.output_dir is not None:
         check_target(options.output_dir, force=options.force)
+    if options.engine == "sglang" and auto:
+        raise UsageError("auto measures with transformers.", hint="name a method with --engine sglang: --method wush")
+    if options.engine == "transformers" and options.tensor_parallel > 1:
+        raise UsageError("transformers runs tensor parallel 1.", hint="use --engine sglang, or data parallel: torchrun")
     check_device(options.device)
-    return method
+    return methods
 
 
 def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:

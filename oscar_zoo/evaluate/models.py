@@ -102,17 +102,33 @@ def load_model(
     """
     block = _read_config(path_or_id, revision, model_id)
     folder = _local_folder(path_or_id)
-    source: dict[str, Any] = {"trust_remote_code": False, "revision": block.revision or revision or "main"}
     if folder is not None:
         check_model_folder(folder)
-        source = {"trust_remote_code": False, "local_files_only": True}
-    where = str(folder or path_or_id)
+    where, source = _place(path_or_id, block.revision or revision)
     model = _load_weights(where, source, dtype)
+    tokenizer = load_tokenizer(path_or_id, revision=block.revision or revision)
+    return LoadedModel(model.to(device).eval(), tokenizer, block, str(model.dtype).removeprefix("torch."))
+
+
+def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
+    """Load the tokenizer alone; arguments as for `inspect_model`.
+
+    Raises:
+        InvalidModel: it is missing or damaged.
+    """
+    where, source = _place(path_or_id, revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **source)
+        return AutoTokenizer.from_pretrained(where, **source)
     except Exception as error:  # as for the configuration: a tokenizer's own error types are not public
         raise _unusable(path_or_id, "its tokenizer", error) from None
-    return LoadedModel(model.to(device).eval(), tokenizer, block, str(model.dtype).removeprefix("torch."))
+
+
+def _place(path_or_id: str, revision: str | None) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds a model, and how it may look."""
+    folder = _local_folder(path_or_id)
+    if folder is not None:
+        return str(folder), {"trust_remote_code": False, "local_files_only": True}
+    return path_or_id, {"trust_remote_code": False, "revision": revision or "main"}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from random_qwen3 import EXAMPLE
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.compute.capture.transformers import TransformersCapture
+from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import load_calibration
 from oscar_zoo.compute.estimators import estimate
 from oscar_zoo.compute.fit import METHODS, FitResult, fit
@@ -35,7 +35,7 @@ def loaded() -> Iterator[LoadedModel]:
 @pytest.fixture(scope="module")
 def moments(loaded: LoadedModel) -> Iterator[Moments]:
     data = load_calibration(TEXT / "calibration.txt", loaded.tokenizer, tokens=2048, seq_len=1024)
-    yield TransformersCapture(loaded).capture(data.sequences, weighted=True)
+    yield capture(loaded, data, needs=METHODS["oscar"].needs)
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,8 @@ def command(
     wanted = compute_options(model, calib_data, clip, group_size, choices)
     with render.progress("tokens", enabled=not (quiet or as_json)) as advance:
         result = compute_artifact(wanted, progress=advance)
+    if result is None:  # a process of torchrun that only lent a hand
+        return
     if as_json:
         facts = {"schema": "oscar-zoo.compute/1", "path": str(result.path), "notes": list(result.notes)}
         render.emit_json(facts | artifact_summary(result.manifest))
