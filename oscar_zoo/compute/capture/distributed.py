@@ -1,14 +1,14 @@
 """Several processes, one capture: each runs its own sequences, and sums add.
 
 Started by `torchrun`, which sets the environment this reads. A single process needs nothing of it and pays nothing.
-Every process must make the same calls in the same order; the first of them opens the process group.
+Every process must make the same calls in the same order; the first of them opens the process group, the end of the
+process closes it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,7 @@ class World:
         try:
             if not distributed.is_initialized():
                 distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+                atexit.register(distributed.destroy_process_group)  # a second group of the same store would hang
             distributed.all_reduce(exchanged, operation)
         except (RuntimeError, ValueError) as error:
             cause = str(error).partition("\n")[0][:200]
@@ -73,9 +74,8 @@ def local_device(device: str) -> str:
     return f"cuda:{_number('LOCAL_RANK', 0)}" if device == "cuda" and rank_and_size()[1] > 1 else device
 
 
-@contextmanager
-def world(device: torch.device | str = "cpu") -> Iterator[World]:
-    """The processes that `torchrun` started, or this one alone; a group that is opened inside is closed at the end.
+def world(device: torch.device | str = "cpu") -> World:
+    """The processes that `torchrun` started, or this one alone.
 
     Args:
         device: where this process runs the model.
@@ -85,12 +85,7 @@ def world(device: torch.device | str = "cpu") -> Iterator[World]:
     """
     rank, size = rank_and_size()
     device = torch.device(device)
-    opened_before = size > 1 and distributed.is_initialized()
-    try:
-        yield World(rank, size, device if device.type == "cuda" else torch.device("cpu"))
-    finally:
-        if size > 1 and distributed.is_initialized() and not opened_before:
-            distributed.destroy_process_group()
+    return World(rank, size, device if device.type == "cuda" else torch.device("cpu"))
 
 
 def all_reduce_moments(moments: Moments, world: World) -> None:

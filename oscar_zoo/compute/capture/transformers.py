@@ -84,27 +84,27 @@ def capture(
         return Moments(loaded.block, {})
     check_model(loaded.block)
     device = input_device(loaded.model)
-    with world(device) as here:
-        with _tapped(loaded) as tap, torch.inference_mode():
-            known = _learn(tap, data.sequences[0])
-            saved = None
-            keeper = None if work is None else Checkpoint(_folder(work, here), _facts(loaded, data, needs, here))
-            if keeper is not None and not (resume and (saved := keeper.load())):
-                keeper.clear()
-            run = Run(
-                sums=Sums(loaded.block, needs, device),
-                sequences=shard(data, here.rank, here.size).sequences,
-                tokens=sum(map(len, data.sequences)),
-                world=here,
-                forward=tap.forward,
-                listen=tap.listen,
-                set_weights=partial(_set_weights, known.projections, loaded.block) if "weights" in needs else _nothing,
-                progress=progress,
-                checkpoint=keeper,
-            )
-            _run(run, known.plan, saved)
-        moments = run.sums.moments()
-        all_reduce_moments(moments, here)
+    here = world(device)
+    with _tapped(loaded) as tap, torch.inference_mode():
+        known = _learn(tap, data.sequences[0])
+        saved = None
+        keeper = None if work is None else Checkpoint(_folder(work, here), _facts(loaded, data, needs, here))
+        if keeper is not None and not (resume and (saved := keeper.load())):
+            keeper.clear()
+        run = Run(
+            sums=Sums(loaded.block, needs, device),
+            sequences=shard(data, here.rank, here.size).sequences,
+            tokens=sum(map(len, data.sequences)),
+            world=here,
+            forward=tap.forward,
+            listen=tap.listen,
+            set_weights=partial(_set_weights, known.projections, loaded.block) if "weights" in needs else _nothing,
+            progress=progress,
+            checkpoint=keeper,
+        )
+        _run(run, known.plan, saved)
+    moments = run.sums.moments()
+    all_reduce_moments(moments, here)
     return moments
 
 
@@ -208,18 +208,19 @@ def _nothing(sums: LayerMoments, layer: int) -> None:
 def _run(run: Run, plan: Plan | None, saved: Saved | None) -> None:
     """With the engine that all processes can use, from where an interrupted run of it stood."""
     states = layerwise.start_states(run, plan) if plan and "weighted" in run.sums.needs else None
-    if run.world.least(int(states is not None)) and plan is not None and states is not None:
-        at = saved.position.done if saved and saved.position.phase == layerwise.LAYERS else 0
-        done = run.world.least(at)
-        hidden = saved.hidden if saved and at == done > 0 else None
-        run.sums.layers.update({i: sums for i, sums in (saved.layers if saved and at else {}).items() if i < done})
-        layerwise.run_layers(run, plan, states, done, hidden)
-        return
-    del states
-    if saved and saved.position.phase == layerwise.LAYERS:
+    by_layer = bool(run.world.least(int(states is not None)))
+    if saved and run.checkpoint and by_layer != (saved.position.phase == layerwise.LAYERS):
+        run.checkpoint.clear()
         saved = None
-    run.sums.layers.update(saved.layers if saved else {})
-    whole.run_whole(run, saved.position if saved else whole.START)
+    if plan is None or states is None or not by_layer:
+        del states  # makes room
+        run.sums.layers.update(saved.layers if saved else {})
+        whole.run_whole(run, saved.position if saved else whole.START)
+        return
+    mine = saved.position.done if saved else 0
+    done = run.world.least(mine)
+    run.sums.layers.update({i: sums for i, sums in (saved.layers if saved else {}).items() if i < done})
+    layerwise.run_layers(run, plan, states, done, saved.hidden if saved and mine == done else None)
 
 
 def _folder(work: Path, here: World) -> Path:
