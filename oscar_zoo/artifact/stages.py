@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oscar_zoo.artifact import checks, pairing, statistics
+from oscar_zoo.artifact import checks, pairing, statistics, wush_statistics
 from oscar_zoo.artifact.checks import Finding, Problem
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
@@ -163,12 +163,14 @@ class Verification:
         identity = (self.manifest.model.id, self.manifest.model.revision)
         found = []
         for side in self.sides.values():
-            result = statistics.compare(side.rotations, fingerprint, *identity)
-            if result is None:
+            one = statistics.compare(side.rotations, fingerprint, *identity)
+            results = wush_statistics.compare(side.rotations, fingerprint, self.manifest) if one is None else [one]
+            if results is None:
                 return _unchecked(f"not checked: {side.rotations.objective} has no matrix in these statistics")
-            if result.worst > statistics.LIMIT:
-                return _mismatch(side, result)
-            found.append(f"{result.matrix} {result.worst:.1e}")
+            for result in results:
+                if result.worst > statistics.LIMIT:
+                    return _mismatch(side, result)
+                found.append(f"{result.matrix} {result.worst:.1e}")
         self.level = "statistics"
         return Finding(f"relative error {', '.join(found)}")
 

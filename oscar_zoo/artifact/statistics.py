@@ -103,7 +103,7 @@ def fingerprint_bytes(
         shape = stack.shape
         if name not in MATRICES or len(shape) not in (3, 4) or shape[0] != len(layer_ids) or shape[-1] != shape[-2]:
             raise UsageError(f"no fingerprint of a matrix {name!r} of shape {list(shape)}, {len(layer_ids)} layers.")
-        signs = _signs(model_id, revision, name, (layer_ids, shape[1:-2]), shape[-1])
+        signs = sign_vectors(model_id, revision, name, (layer_ids, shape[1:-2]), shape[-1])
         tensors[f"{name}.trace"] = np.trace(stack, axis1=-2, axis2=-1).astype(np.float32)
         tensors[f"{name}.diag"] = np.diagonal(stack, axis1=-2, axis2=-1).astype(np.float32)
         tensors[f"{name}.sketch"] = np.asarray(signs @ np.swapaxes(stack, -2, -1), dtype=np.float32)
@@ -176,7 +176,7 @@ def compare(
     worst = np.zeros(3)
     place: tuple[float, int, int | None] = (-1.0, rotations.layers[0].layer_id, None)
     for position, layer in enumerate(rotations.layers):
-        signs = _signs(model_id, revision, name, ([layer.layer_id], heads), rotations.head_dim)[0]
+        signs = sign_vectors(model_id, revision, name, ([layer.layer_id], heads), rotations.head_dim)[0]
         errors = _errors(layer, rotations.objective, [part[position] for part in stored], signs)
         worst = np.maximum(worst, errors.reshape(-1, 3).max(axis=0))
         if errors.max() > place[0]:
@@ -185,7 +185,7 @@ def compare(
     return Comparison(name, float(worst[0]), float(worst[1]), float(worst[2]), place[1], place[2])
 
 
-def _signs(
+def sign_vectors(
     model_id: str, revision: str | None, name: str, place: tuple[Sequence[int], tuple[int, ...]], d: int
 ) -> Matrix:
     """All sign vectors of one matrix: `[layers, (heads,) 2, d]`."""
@@ -212,15 +212,15 @@ def _errors_of(basis: Matrix, layer: LayerTransform, stored: Sequence[Matrix], s
     sketch_here = ((signs @ basis) * values[..., None, :]) @ np.swapaxes(basis, -2, -1)
     return np.stack(
         [
-            _relative(diag_here.sum(axis=-1)[..., None], trace[..., None]),
-            _relative(diag_here, diag),
-            _relative(sketch_here, sketch).max(axis=-1),
+            relative(diag_here.sum(axis=-1)[..., None], trace[..., None]),
+            relative(diag_here, diag),
+            relative(sketch_here, sketch).max(axis=-1),
         ],
         axis=-1,
     )
 
 
-def _relative(value: Matrix, reference: Matrix) -> Matrix:
+def relative(value: Matrix, reference: Matrix) -> Matrix:
     """L2 norm of the difference over the L2 norm of the reference, along the last axis."""
     scale = np.maximum(np.linalg.norm(reference, axis=-1), np.finfo(np.float32).tiny)
     return np.asarray(np.linalg.norm(value - reference, axis=-1) / scale)
