@@ -67,8 +67,10 @@ def numeric(rotations: RotationSet) -> tuple[Finding, Grade] | Problem:
     """All values finite, and forward @ partner.T = I in float64, largest absolute deviation.
 
     At most 2e-7 is the precision of a float64 fit, at most 5e-6 that of a float32 fit (a warning), above is refused.
+    Entries of a pair of inverses are larger than those of a rotation, and so is what rounding them makes: the first
+    limit is in units of `_rounding_unit`.
     """
-    worst = condition = 0.0
+    worst = rounding = condition = 0.0
     for layer in _distinct(rotations):
         if not all(a is None or np.isfinite(a).all() for a in _arrays(layer)):
             return Problem("not_finite", f"layer {layer.layer_id} has NaN or infinite values", layer=layer.layer_id)
@@ -76,14 +78,15 @@ def numeric(rotations: RotationSet) -> tuple[Finding, Grade] | Problem:
         if errors.max() > FP32_LIMIT:
             return _not_inverse(rotations, layer, errors)
         worst = max(worst, float(errors.max()))
+        rounding = max(rounding, float((errors / _rounding_unit(layer)).max()))
         if not rotations.orthogonal:
             condition = max(condition, float((_spectral_norm(layer.forward) * _spectral_norm(layer.partner)).max()))
     formula = "R R^T" if rotations.orthogonal else "R Q^T"
     detail = f"max |{formula} - I| = {worst:.1e}" + (f", condition {condition:.0f}" if condition else "")
-    warnings = (("numeric.fp32_grade",) if worst > FP64_LIMIT else ()) + (
+    warnings = (("numeric.fp32_grade",) if rounding > FP64_LIMIT else ()) + (
         ("numeric.condition",) if condition > CONDITION_LIMIT else ()
     )
-    grade: Grade = "fp32" if worst > FP64_LIMIT else "fp64"
+    grade: Grade = "fp32" if rounding > FP64_LIMIT else "fp64"
     return Finding(detail, "warning" if warnings else "ok", warnings), grade
 
 
@@ -185,6 +188,19 @@ def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:
     partner = forward if layer.partner is layer.forward else layer.partner.astype(np.float64)
     product = forward @ np.swapaxes(partner, -2, -1) - np.eye(forward.shape[-1])
     return np.asarray(np.abs(product).max(axis=(-2, -1)))
+
+
+def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
+    """2 sqrt(sum_k r_ik^2 q_jk^2) at its largest, at least 1, per head: roundings of single terms add like noise.
+
+    In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are, for any condition measured.
+    """
+    if layer.partner is layer.forward:
+        return np.ones(layer.forward.shape[:-2])
+    squares = np.square(layer.forward, dtype=np.float64) @ np.swapaxes(
+        np.square(layer.partner, dtype=np.float64), -2, -1
+    )
+    return np.asarray(2 * np.sqrt(squares.max(axis=(-2, -1)))).clip(1)
 
 
 def _not_inverse(rotations: RotationSet, layer: LayerTransform, errors: NDArray[np.float64]) -> Problem:

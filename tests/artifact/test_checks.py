@@ -49,6 +49,22 @@ def test_grades_of_precision(error: float, grade: str | None) -> None:
         assert result[0].warnings == (() if grade == "fp64" else ("numeric.fp32_grade",))
 
 
+@pytest.mark.parametrize(("noise", "grade"), [(0.0, "fp64"), (3e-7, "fp32")])
+def test_partners_are_graded_by_what_rounding_alone_gives(noise: float, grade: str) -> None:
+    """A pair of inverses with condition 200, exact in float64: stored in float32 it is off by more than a rotation."""
+    draw = np.random.default_rng(0)
+    left, right = (np.linalg.qr(draw.standard_normal((2, 64, 64)))[0] for _ in range(2))
+    stretch = np.geomspace(1, 200, 64)
+    forward, partner = (left * stretch) @ right, (left / stretch) @ right
+    partner = partner * (1 + noise * draw.standard_normal(partner.shape))
+    stored = {"forward": forward.astype(np.float32), "partner": partner.astype(np.float32)}
+    layer = replace(PARTNERED.layers[0], **stored)
+    found = checks.numeric(replace(PARTNERED, layers=(layer,)))
+    assert isinstance(found, tuple)
+    assert np.abs(forward.astype(np.float32) @ partner.astype(np.float32).swapaxes(1, 2) - np.eye(64)).max() > 2e-7
+    assert found[1] == grade
+
+
 def test_the_worst_head_is_named() -> None:
     forward = HEADS.layers[-1].forward.copy()
     forward[1] *= np.float32(1.001)
