@@ -206,7 +206,7 @@ def test_progress_counts_both_passes(runs: Runs) -> None:
     assert runs.by_name["one"].progress == [(n, total, phase) for n, phase in zip(done, phases, strict=True)]
 
 
-def test_nothing_is_left_behind(runs: Runs, tmp_path: Path) -> None:
+def test_nothing_is_left_behind(runs: Runs) -> None:
     for name, run in runs.by_name.items():
         runs.moments(name)
         private = runs.rows.parent / f"{run.model.name}-{run.tensor_parallel}"

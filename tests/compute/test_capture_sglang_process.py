@@ -79,24 +79,27 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def capture(folder: Path, body: str = "pass", **options: Any) -> tuple[Moments, SglangFacts]:
     (folder / "sglang.py").write_text(ENGINE.replace("BODY", body))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OSCAR_")}
-    return capture_with_sglang(
-        "org/model",
-        SimpleNamespace(sequences=SEQUENCES),
-        **{"needs": frozenset({"rows"}), "environment": environment, "work": folder, **options},
-    )
+    given = {"model": "org/model", "needs": frozenset({"rows"}), "environment": environment, "work": folder}
+    return capture_with_sglang(data=SimpleNamespace(sequences=SEQUENCES), **{**given, **options})
 
 
 def left(folder: Path) -> list[Path]:
     return list(folder.glob("oscar-zoo-capture-*"))
 
 
-def test_an_engine_is_told_to_run_each_sequence_whole_and_alone(stand_in: Path) -> None:
-    moments, facts = capture(stand_in, engine={"dtype": "bfloat16"}, geometry=GEOMETRY)
+def test_an_engine_is_told_to_run_each_sequence_whole_and_alone(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stand_in)
+    model = Path("model")
+    model.mkdir()
+    moments, facts = capture(stand_in, model="model", engine={"dtype": "bfloat16"}, geometry=GEOMETRY, work=Path())
     assert (moments.tokens, moments.geometry) == (7, GEOMETRY)
     assert (facts.numerics.engine.version, facts.numerics.device) == ("9.9.9", "GPU X")
     seen = json.loads((stand_in / "seen.json").read_text())
     arguments, environment = seen["arguments"], seen["environment"]
-    assert (arguments["model_path"], arguments["tp_size"], arguments["dtype"]) == ("org/model", 1, "bfloat16")
+    assert (arguments["model_path"], arguments["tp_size"]) == (str(stand_in / "model"), 1)
+    assert arguments["dtype"] == "bfloat16"
     for name in ("disable_cuda_graph", "disable_radix_cache", "skip_tokenizer_init", "disable_overlap_schedule"):
         assert arguments[name] is True
     for name in ("chunked_prefill_size", "max_prefill_tokens", "max_total_tokens", "context_length"):
@@ -126,7 +129,6 @@ OTHER_RANK = """
         (SILENT, ComputeFailed, "could not run org/model: no error in its log.", "serve the model"),
         (OTHER_RANK, UnsupportedModel, "layer 3 takes sinks.", "another"),
         ("raise AssertionError('no attribute oscar_tap_check')", ComputeFailed, "oscar_tap_check", "plugin"),
-        ("self.lengths[-1] -= 1", ComputeFailed, "layer 0 on rank pp0-tp0 saw 4 of the 5 tokens of sequence 0", None),
         ("self.sums.kk.zero_()", ComputeFailed, "layer 0, KV head 0: trace of kk is 0", None),
     ],
 )
@@ -137,11 +139,6 @@ def test_what_went_wrong_is_said(stand_in: Path, body: str, kind: type[Exception
     assert text in caught.value.message and "\n" not in caught.value.message
     assert hint is None or hint in str(caught.value.hint)
     assert not left(stand_in)
-
-
-def test_a_rank_that_says_nothing_is_missed(stand_in: Path) -> None:
-    with pytest.raises(ComputeFailed, match="1 of 2 ranks"):
-        capture(stand_in, tensor_parallel=2)
 
 
 def test_another_model_than_expected_is_refused(stand_in: Path) -> None:
@@ -190,6 +187,7 @@ def test_the_engine_ends_with_a_parent_that_is_killed(stand_in: Path, fifo: Path
         parent.send_signal(signal.SIGKILL)
         parent.wait()
         assert held.read() == ""  # comes back when nobody holds the pipe any more
+    assert not left(stand_in)
 
 
 def test_the_engine_ends_when_its_parent_is_interrupted(stand_in: Path, fifo: Path) -> None:

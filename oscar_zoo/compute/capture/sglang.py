@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,8 +116,10 @@ def capture_with_sglang(
         raise MissingDependency.for_extra("sglang", "serve")
     sequences = tuple(tuple(sequence) for sequence in data.sequences)
     lengths = [len(sequence) for sequence in sequences]
-    arguments = _engine_arguments(model, max(lengths), tensor_parallel, engine or {})
-    with tempfile.TemporaryDirectory(prefix="oscar-zoo-capture-", dir=work) as name:
+    local = Path(model).expanduser()
+    where = str(local.resolve()) if local.is_dir() else model  # the child runs in a folder of its own
+    arguments = _engine_arguments(where, max(lengths), tensor_parallel, engine or {})
+    with tempfile.TemporaryDirectory(prefix="oscar-zoo-capture-", dir=work and work.resolve()) as name:
         folder = Path(name)
         job = _Job(
             folder=name,
@@ -243,7 +246,7 @@ def _hint(cause: str) -> str:
 def _main() -> None:
     """Run the job of the file that is named on the command line; news go out as lines of JSON."""
     job = _Job.model_validate_json(Path(sys.argv[1]).read_bytes())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(job.folder,), daemon=True).start()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # what SGLang prints belongs in the log
 
@@ -257,8 +260,10 @@ def _main() -> None:
             tell(error=" ".join(f"{type(error).__name__}: {error}".split())[:400].rstrip("."))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
+    """End everything when nobody holds the other end of standard input any more, and remove what nobody else would."""
     os.read(0, 1)
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
