@@ -13,17 +13,25 @@ from typing import Any
 
 import pytest
 import torch
+from capture_models import build, same_sum, sequences
 from safetensors.torch import load_file
 from torch import Tensor
 
 from oscar_zoo.compute.capture import checkpoint
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Position
-from oscar_zoo.compute.moments import LayerMoments
+from oscar_zoo.compute.capture.transformers import capture, discard, numerics
+from oscar_zoo.compute.moments import LayerMoments, Need
+from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.errors import IntegrityError, OutputExists
 
 CHILD = Path(__file__).parents[1] / "support" / "capture_child.py"
+NEEDS: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 LENGTHS = [40, 23, 33]
 FACTS = {"model": "tests/model", "data": "abc"}
+MODEL = build("Qwen3", num_hidden_layers=6, head_dim=8)
+INFO = MomentsInfo(
+    model=MODEL.block, calibration=None, coverage=None, numerics=numerics(MODEL), sequences=(), partial=True
+)
 REPORTS = {False: 13, True: 8}  # of a whole capture: 1 + 4 layers x 3 sequences; 2 + 2 passes x 3 sequences
 
 
@@ -82,7 +90,7 @@ def test_a_killed_capture_ends_with_the_same_bits(killed: Killed) -> None:
         want = killed.sums(f"{name.split()[0].rstrip(',')} undisturbed")
         got = killed.sums(name)
         assert got.keys() == want.keys()
-        assert all(torch.equal(got[key], want[key]) for key in want), name
+        assert all(same_sum(got[key], want[key]) for key in want), name
         assert killed.codes[f"{name}, killed"] == -9, name
 
 
@@ -107,25 +115,28 @@ def test_finished_work_is_not_done_again(killed: Killed) -> None:
 def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST", 15_000)  # two layers
     layers = {layer: random_sums(layer) for layer in range(6)}
-    keeper = Checkpoint(tmp_path / "rank-0", FACTS)
-    keeper.save(Position("layers", 3), {i: layers[i] for i in range(3)}, add=True, hidden=[torch.ones(1, 7, 8)])
-    keeper.save(Position("layers", 6), {i: layers[i] for i in range(3, 6)}, add=True, hidden=[torch.ones(1, 900, 8)])
-    saved = Checkpoint(tmp_path / "rank-0", FACTS).load()
+    keeper = Checkpoint(tmp_path / "rank-0", FACTS, INFO)
+    keeper.save(
+        Position("layers", 3), dict(list(layers.items())[:3]), sequences=1, add=True, hidden=[torch.ones(1, 7, 8)]
+    )
+    few, many = dict(list(layers.items())[3:]), torch.ones(1, 900, 8)
+    keeper.save(Position("layers", 6), few, sequences=1, add=True, hidden=[many])
+    saved = Checkpoint(tmp_path / "rank-0", FACTS, INFO).load()
     assert saved is not None
     assert saved.position == Position("layers", 6)
     assert saved.hidden is None  # larger than a file may be
     for layer, want in layers.items():
         got = saved.layers[layer]
         assert (got.tokens, got.query_rows, got.output_rows, got.weighted_tokens) == (layer, 2 * layer, 3, 4)
-        assert all(torch.equal(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo"))
+        assert all(same_sum(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo"))
     sizes = [path.stat().st_size for path in (tmp_path / "rank-0").glob("*.safetensors")]
     assert len(sizes) == 4
     assert max(sizes) <= 15_000
 
 
 def test_a_new_capture_forgets_the_old_state(tmp_path: Path) -> None:
-    keeper = Checkpoint(tmp_path, FACTS)
-    keeper.save(Position("rows", 1), {0: random_sums(0)}, add=False)
+    keeper = Checkpoint(tmp_path, FACTS, INFO)
+    save_one(keeper)
     keeper.clear()
     assert not list(tmp_path.iterdir())
     assert keeper.load() is None
@@ -133,17 +144,17 @@ def test_a_new_capture_forgets_the_old_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", [{"data": "other"}, {"model": "tests/another"}, {"needs": "rows"}])
 def test_the_state_of_something_else_is_refused(tmp_path: Path, changed: dict[str, str]) -> None:
-    Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"}).save(Position("rows", 1), {0: random_sums(0)}, add=False)
+    save_one(Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"}, INFO))
     with pytest.raises(OutputExists, match=next(iter(changed))) as refusal:
-        Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"} | changed).load()
+        Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"} | changed, INFO).load()
     assert str(tmp_path) in refusal.value.message
     assert next(iter(changed.values())) in refusal.value.message
 
 
 @pytest.mark.parametrize("damage", ["state cut", "state of another version", "sums cut", "sums gone"])
 def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
-    Checkpoint(tmp_path, FACTS).save(Position("rows", 1), {0: random_sums(0)}, add=False)
-    state, sums = tmp_path / "state.json", next(tmp_path.glob("sums-*"))
+    save_one(Checkpoint(tmp_path, FACTS, INFO))
+    state, sums = tmp_path / "state.json", next(tmp_path.glob("moments-*"))
     if damage == "state cut":
         state.write_bytes(state.read_bytes()[:-9])
     elif damage == "state of another version":
@@ -153,7 +164,46 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
     else:
         sums.unlink()
     with pytest.raises(IntegrityError, match=r"state\.json.*"):
-        Checkpoint(tmp_path, FACTS).load()
+        Checkpoint(tmp_path, FACTS, INFO).load()
+
+
+def interrupted(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture of `MODEL` that stopped in its third layer."""
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS", 0.0)
+
+    def stop(done: int, total: int, where: str) -> None:
+        if where == "layer 3 of 6":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture(MODEL, sequences(20, 9), needs=NEEDS, progress=stop, work=work)
+
+
+@pytest.mark.parametrize("what", ["data", "weights", "needs"])
+def test_a_capture_goes_on_only_with_its_own_model_data_and_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    interrupted(tmp_path, monkeypatch)
+    other = build("Qwen3", num_hidden_layers=6, head_dim=8)
+    if what == "weights":
+        other.model.model.layers[4].mlp.up_proj.weight.data[0, 3] += 1
+    data = sequences(20, 9, seed=int(what == "data"))
+    needs = NEEDS - {"weights"} if what == "needs" else NEEDS
+    with pytest.raises(OutputExists, match=f"a capture with {what} "):
+        capture(other, data, needs=needs, work=tmp_path, resume=True)
+    capture(other, data, needs=needs, work=tmp_path).check_coverage(needs)  # anew
+
+
+def test_what_was_kept_can_be_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    interrupted(tmp_path, monkeypatch)
+    assert (tmp_path / "rank-0" / "state.json").is_file()
+    discard(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def save_one(keeper: Checkpoint) -> None:
+    keeper.save(Position("rows", 1), {0: random_sums(0)}, sequences=1, add=False)
 
 
 def random_sums(seed: int) -> LayerMoments:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from oscar_zoo.artifact import durable, strict_json
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, moments_bytes
 from oscar_zoo.errors import IntegrityError, OutputExists
 
 SCHEMA = "oscar-zoo.capture/1"
@@ -64,15 +64,17 @@ class Checkpoint:
     Args:
         folder: of this process alone; created when it is missing.
         facts: what the state belongs to, in words.
+        info: of the partial moments; `sequences` are all of this process.
 
     Raises:
         StorageError: the disk refused.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, facts: Mapping[str, str], info: MomentsInfo) -> None:
         self._folder = folder
         self._facts = dict(facts)
-        self._parts: list[dict[str, Any]] = []
+        self._info = info
+        self._parts: list[str] = []
         self._serial = 0
         self._last, self._took = time.monotonic(), 0.0
         with durable.storage_errors(f"cannot write to {folder}"):
@@ -96,16 +98,16 @@ class Checkpoint:
             hidden = state["hidden"] and load((self._folder / state["hidden"]).read_bytes())
             saved = Saved(
                 Position(*state["position"]),
-                dict(layer for part in state["parts"] for layer in self._read(part)),
+                {i: one for name in state["moments"] for i, one in load_moments(self._folder / name)[0].layers.items()},
                 tuple(hidden[str(number)] for number in range(len(hidden))) if hidden else None,
             )
-        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-            if isinstance(error, OutputExists):
-                raise
+        except OutputExists:
+            raise
+        except (LookupError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise IntegrityError(
                 f"{path} cannot be resumed: {str(error)[:200]}.", hint="start again without --resume"
             ) from None
-        self._parts, self._serial = state["parts"], state["serial"]
+        self._parts, self._serial = state["moments"], state["serial"]
         return saved
 
     def clear(self) -> None:
@@ -119,13 +121,20 @@ class Checkpoint:
         return time.monotonic() - self._last >= max(MIN_SECONDS, SHARE * self._took)
 
     def save(
-        self, position: Position, layers: Mapping[int, LayerMoments], *, add: bool, hidden: Sequence[Tensor] = ()
+        self,
+        position: Position,
+        layers: Mapping[int, LayerMoments],
+        *,
+        sequences: int,
+        add: bool,
+        hidden: Sequence[Tensor] = (),
     ) -> None:
         """Replace the state.
 
         Args:
             position: what is done.
             layers: sums to write.
+            sequences: that are in them, from the first on.
             add: whether they come beside sums of other layers that were saved before.
             hidden: of every sequence; written when they are few.
 
@@ -135,44 +144,37 @@ class Checkpoint:
         began = time.monotonic()
         with durable.storage_errors(f"cannot write to {self._folder}"):
             self._serial += 1
-            self._parts = [*(self._parts if add else ()), *self._write(layers)]
-            few = 0 < sum(one.numel() * one.element_size() for one in hidden) <= LARGEST
-            name = self._store("hidden", {str(i): one for i, one in enumerate(hidden)}) if few else None
+            self._parts = [*(self._parts if add else ()), *self._write(layers, sequences)]
+            few = 0 < sum(one.nbytes for one in hidden) <= LARGEST
+            rows = {str(number): one.cpu().contiguous() for number, one in enumerate(hidden if few else ())}
+            name = self._store("hidden", save(rows)) if few else None
             state = {
                 "schema": SCHEMA,
                 "facts": self._facts,
                 "position": [position.phase, position.done],
-                "parts": self._parts,
+                "moments": self._parts,
                 "hidden": name,
                 "serial": self._serial,
             }
             durable.replace_file(self._folder / STATE, strict_json.canonical_bytes(state))
-            self._sweep([*(part["file"] for part in self._parts), name])
+            self._sweep([*self._parts, name])
         self._last = time.monotonic()
         self._took = self._last - began
 
-    def _write(self, layers: Mapping[int, LayerMoments]) -> Iterator[dict[str, Any]]:
+    def _write(self, layers: Mapping[int, LayerMoments], sequences: int) -> Iterator[str]:
         """Store sums, as many layers in a file as it may hold."""
-        size = max((sum(tensor.nbytes for tensor in _tensors(one).values()) for one in layers.values()), default=1)
+        info = self._info.model_copy(update={"sequences": self._info.sequences[:sequences]})
+        size = max((sum(getattr(one, name).nbytes for name in SUMS) for one in layers.values()), default=1)
         ids, at_once = sorted(layers), max(1, LARGEST // size)
         for start in range(0, len(ids), at_once):
-            chosen = ids[start : start + at_once]
-            tensors = {f"{i}.{name}": tensor for i in chosen for name, tensor in _tensors(layers[i]).items()}
-            counts = {str(i): [getattr(layers[i], name) for name in COUNTS] for i in chosen}
-            yield {"file": self._store(f"sums-{chosen[0]}", tensors), "counts": counts}
+            chosen = {layer: layers[layer] for layer in ids[start : start + at_once]}
+            content = moments_bytes(Moments(self._info.model.geometry, chosen), info)
+            yield self._store(f"moments-{ids[start]}", content)
 
-    def _read(self, part: Mapping[str, Any]) -> Iterator[tuple[int, LayerMoments]]:
-        tensors = load((self._folder / part["file"]).read_bytes())
-        for layer, counts in part["counts"].items():
-            sums = {name: tensors[f"{layer}.{name}"] for name in SUMS}
-            numbers = dict(zip(COUNTS, counts, strict=True))
-            heads = tuple(range(len(sums["qq"])))
-            yield int(layer), LayerMoments(**sums, **numbers, heads=heads, wo=tensors.get(f"{layer}.wo"))
-
-    def _store(self, what: str, tensors: Mapping[str, Tensor]) -> str:
+    def _store(self, what: str, content: bytes) -> str:
         name = f"{what}-{self._serial}{SUFFIX}"
         (self._folder / name).unlink(missing_ok=True)  # left by a kill before the state named it
-        durable.write_new(self._folder / name, save({key: one.cpu().contiguous() for key, one in tensors.items()}))
+        durable.write_new(self._folder / name, content)
         return name
 
     def _refuse_others(self, theirs: Mapping[str, str]) -> None:
@@ -188,8 +190,3 @@ class Checkpoint:
             if path.name not in keep:
                 path.unlink()
         durable.sweep(self._folder)
-
-
-def _tensors(layer: LayerMoments) -> dict[str, Tensor]:
-    tensors = {name: getattr(layer, name) for name in SUMS}
-    return tensors if layer.wo is None else {**tensors, "wo": layer.wo}

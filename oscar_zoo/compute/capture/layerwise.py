@@ -56,7 +56,13 @@ def run_layers(
         _run_layer(run, plan, states, index, meter, capture=index >= done)
         if index >= done and run.checkpoint is not None and run.checkpoint.due():
             fresh = {layer: sums for layer, sums in run.sums.layers.items() if layer >= written}
-            run.checkpoint.save(Position(LAYERS, index + 1), fresh, add=True, hidden=[one.hidden for one in states])
+            run.checkpoint.save(
+                Position(LAYERS, index + 1),
+                fresh,
+                sequences=len(states),
+                add=True,
+                hidden=[state.hidden for state in states],
+            )
             written = index + 1
 
 

@@ -2,7 +2,7 @@
 
 With layers that do nothing in place of its own, one pass of a model gives every argument that each layer would get;
 the layers can then run whenever hidden states are there. That only works where layers need nothing but hidden states
-from each other: `plan_replay` proves it with two short sequences, to the bit, or says no.
+from each other: `plan_replay` proves it with a short sequence, to the bit, or says no.
 """
 
 from __future__ import annotations
@@ -97,35 +97,36 @@ class Plan:
         return State(hidden, calls)
 
 
-def plan_replay(model: nn.Module, num_layers: int, forward: Forward, ids: Sequence[int]) -> Plan | None:
+def plan_replay(
+    model: nn.Module, num_layers: int, ids: Sequence[int], *, forward: Forward, outline: Forward
+) -> Plan | None:
     """Find the layers of `model` and prove that they can run one after the other.
 
     Args:
         num_layers: decoder layers.
-        forward: one pass of the whole model.
-        ids: of any sequence; its first tokens are tried, forwards and backwards.
+        ids: of any sequence; its first tokens are tried.
+        forward: one pass of the whole model; called once.
+        outline: the same, for passes in which the layers do nothing.
 
     Returns:
         `None` where layers exchange more than hidden states, or nothing that looks like them was found.
     """
-    probes = [ids[:PROBE_TOKENS], ids[:PROBE_TOKENS][::-1]]
-    for layers in _stacks(model, num_layers):
-        outputs = [_outputs(layers, forward, probe) for probe in probes]
-        if any(len(one) != len(layers) for one in outputs):
+    probe = ids[:PROBE_TOKENS]
+    other = [0 if any(probe) else 1] * len(probe)  # what a layer keeps for the next one would be of this sequence
+    for layers, returned in _outputs(list(_stacks(model, num_layers)), forward, probe):
+        if len(returned) != len(layers):
             continue  # a stack of something else
         try:
-            last = [_hidden(one[-1]) for one in outputs]
-            widths = tuple(len(one) if isinstance(one, tuple) else 0 for one in outputs[0])
-            item = last[0].element_size()
-            plan = Plan(layers, widths, last[0].shape[-1] * item, item)
-            states = [plan.prepare(forward, probe) for probe in probes]
+            last = _hidden(returned[-1])
+            widths = tuple(len(one) if isinstance(one, tuple) else 0 for one in returned)
+            plan = Plan(layers, widths, last.shape[-1] * last.element_size(), last.element_size())
+            states = [plan.prepare(outline, tokens) for tokens in (probe, other)]
             for index, layer in enumerate(layers):
                 for state in states:
                     state.advance(layer, index)
         except Entangled:
             return None
-        same = all(torch.equal(state.hidden, want) for state, want in zip(states, last, strict=True))
-        return plan if same else None
+        return plan if torch.equal(states[0].hidden.to(last.device), last) else None
     return None
 
 
@@ -138,20 +139,26 @@ def _stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
             yield module
 
 
-def _outputs(layers: nn.ModuleList, forward: Forward, ids: Sequence[int]) -> list[Any]:
-    """What each layer returns in a pass of the whole model, if each runs once and in order; else something shorter."""
-    outputs: list[Any] = []
+def _outputs(
+    stacks: Sequence[nn.ModuleList], forward: Forward, ids: Sequence[int]
+) -> list[tuple[nn.ModuleList, list[Any]]]:
+    """What each layer returns in a pass of the whole model, if each of its stack runs once and in order; else less."""
+    found: list[tuple[nn.ModuleList, list[Any]]] = [(layers, []) for layers in stacks]
 
-    def keep(index: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, args, output: outputs.append(output) if index == len(outputs) else outputs.clear()
+    def keep(returned: list[Any], index: int) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, args, output: returned.append(output) if index == len(returned) else returned.clear()
 
-    handles = [layer.register_forward_hook(keep(index)) for index, layer in enumerate(layers)]
+    handles = [
+        layer.register_forward_hook(keep(returned, index))
+        for layers, returned in found
+        for index, layer in enumerate(layers)
+    ]
     try:
         forward(ids)
     finally:
         for handle in handles:
             handle.remove()
-    return outputs
+    return found
 
 
 @contextmanager

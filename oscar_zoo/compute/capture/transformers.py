@@ -44,6 +44,7 @@ from oscar_zoo.compute.capture.replay import Plan, plan_replay
 from oscar_zoo.compute.capture.tap import Tap, input_device
 from oscar_zoo.compute.data import CalibrationData, shard
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.errors import UnsupportedModel
 
 NAME = "oscar_zoo_capture"
@@ -81,19 +82,23 @@ def capture(
         StorageError: the disk refused.
     """
     if not needs:
-        return Moments(loaded.block, {})
+        return Moments(loaded.block.geometry, {})
     check_model(loaded.block)
     device = input_device(loaded.model)
     here = world(device)
+    mine = shard(data, here.rank, here.size).sequences
     with _tapped(loaded) as tap, torch.inference_mode():
         known = _learn(tap, data.sequences[0])
         saved = None
-        keeper = None if work is None else Checkpoint(_folder(work, here), _facts(loaded, data, needs, here))
+        keeper = None
+        if work is not None:
+            facts, info = _facts(loaded, data, needs, here), _partial_info(loaded, mine)
+            keeper = Checkpoint(work / f"rank-{here.rank}", facts, info)
         if keeper is not None and not (resume and (saved := keeper.load())):
             keeper.clear()
         run = Run(
-            sums=Sums(loaded.block, needs, device),
-            sequences=shard(data, here.rank, here.size).sequences,
+            sums=Sums(loaded.block.geometry, needs, device),
+            sequences=mine,
             tokens=sum(map(len, data.sequences)),
             world=here,
             forward=tap.forward,
@@ -184,15 +189,18 @@ def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
     """Run a few tokens: are all layers reached, what reads their outputs, and can they run one at a time?"""
     model = tap.loaded.model
     if model not in _KNOWN:
-        tap.projections = OutputProjections()
-        try:
-            tap.forward(ids[:1])
-        finally:
-            tap.projections.close()
-        tap.check_reached()
-        plan = plan_replay(model, tap.loaded.block.num_layers, tap.forward, ids)
-        _KNOWN[model] = _Known(plan, tap.projections)
-        tap.projections = None
+        tap.projections = projections = OutputProjections()
+
+        def forward(probe: Sequence[int]) -> None:
+            try:
+                tap.forward(probe)
+            finally:
+                tap.projections = None
+                projections.close()
+            tap.check_reached()
+
+        plan = plan_replay(model, tap.loaded.block.num_layers, ids, forward=forward, outline=tap.forward)
+        _KNOWN[model] = _Known(plan, projections)
     return _KNOWN[model]
 
 
@@ -223,8 +231,16 @@ def _run(run: Run, plan: Plan | None, saved: Saved | None) -> None:
     layerwise.run_layers(run, plan, states, done, saved.hidden if saved and mine == done else None)
 
 
-def _folder(work: Path, here: World) -> Path:
-    return work / f"rank-{here.rank}"
+def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> MomentsInfo:
+    """What moments that are not finished say about themselves."""
+    return MomentsInfo(
+        model=loaded.block,
+        calibration=None,
+        coverage=None,
+        numerics=numerics(loaded),
+        sequences=tuple(SequenceRecord.of(list(ids)) for ids in sequences),
+        partial=True,
+    )
 
 
 def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], here: World) -> dict[str, str]:
@@ -248,4 +264,5 @@ def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], h
 def _weights_digest(model: Any) -> str:
     """Of the first numbers of every tensor: enough to tell checkpoints of one configuration apart."""
     first = [one.detach().reshape(-1)[:8].double().cpu() for one in model.parameters() if not one.is_meta]
+    first.append(torch.zeros(0, dtype=torch.float64))  # all may be elsewhere
     return hashlib.sha256(torch.cat(first).numpy().tobytes()).hexdigest()[:16]

@@ -45,4 +45,5 @@ def _pass(run: Run, meter: Meter, phase: str, first: int) -> None:
                 run.set_weights(sums, layer)
         meter.tick(len(ids), where)
         if run.checkpoint is not None and run.checkpoint.due():
-            run.checkpoint.save(Position(phase, number), run.sums.layers, add=False)
+            seen = number if phase == ROWS else len(run.sequences)
+            run.checkpoint.save(Position(phase, number), run.sums.layers, sequences=seen, add=False)
