@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
@@ -67,8 +69,8 @@ def compute_options(
 ) -> ComputeOptions:
     """The options of `compute_artifact` from the command line; `choices` holds the options that pass through."""
     from oscar_zoo.compute.job import ComputeOptions
+    from oscar_zoo.compute.options import COMPATIBLE
     from oscar_zoo.evaluate.models import inspect_model
-    from oscar_zoo.evaluate.texts import text_path
 
     choice = choose_model(model)
     revision = choices["revision"]
@@ -76,22 +78,53 @@ def compute_options(
         check_model_id(choices["model_id"])
     block = inspect_model(choice.source, revision=revision, model_id=choices["model_id"] or choice.model_id)
     recipe = serving_recipe(choice, block.geometry)
+    device = pick_device(choices["device"])
     calibration = choice.recipe.calibration if choice.recipe else None
     return ComputeOptions(
         model=choice.source,
         model_id=block.id,
         model_name=choice.name,
         revision=revision,
-        calib_data=text_path(calib_data, "calibration"),
+        calib_data=calib_data,
         calib_tokens=choices["calib_tokens"] or (calibration.tokens if calibration else DEFAULT_CALIB_TOKENS),
         seq_len=choices["seq_len"] or (calibration.sequence_length if calibration else None),
         recipe=with_overrides(recipe, clip=clip, group_size=group_size),
-        method=choices["method"],
+        method=COMPATIBLE if choices["compat"] else choices["method"],
         output_dir=choices["output_dir"],
-        device=pick_device(choices["device"]),
+        device=device,
         dtype=choices["dtype"],
+        engine=choices["engine"],
+        tensor_parallel=choices["tensor_parallel"],
+        environment=_engine_environment(device) if choices["engine"] == "sglang" else {},
         force=choices["force"],
+        resume=choices["resume"],
+        seed=choices["seed"],
+        chat_template=choices["chat_template"],
+        allow_overlap=choices["allow_overlap"],
+        allow_poor=choices["allow_poor"],
+        fast=choices["fast"],
+        fixed_clip=clip is not None,
     )
+
+
+def refit_options(moments: Path, clip: str | None, group_size: int | None) -> tuple[str, ServingRecipe]:
+    """Name of the model's folder in hubs, and the serving recipe, for a moments file; raises as `load_moments`."""
+    from oscar_zoo.compute.moments_file import load_moments
+
+    block = load_moments(moments)[1].model
+    choice = choose_model(block.id)
+    return choice.name, with_overrides(serving_recipe(choice, block.geometry), clip=clip, group_size=group_size)
+
+
+def _engine_environment(device: str) -> dict[str, str]:
+    """Of an SGLang engine that calibrates: as for `serve`, with the tap instead of a cache."""
+    from oscar_zoo import paths
+    from oscar_zoo.artifact import durable
+    from oscar_zoo.sglang_plugin.launch import child_environment
+
+    private = paths.cache_dir() / "kernels"
+    durable.make_folders(private, mode=0o700)
+    return child_environment(os.environ, device="cpu" if device == "cpu" else None, private=private)
 
 
 def load_for(choice: ModelChoice, *, device: str | None, dtype: Any, revision: str | None = None) -> LoadedModel:

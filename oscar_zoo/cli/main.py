@@ -40,6 +40,8 @@ COMMANDS = {
     "deprecate": "Advise against a version, with the reason.",
     "mirror": "Copy artifacts from hub to hub and compare their digests.",
     "compute": "Fit a rotation for a model from calibration text.",
+    "fit": "Fit another method from the moments that compute left.",
+    "merge-moments": "Make several captures one.",
     "plot": "Draw the report of a fit again, as a page or as a picture.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
@@ -59,7 +61,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"oscar_zoo.cli.commands.{cmd_name}")
+        module = importlib.import_module(f"oscar_zoo.cli.commands.{cmd_name.replace('-', '_')}")
         command = module.command
         assert isinstance(command, click.Command)
         return command

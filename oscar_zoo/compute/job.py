@@ -25,7 +25,7 @@ from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capturing import Captured, is_main_process
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
-from oscar_zoo.compute.fit import FitResult, fit
+from oscar_zoo.compute.fit import METHODS, FitResult, fit
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
@@ -199,9 +199,10 @@ def _capture(
     work: Path,
     progress: Progress,
 ) -> Captured | None:
-    needs = frozenset(need for method in methods for need in method.needs)
-    if not needs:
+    if not any(method.needs for method in methods):
         return None
+    # Everything a fit can ask for costs little more than what one does, and the moments then serve them all.
+    needs = frozenset(need for method in METHODS.values() for need in method.needs)
 
     def told(done: int, total: int, where: str) -> None:
         progress(done, total, "capture")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import click
 
 from oscar_zoo.cli import options, render
+
+METHODS = ("oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
 
 
 @click.command("compute")
@@ -16,18 +19,36 @@ from oscar_zoo.cli import options, render
     "--calib-data",
     default="manuals",
     show_default=True,
-    metavar="FILE|NAME",
-    help="Text, JSONL, or a text known by name.",
+    metavar="SOURCE",
+    help="Text or JSONL file, folder of such, a text known by name, or a Hugging Face dataset: "
+    "ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD].",
 )
 @click.option("--calib-tokens", type=click.IntRange(1), metavar="N", help="Tokens to read. [default: the recipe's]")
 @click.option("--seq-len", type=click.IntRange(2), metavar="N", help="Tokens per sequence. [default: up to 4096]")
 @click.option(
     "--method",
-    type=click.Choice(["oscar", "hadamard"]),
+    type=click.Choice(METHODS),
     default="oscar",
     show_default=True,
     help="How to fit; hadamard needs no data.",
 )
+@click.option(
+    "--compat", is_flag=True, help="Only what the OSCAR server loads: one rotation per layer (--method oscar)."
+)
+@click.option("--fast", is_flag=True, help="With auto: choose by output errors alone, without perplexity and recall.")
+@click.option(
+    "--engine",
+    type=click.Choice(["transformers", "sglang"]),
+    default="transformers",
+    show_default=True,
+    help="What runs the model; several processes with transformers: torchrun -m oscar_zoo compute ...",
+)
+@click.option("--tensor-parallel", type=click.IntRange(1), default=1, metavar="N", help="Ranks of the sglang engine.")
+@click.option("--chat-template/--no-chat-template", default=None, help="Render text as chat, or chats as text.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Shuffle the documents. [default: as they come]")
+@click.option("--allow-overlap", is_flag=True, help="Calibrate although the text holds questions of an evaluation set.")
+@click.option("--allow-poor", is_flag=True, help="Write a result that fails its quality gates.")
+@click.option("--resume", is_flag=True, help="Go on from what an interrupted run of the same command left.")
 @click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
 @click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
@@ -65,10 +86,14 @@ def command(
     if result is None:  # a process of torchrun that only lent a hand
         return
     if as_json:
-        facts = {"schema": "oscar-zoo.compute/1", "path": str(result.path), "notes": list(result.notes)}
+        facts: dict[str, Any] = {"schema": "oscar-zoo.compute/1", "path": str(result.path)}
+        facts |= {"notes": list(result.notes)}
+        facts |= {"moments": str(result.moments) if result.moments else None, "seconds": dict(result.seconds)}
         render.emit_json(facts | artifact_summary(result.manifest))
         return
     render.out().print(f"Saved {render.clean(result.path)}  {result.manifest.id}  {result.manifest.digest}")
+    if result.moments is not None:
+        render.note(f"Moments beside it, for another method without the model: {result.moments}", quiet=quiet)
     for note in result.notes:
         render.note(f"note: {note}", quiet=quiet)
     render.note(f"Next: oscar-zoo eval {quote(str(result.path))} --model {quote(model)}", quiet=quiet)

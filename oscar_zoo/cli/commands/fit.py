@@ -1,0 +1,48 @@
+"""`oscar-zoo fit`: another method from the moments of an earlier capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oscar_zoo.cli import options, render
+from oscar_zoo.cli.commands.compute import METHODS
+
+
+@click.command("fit")
+@click.argument("moments", metavar="MOMENTS", type=click.Path(path_type=Path))
+@click.option("--method", type=click.Choice(METHODS), required=True, help="How to fit.")
+@click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
+@click.option("--clip", metavar="K,V", help="Clip ratios to record for serving. [default: the zoo's, else 0.96,0.92]")
+@click.option("--group-size", type=click.IntRange(4), metavar="N", help="Channels per scale. [default: the zoo's]")
+@click.option("--force", is_flag=True, help="Replace an artifact that is already in the output folder.")
+@options.quiet_option
+@options.json_option
+def command(
+    moments: Path, method: str, clip: str | None, group_size: int | None, quiet: bool, as_json: bool, **choices: Any
+) -> None:
+    """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. Needs no model and no text.
+
+    \b
+    Examples:
+      oscar-zoo fit ./Qwen3-8B/seq16384_prompt4_group128.moments.safetensors --method wush
+      oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
+    """
+    from oscar_zoo.cli.loading import refit_options, require_compute
+    from oscar_zoo.registry.summary import artifact_summary
+
+    require_compute()
+    from oscar_zoo.compute.refit import refit
+
+    name, recipe = refit_options(moments, clip, group_size)
+    target, manifest = refit(
+        moments, method, recipe, model_name=name, target=choices["output_dir"], force=choices["force"]
+    )
+    if as_json:
+        facts: dict[str, Any] = {"schema": "oscar-zoo.fit/1", "path": str(target)}
+        render.emit_json(facts | artifact_summary(manifest))
+        return
+    render.out().print(f"Saved {render.clean(target)}  {manifest.id}  {manifest.digest}")
+    render.note(f"Next: oscar-zoo eval {target} --model {manifest.model.id}", quiet=quiet)

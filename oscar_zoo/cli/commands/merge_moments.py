@@ -1,0 +1,41 @@
+"""`oscar-zoo merge-moments`: several captures as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from oscar_zoo.cli import options, render
+
+
+@click.command("merge-moments")
+@click.argument("files", metavar="MOMENTS...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
+@options.quiet_option
+@options.json_option
+def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -> None:
+    """Add captures of other text, join ranks of one capture: what the files hold decides.
+
+    All must be of one model. Sequences that are in two files would count twice and are refused.
+
+    \b
+    Examples:
+      oscar-zoo merge-moments monday.safetensors tuesday.safetensors --output both.safetensors
+      oscar-zoo fit both.safetensors --method wush
+    """
+    from oscar_zoo.cli.loading import require_compute
+
+    require_compute()
+    from oscar_zoo.compute.merging import merge_files
+
+    result = merge_files(files, output)
+    tokens = sum(sequence.tokens for sequence in result.info.sequences)
+    if as_json:
+        facts = {"schema": "oscar-zoo.merge/1", "path": str(output), "sha256": result.file.sha256}
+        render.emit_json(facts | {"size": result.file.size, "tokens": tokens, "notes": list(result.notes)})
+        return
+    size = render.megabytes(result.file.size)
+    render.out().print(f"Saved {render.clean(output)}  {tokens:,} tokens, {size}  sha256:{result.file.sha256}")
+    for note in result.notes:
+        render.note(f"note: {note}", quiet=quiet)

@@ -1,0 +1,67 @@
+"""The use case: a moments file becomes a verified artifact, without the model and without the text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, MomentsFile
+from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.artifact.outcome import Verified, why
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.compute import moments_file
+from oscar_zoo.compute.assemble import Facts, assemble
+from oscar_zoo.compute.fit import find_method, fit
+from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.errors import ComputeFailed
+
+
+def refit(
+    moments: Path, method: str, recipe: ServingRecipe, *, model_name: str, target: Path | None, force: bool = False
+) -> tuple[Path, Manifest]:
+    """Fit `method` to a moments file and write the artifact.
+
+    Args:
+        moments: as `compute` wrote it.
+        method: a key of `fit.METHODS`.
+        recipe: serving settings; `requires` is completed from the fit.
+        model_name: first part of the artifact id.
+        target: the artifact's folder; `None` for `./<Model>/<tag>`.
+        force: replace an artifact that stands there.
+
+    Raises:
+        UsageError: no such method.
+        MalformedFile, PathNotFound: the file is none of ours.
+        ComputeFailed: it lacks what the method reads, or the result failed verification.
+        OutputExists, StorageError: see `folder.check_target`.
+    """
+    chosen = find_method(method)
+    sums, info = moments_file.load_moments(moments)
+    result = fit(sums, chosen)
+    used = info.calibration
+    tokens = (used.tokens_used if used else None) or sums.tokens
+    tag = CalibrationTag(tokens, len(info.sequences), recipe.group_size, chosen.variant)
+    artifact = ArtifactId(model_name, str(tag))
+    target = target or Path(artifact.model) / artifact.tag
+    check_target(target, force=force)
+    facts = Facts(
+        artifact_id=artifact,
+        model=info.model,
+        recipe=recipe,
+        calibration=used if chosen.needs else None,
+        numerics=info.numerics if chosen.needs else None,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        coverage=info.coverage if chosen.needs else None,
+    )
+    outcome = verify_files(assemble(result, facts), strict=True)
+    if not isinstance(outcome, Verified):
+        raise ComputeFailed(f"the result failed its own verification: {why(outcome)}.", hint="nothing was written")
+    data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
+    source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=moments_file.FILE_NAME)
+    files = assemble(result, replace(facts, moments=source))
+    write_folder(target, files, force=force)
+    return target, Manifest.from_bytes(files[FILE_NAME])
