@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,35 @@ def test_both_engines_give_the_same_bits(family: str, monkeypatch: pytest.Monkey
     whole, places = captured(loaded)
     assert places == {"pass 1 of 2", "pass 2 of 2"}
     assert_equal(by_layer, whole)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_bits_with_both_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = build("Qwen3", torch.bfloat16, hidden_size=256, head_dim=128)
+    on_cpu, _ = captured(loaded)
+    loaded.model.to("cuda")
+    by_layer, _ = captured(loaded)
+    monkeypatch.setattr(layerwise, "MEMORY_SHARE", 0.0)
+    whole, _ = captured(loaded)
+    assert_equal(by_layer, whole)
+    for layer, want in on_cpu.layers.items():
+        difference = (by_layer.layers[layer].kk.cpu() - want.kk).abs().max()
+        assert difference <= 0.05 * want.kk.abs().max()  # forward passes in bfloat16 on another machine
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma3Text"])
+@pytest.mark.parametrize("share", [0.6, 0.0], ids=["layers", "passes"])
+def test_weights_that_accelerate_keeps_elsewhere_are_found(
+    family: str, share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    monkeypatch.setattr(layerwise, "MEMORY_SHARE", share)
+    loaded = build(family, torch.float32)
+    want, _ = captured(loaded)
+    away = build(family, torch.float32)
+    accelerate.cpu_offload(away.model, execution_device="cpu")
+    assert all(parameter.is_meta for parameter in away.model.parameters())
+    assert_equal(capture(away, DATA, needs=ALL, work=tmp_path), want)
 
 
 def talk_by_attribute(first: torch.nn.Module, second: torch.nn.Module) -> None:
