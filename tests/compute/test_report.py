@@ -153,13 +153,22 @@ def test_perplexities_have_four_digits(value: float, text: str) -> None:
     assert wording.perplexity(value) == text
 
 
-def test_candidates_of_one_method_are_told_apart_by_their_clip() -> None:
-    rows = [
-        Candidate(method="wush", clip_k=0.96, clip_v=0.92),
-        Candidate(method="wush", clip_k=0.0, clip_v=1.0),
-        Candidate(method="oscar"),
-    ]
-    assert wording.candidate_names(rows) == ["wush (clip 0.96/0.92)", "wush (no clip)", "oscar"]
+def test_a_method_tried_with_and_without_clipping_has_one_row_and_its_best_number() -> None:
+    rows = tuple(
+        Candidate(method="wush", clip_k=clip, clip_v=clip, perplexity=BF16 * (1 + change / 100), change_percent=change)
+        for clip, change in ((0.96, 1.36), (0.0, 2.2))
+    )
+    data = ReportData(title="x", layers=(0,), comparison=Comparison(candidates=rows, bf16_perplexity=BF16))
+    page = render_html(data).decode()
+    drawn = page[page.index("<svg") :]
+    assert drawn.count(">wush<") == 1 and "+1.36 %" in drawn and "+2.20 %" not in drawn
+    assert page.count(">wush<") == 3
+
+
+def test_a_broken_model_is_called_broken() -> None:
+    row = Candidate(method="identity", perplexity=1e9, change_percent=1e9, standard_error=1e9)
+    table = wording.table(Comparison(candidates=(row,)))
+    assert table.rows[1].cells == ("identity", "1.000e+09", "broken", wording.NOT_APPLICABLE)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------
@@ -168,7 +177,7 @@ def test_candidates_of_one_method_are_told_apart_by_their_clip() -> None:
 def test_the_page_says_the_answer_before_anything_is_drawn(html: str) -> None:
     before = Tags(html).before
     answer = before.index("wush was kept: perplexity 9.675 (+0.22 % against BF16)")
-    assert answer < before.index("lowest perplexity.") < before.index("Output error") < before.index("org/tiny")
+    assert answer < before.index("Why: lowest perplexity.") < before.index("Output error") < before.index("org/tiny")
     assert html.count("<svg ") == 5 and html.count("<figcaption>") == 5
 
 
@@ -235,11 +244,11 @@ def test_a_fast_fit_has_no_perplexity() -> None:
     data = sample_report(fast=True)
     page = render_html(data.model_copy(update={"spectra": None, "clip": None, "headroom": None})).decode()
     before = Tags(page).before
-    assert "wush was kept: output error" in before and "erplexity" not in before.replace("lowest perplexity.", "")
+    assert "wush was kept: output error" in before and "erplexity" not in before.replace("Why: lowest perplexity.", "")
     assert page.count("<svg ") == 1
 
 
-@pytest.mark.parametrize("changes", [(0.1, -0.2), (1.0, 14.0), (0.2, 4e8)])
+@pytest.mark.parametrize("changes", [(0.1, -0.2), (1.0, 14.0), (0.2, 4e5)])
 def test_perplexities_near_and_far_can_be_drawn(changes: tuple[float, float]) -> None:
     rows = [
         Candidate(method=name, perplexity=BF16 * (1 + change / 100), change_percent=change, standard_error=0.3)

@@ -40,7 +40,7 @@ def weight(bold: bool) -> str:
 
 def value_axis(axes: Axes, values: Sequence[float], *, start: float) -> None:
     """A log y axis with plain numbers where `values` span much, else a linear one from `start`."""
-    low, high = min((value for value in values if value > 0), default=1.0), max(*values, 1e-12)
+    low, high = min((value for value in values if value > 0), default=1.0), max(*values, 1.1 * start, 1e-12)
     if high <= _WIDE_RANGE * low:
         axes.set_ylim(start - 0.04 * (high - start), high + 0.06 * (high - start))
         return

@@ -72,7 +72,8 @@ def arrange(charts: Sequence[Chart]) -> tuple[tuple[Chart, ...], ...]:
 _PERPLEXITY = Chart(
     "perplexity",
     "Perplexity against BF16",
-    "The closer to the BF16 line the better; bars are one standard error, and methods whose bars overlap are equal.",
+    "The closer to the BF16 line the better, and what overlaps within its bars (one standard error) is equal; "
+    "hollow is without clipping.",
     half=True,
     height=2.9,
     draw=draw_methods.draw_perplexity,

@@ -30,13 +30,17 @@ MAX_POINTS = 64
 Verdict = Literal["pass", "warn", "fail"]
 
 
+_LARGEST, _SMALLEST = 1e60, 1e-60
+"""What a chart can show without overflow; smaller is 0."""
+
+
 def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    return 0.0 if abs(value) < _SMALLEST else float(f"{value:.6g}")
 
 
-Number = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_short)]
-NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0), AfterValidator(_short)]
-Positive = Annotated[float, Field(allow_inf_nan=False, gt=0), AfterValidator(_short)]
+Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST), AfterValidator(_short)]
+NotNegative = Annotated[float, Field(ge=0, le=_LARGEST), AfterValidator(_short)]
+Perplexity = Annotated[float, Field(ge=0.999, le=_LARGEST), AfterValidator(_short)]
 Share = Annotated[float, Field(ge=0, le=1), AfterValidator(_short)]
 Label = Annotated[str, Field(min_length=1, max_length=60)]
 LayerId = Annotated[int, Field(ge=0, lt=1 << 20)]
@@ -63,7 +67,7 @@ class Candidate(Spec):
     clip_k: Share | None = None
     clip_v: Share | None = None
     output_error: NotNegative | None = None
-    perplexity: Positive | None = None
+    perplexity: Perplexity | None = None
     change_percent: Number | None = None
     standard_error: NotNegative | None = None
     recall: Share | None = None
@@ -75,7 +79,7 @@ class Comparison(Spec):
     """The candidates in the order they were tried, the BF16 values they are held against, and why one was kept."""
 
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
-    bf16_perplexity: Positive | None = None
+    bf16_perplexity: Perplexity | None = None
     bf16_recall: Share | None = None
     reason: Text | None = None
 

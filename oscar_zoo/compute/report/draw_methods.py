@@ -13,53 +13,76 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from oscar_zoo.compute.report import wording
 from oscar_zoo.compute.report.axes import FEW_LAYERS, End, label_ends, layer_axis, positive, value_axis, weight
 from oscar_zoo.compute.report.data import Candidate, ReportData
-from oscar_zoo.compute.report.style import INK, method_colours, method_markers
+from oscar_zoo.compute.report.style import INK, PAGE, method_colours, method_markers
 
 _LINEAR_PERCENT = 15
 """Changes below this fit one linear axis."""
 
 
 def draw_perplexity(figure: FigureBase, data: ReportData) -> None:
-    """One dot per candidate with its standard error, and BF16 as a line; plain perplexity without BF16."""
+    """A row per method, a dot with its standard error per candidate, hollow without clipping; BF16 is a line.
+
+    Plain perplexities where they were not compared with BF16.
+    """
     assert data.comparison is not None
-    named = zip(data.comparison.candidates, wording.candidate_names(data.comparison.candidates), strict=True)
-    measured = [(row, name) for row, name in named if row.perplexity is not None]
-    relative = all(row.change_percent is not None for row, _ in measured)
+    measured = [row for row in data.comparison.candidates if row.perplexity is not None]
+    relative = all(row.change_percent is not None for row in measured)
+    methods = list(dict.fromkeys(row.method for row in measured))
     colours, markers = method_colours(data.methods), method_markers(data.methods)
     axes = figure.subplots()
-    for y, (row, _) in enumerate(measured):
-        value = (row.change_percent if relative else row.perplexity) or 0.0
-        error = (row.standard_error or 0.0) if relative else 0.0
-        look: dict[str, Any] = {"color": colours[row.method].light, "markersize": 7}
-        axes.errorbar(value, y, xerr=error or None, fmt=markers[row.method], elinewidth=1.6, capsize=3, **look)
-        text = wording.change(value) if relative else wording.perplexity(value)
-        axes.annotate(
-            text, (value + error, y), (8, 0), textcoords="offset points", va="center", weight=weight(row.chosen)
-        )
-    axes.set_yticks(range(len(measured)), [name for _, name in measured])
-    for label, (row, _) in zip(axes.get_yticklabels(), measured, strict=True):
-        label.set(color=colours[row.method].light, weight=weight(row.chosen))
-    axes.set_ylim(len(measured) - 0.5, -0.9 if relative else -0.5)
+    for y, method in enumerate(methods):
+        tried = [row for row in measured if row.method == method]
+        for row in tried:
+            _dot(axes, y, row, colour=colours[method].light, marker=markers[method], relative=relative)
+        _best_value(axes, y, tried, relative=relative)
+    axes.set_yticks(range(len(methods)), [wording.plain(method) for method in methods])
+    for label, method in zip(axes.get_yticklabels(), methods, strict=True):
+        label.set(color=colours[method].light, weight=weight(method == _kept(data)))
+    axes.set_ylim(len(methods) - 0.5, -0.9 if relative else -0.5)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     if relative:
-        _change_axis(axes, [row for row, _ in measured], data.comparison.bf16_perplexity)
+        _change_axis(axes, measured, data.comparison.bf16_perplexity)
     else:
         axes.set_xlabel("perplexity, lower is better")
 
 
+def _position(row: Candidate, *, relative: bool) -> tuple[float, float]:
+    """Where a candidate stands, and its standard error; what is broken stands at the edge."""
+    if not relative:
+        return row.perplexity or 0.0, 0.0
+    return min(row.change_percent or 0.0, wording.BROKEN), min(row.standard_error or 0.0, wording.BROKEN)
+
+
+def _dot(axes: Axes, y: float, row: Candidate, *, colour: str, marker: str, relative: bool) -> None:
+    x, error = _position(row, relative=relative)
+    hollow = row.clip_k in (0, 1) and row.clip_v in (0, 1)
+    face: dict[str, Any] = {"markerfacecolor": PAGE.light if hollow else colour, "markersize": 6.5}
+    axes.errorbar(x, y, xerr=error or None, fmt=marker, color=colour, elinewidth=1.6, **face)
+
+
+def _best_value(axes: Axes, y: float, tried: Sequence[Candidate], *, relative: bool) -> None:
+    """Write the number of the kept candidate, or else of the best one, to the right of all of its method."""
+    best = min(tried, key=lambda row: (not row.chosen, row.perplexity))
+    end = max(sum(_position(row, relative=relative)) for row in tried)
+    number = wording.change(best.change_percent or 0.0) if relative else wording.perplexity(best.perplexity or 0.0)
+    bold = weight(best.chosen)
+    axes.annotate(number, (end, y), xytext=(8, 0), textcoords="offset points", va="center", weight=bold)
+
+
 def _change_axis(axes: Axes, rows: Sequence[Candidate], base: float | None) -> None:
     """Percent over BF16: linear while all are close, else linear up to 1 % and logarithmic beyond."""
-    ends = [(row.change_percent or 0.0) + sign * (row.standard_error or 0.0) for row in rows for sign in (-1, 1)]
-    low, high = min(0.0, *ends), max(1.0, *ends)
+    places = [_position(row, relative=True) for row in rows]
+    low, high = min(0.0, *(x - error for x, error in places)), max(1.0, *(x + error for x, error in places))
     if high > _LINEAR_PERCENT:
-        axes.set_xscale("symlog", linthresh=1, linscale=0.5)
+        low = max(low, -100.0)  # an error bar cannot end below no perplexity at all
         decades = math.ceil(math.log10(high))
         powers = [10.0**power for power in range(0, decades + 1, 1 if decades < 4 else 2)]
+        axes.set_xscale("symlog", linthresh=1, linscale=0.8)
         axes.xaxis.set_major_locator(FixedLocator([-power for power in powers if -power >= low] + [0.0, *powers]))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(1.3 * low - 0.3, high * 1.5)
+        axes.set_xlim(1.3 * low - 0.2, high * 1.5)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))

@@ -136,7 +136,7 @@ def _heading(data: ReportData) -> str:
         f'<p class="answer">{f"<strong>{_text(kept)}</strong>" if kept else ""}{_text(rest, strip=False)}</p>',
     ]
     if data.comparison is not None and data.comparison.reason is not None:
-        lines.append(f'<p class="why">{_text(data.comparison.reason)}</p>')
+        lines.append(f'<p class="why">{escape(wording.sentence(data.comparison.reason))}</p>')
     return "<header>\n" + "\n".join(lines) + "\n</header>"
 
 

@@ -78,7 +78,7 @@ def _head(data: ReportData) -> Pixels:
     reason = data.comparison.reason if data.comparison else None
     facts = "  ·  ".join(f"{wording.plain(fact.label)}: {wording.plain(fact.value)}" for fact in data.facts)
     answer = textwrap.wrap(kept + rest, 110)
-    why = textwrap.wrap(wording.plain(reason), _COLUMNS) if reason else []
+    why = textwrap.wrap(wording.sentence(reason), _COLUMNS) if reason else []
     small = [(line, MUTED.light) for line in textwrap.wrap(facts, _COLUMNS)]
     small += [(line, WARN.light) for note in data.notes for line in textwrap.wrap(wording.plain(note), _COLUMNS)]
     table = wording.table(data.comparison) if data.comparison else None

@@ -58,7 +58,7 @@ _OTHERS = (
     Colour("#7a4a1e", "#d3a373"),
     Colour("#44546a", "#a8b9d0"),
 )
-_MARKERS = "osD^vPX<>ph*"
+_MARKERS = "XsD^voP<>ph*"
 
 _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,

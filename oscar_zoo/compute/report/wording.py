@@ -17,6 +17,11 @@ NOT_MEASURED = "not measured"
 NOT_APPLICABLE = "–"
 KEPT = "kept"
 
+BROKEN = 1e6
+"""Percent over BF16 from which a number says nothing more."""
+_HUGE = 1e9
+"""From here on numbers are written as powers of ten."""
+
 _TARGETS = {
     "qqt/1": "covariance of the queries",
     "kk/1": "covariance of the keys",
@@ -57,9 +62,11 @@ def plain(text: str) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """`value` with so many significant digits and thousands separated: 9.654, 20.50, 4,754."""
+    """`value` with so many significant digits and thousands separated: 9.654, 20.50, 4,754; powers when it is huge."""
     if value == 0:
         return "0"
+    if abs(value) >= _HUGE:
+        return f"{value:.{digits - 1}e}"
     decimals = digits - 1 - math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
     return f"{value:,.{min(max(decimals, 0), 12)}f}"
 
@@ -70,14 +77,16 @@ def perplexity(value: float) -> str:
 
 
 def change(percent: float) -> str:
-    """A signed change: +0.22 %, +12.4 %, +49,143 %."""
+    """A signed change: +0.22 %, +12.4 %, +49,143 %; from a million percent on, the model is broken."""
+    if percent >= BROKEN:
+        return "broken"
     decimals = 2 if abs(percent) < 9.995 else 1 if abs(percent) < 99.95 else 0
     return f"{percent:+,.{decimals}f} %"
 
 
 def percent(value: float) -> str:
     """An amount in percent, without a sign."""
-    return change(value).removeprefix("+")
+    return NOT_APPLICABLE if value >= BROKEN else change(value).removeprefix("+")
 
 
 def tick(percent: float) -> str:
@@ -104,16 +113,13 @@ def errors(values: Sequence[float]) -> list[str]:
     """Errors of one column with common decimals: three significant digits for the smallest."""
     smallest = min((value for value in values if value > 0), default=1.0)
     decimals = min(max(2 - math.floor(math.log10(smallest)), 3), 9)
-    return [f"{value:,.{decimals}f}" for value in values]
+    return [f"{value:,.{decimals}f}" if value < _HUGE else f"{value:.2e}" for value in values]
 
 
-def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
-    """What to call each candidate: its method, with the clip where a method was tried with several."""
-    methods = [candidate.method for candidate in candidates]
-    return [
-        plain(candidate.method) + ("" if methods.count(candidate.method) == 1 else f" ({_clip_pair(candidate)})")
-        for candidate in candidates
-    ]
+def sentence(reason: str) -> str:
+    """Why a method was kept, with a full stop."""
+    text = plain(reason)
+    return f"Why: {text}" if text.endswith((".", "!", "?")) else f"Why: {text}."
 
 
 def target(estimator: str) -> str:
@@ -158,12 +164,6 @@ def _column(column: _Column, rows: Sequence[Candidate]) -> list[str]:
     values = [column.value(row) for row in rows]
     texts = iter(column.text([value for value in values if isinstance(value, float)]))
     return [NOT_MEASURED if value is None else value if isinstance(value, str) else next(texts) for value in values]
-
-
-def _clip_pair(row: Candidate) -> str:
-    if row.clip_k in (0, 1) and row.clip_v in (0, 1):
-        return "no clip"
-    return "clip " + "/".join("?" if ratio is None else clip(ratio) for ratio in (row.clip_k, row.clip_v))
 
 
 def _each(text: Callable[[float], str]) -> Callable[[Sequence[float]], list[str]]:
