@@ -102,7 +102,6 @@ def compute_options(
         chat_template=choices["chat_template"],
         allow_overlap=choices["allow_overlap"],
         allow_poor=choices["allow_poor"],
-        fast=choices["fast"],
         fixed_clip=clip is not None,
     )
 

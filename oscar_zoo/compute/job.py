@@ -24,12 +24,14 @@ from oscar_zoo.compute import capturing, moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capturing import Captured, is_main_process
+from oscar_zoo.compute.choosing import Choice, choose
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
-from oscar_zoo.compute.fit import METHODS, FitResult, fit
+from oscar_zoo.compute.fit import METHODS, FitResult, fit, fit_all
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import AUTO, ComputeOptions, check_options, sequence_length
+from oscar_zoo.compute.reporting import report_of, save_report
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.models import LoadedModel, inspect_model, load_model, load_tokenizer
 
@@ -51,6 +53,8 @@ class ComputeResult:
         notes: what the user should know, in sentences.
         seconds: duration by phase: `load`, `capture`, `fit` (with choice and verification), `write`.
         moments: the file from which every method can be fitted again, or `None` without data.
+        report: the page to look at, or `None` where it could not be drawn.
+        choice: of `auto`, else `None`.
     """
 
     path: Path
@@ -60,6 +64,8 @@ class ComputeResult:
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
     moments: Path | None = None
+    report: Path | None = None
+    choice: Choice | None = None
 
 
 @dataclass
@@ -131,9 +137,17 @@ def _finish(
 ) -> ComputeResult:
     """From the moments to what is on disk."""
     with clock.phase("fit"):
-        chosen = fit(captured.moments if captured else Moments(subject.block, {}), methods[0])
+        moments = captured.moments if captured else Moments(subject.block, {})
+        choice = None
+        if options.method != AUTO:
+            chosen = fit(moments, methods[0])
+        else:
+            choice = _choose(options, subject, data, moments, clock.progress)
+            chosen = choice.result
         target = options.output_dir or _place(options, chosen.method, data)
         facts = _facts(options, chosen, subject, data, captured)
+        if choice is not None:
+            facts = replace(facts, recipe=choice.recipe, selection=choice.selection, quality=choice.quality)
         verified = _require_verified(verify_files(assemble(chosen, facts), strict=True))
     with clock.phase("write"):
         check_target(target, force=options.force)
@@ -141,9 +155,32 @@ def _finish(
         files = assemble(chosen, replace(facts, moments=saved))
         write_folder(target, files, force=options.force)
     manifest = Manifest.from_bytes(files[FILE_NAME])
-    notes = (*data.notes, *_notes(data, chosen.method))
+    notes = (*data.notes, *_notes(data, chosen.method, choice))
+    report = None
+    if captured is not None:
+        told = report_of(manifest, captured.moments, choice, notes, clock.seconds)
+        report, more = save_report(target, told)
+        notes = (*notes, *more)
     place = _moments_path(target) if saved else None
-    return ComputeResult(target, facts.artifact_id, manifest, verified, notes, clock.seconds, place)
+    return ComputeResult(target, facts.artifact_id, manifest, verified, notes, clock.seconds, place, report, choice)
+
+
+def _choose(
+    options: ComputeOptions, subject: _Subject, data: CalibrationData, moments: Moments, progress: Progress
+) -> Choice:
+    if subject.loaded is None or data.heldout is None:
+        raise UsageError(
+            "there is no held-out text to choose a method with.", hint="use more text, or name a method: --method wush"
+        )
+    return choose(
+        subject.loaded,
+        data.heldout,
+        fit_all(moments),
+        options.recipe,
+        fixed_clip=options.fixed_clip,
+        allow_poor=options.allow_poor,
+        progress=progress,
+    )
 
 
 def _load(options: ComputeOptions) -> _Subject:
@@ -249,8 +286,13 @@ def _require_verified(outcome: Outcome) -> Verified:
     )
 
 
-def _notes(data: CalibrationData, method: Method) -> tuple[str, ...]:
+def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tuple[str, ...]:
     notes = []
+    if choice is not None and choice.chosen.gate != "pass":
+        rise, verdict = choice.chosen.change_percent, choice.chosen.gate
+        notes.append(
+            f"perplexity rises by {rise:.1f} % over BF16 on held-out text ({verdict}): measure your own tasks."
+        )
     if data.tokens_used < data.tokens_requested:
         notes.append(f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens.")
     if not method.needs:

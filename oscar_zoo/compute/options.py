@@ -52,7 +52,6 @@ class ComputeOptions:
         heldout_tokens: kept apart for measuring, with `auto`.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
         allow_poor: write a result that fails its gates.
-        fast: `auto` decides by output errors alone.
         fixed_clip: the clip of `recipe` is what the user wants; else it is fitted with `auto`.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
@@ -66,7 +65,7 @@ class ComputeOptions:
     model_id: str | None = None
     revision: str | None = None
     seq_len: int | None = None
-    method: str = COMPATIBLE
+    method: str = AUTO
     output_dir: Path | None = None
     device: str = "cpu"
     dtype: Dtype = "auto"
@@ -79,7 +78,6 @@ class ComputeOptions:
     heldout_tokens: int = HELDOUT_TOKENS
     allow_overlap: bool = False
     allow_poor: bool = False
-    fast: bool = False
     fixed_clip: bool = False
     seed: int | None = None
     created: str | None = None

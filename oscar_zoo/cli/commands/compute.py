@@ -10,7 +10,7 @@ import click
 
 from oscar_zoo.cli import options, render
 
-METHODS = ("oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
+METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-diagonal", "hadamard")
 
 
 @click.command("compute")
@@ -28,14 +28,13 @@ METHODS = ("oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
 @click.option(
     "--method",
     type=click.Choice(METHODS),
-    default="oscar",
+    default="auto",
     show_default=True,
-    help="How to fit; hadamard needs no data.",
+    help="How to fit; auto measures all on held-out text and keeps the best.",
 )
 @click.option(
     "--compat", is_flag=True, help="Only what the OSCAR server loads: one rotation per layer (--method oscar)."
 )
-@click.option("--fast", is_flag=True, help="With auto: choose by output errors alone, without perplexity and recall.")
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "sglang"]),
@@ -66,14 +65,16 @@ def command(
 ) -> None:
     """Fit a rotation for MODEL: a local folder, a name of the zoo, or an id such as Qwen/Qwen3-8B.
 
-    Runs the model over calibration text and keeps only sums (nothing of the size of the cache touches the disk), fits
-    the rotations, and writes a verified artifact: two rotation files, their statistics fingerprint and oscar.json.
+    Runs the model over calibration text once and keeps only sums (nothing of the size of the cache touches the disk),
+    fits every method, measures each on held-out text, and writes the best as a verified artifact. Beside it: the
+    moments, from which `oscar-zoo fit` makes other methods without the model, and a report.
 
     \b
     Examples:
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
-      oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation
+      oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
     """
+    from oscar_zoo.cli.comparing import print_choice
     from oscar_zoo.cli.loading import compute_options, require_compute
     from oscar_zoo.registry.summary import artifact_summary
 
@@ -89,9 +90,15 @@ def command(
         facts: dict[str, Any] = {"schema": "oscar-zoo.compute/1", "path": str(result.path)}
         facts |= {"notes": list(result.notes)}
         facts |= {"moments": str(result.moments) if result.moments else None, "seconds": dict(result.seconds)}
+        facts |= {"report": str(result.report) if result.report else None}
+        facts |= {"selection": result.choice.selection if result.choice else None}
         render.emit_json(facts | artifact_summary(result.manifest))
         return
+    if result.choice is not None:
+        print_choice(result.choice)
     render.out().print(f"Saved {render.clean(result.path)}  {result.manifest.id}  {result.manifest.digest}")
+    if result.report is not None:
+        render.note(f"Report: {result.report}", quiet=quiet)
     if result.moments is not None:
         render.note(f"Moments beside it, for another method without the model: {result.moments}", quiet=quiet)
     for note in result.notes:

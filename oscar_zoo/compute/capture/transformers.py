@@ -45,6 +45,7 @@ from oscar_zoo.compute.capture.tap import Tap, input_device
 from oscar_zoo.compute.data import CalibrationData, shard
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
+from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import UnsupportedModel
 
 NAME = "oscar_zoo_capture"
@@ -124,7 +125,7 @@ def numerics(loaded: LoadedModel) -> Numerics:
     device = input_device(loaded.model)
     return Numerics(
         forward_dtype=loaded.dtype,
-        accumulate="float64",
+        accumulate=accumulation(torch.empty(0, dtype=getattr(torch, loaded.dtype), device=device)),
         engine=Harness(name="transformers", version=version("transformers")),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     )

@@ -1,0 +1,80 @@
+"""The report of a job: what was found out on the way, as the numbers behind `report.page`, and the files it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.compute.choosing import Choice
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.report.data import SUFFIX, Candidate, Comparison, Fact, ReportData
+from oscar_zoo.compute.report.of_moments import headroom_of, spectra_of
+from oscar_zoo.compute.report.page import write_report
+from oscar_zoo.errors import MissingDependency
+
+
+def report_of(
+    manifest: Manifest, moments: Moments, choice: Choice | None, notes: Sequence[str], seconds: Mapping[str, float]
+) -> ReportData:
+    """What a person should see of a fit."""
+    fit, model = manifest.fit, manifest.model
+    facts = [
+        Fact(label="model", value=f"{model.id}, {len(model.attention_layers)} layers of {model.num_kv_heads} KV heads"),
+        Fact(label="method", value=f"{fit.method}, format_version {manifest.format_version}"),
+        Fact(label="digest", value=manifest.digest or "unknown"),
+    ]
+    if fit.calibration is not None:
+        used = fit.calibration
+        facts.append(Fact(label="calibration", value=f"{used.dataset}, {used.tokens_used:,} tokens"))
+    if fit.numerics is not None:
+        engine = fit.numerics.engine
+        where = f"{engine.name} {engine.version}, {fit.numerics.forward_dtype}, {fit.numerics.device}"
+        facts.append(Fact(label="engine", value=where))
+    facts += [Fact(label=f"{phase}, seconds", value=f"{took:.1f}") for phase, took in seconds.items()]
+    return ReportData(
+        title=manifest.id,
+        layers=model.attention_layers,
+        facts=tuple(facts),
+        comparison=_comparison(choice) if choice else None,
+        headroom=headroom_of(moments),
+        spectra=spectra_of(moments),
+        notes=tuple(notes),
+    )
+
+
+def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[str, ...]]:
+    """Write `<target>.report.json`, and where methods were compared page and picture: `.html`, `.png`.
+
+    Returns:
+        The page, or `None`; and what the user should know.
+    """
+    base = target.with_name(target.name + SUFFIX)
+    with durable.storage_errors(f"cannot write {base}"):
+        durable.replace_file(base, report.to_bytes())
+    if report.comparison is None:
+        return None, ()
+    page = base.with_suffix(".html")
+    try:
+        write_report(report, page, base.with_suffix(".png"))
+    except MissingDependency as error:
+        return None, (f"the report was not drawn: {error.message} Later: oscar-zoo plot {base}",)
+    return page, ()
+
+
+def _comparison(choice: Choice) -> Comparison:
+    rows = tuple(
+        Candidate(
+            method=trial.method,
+            clip_k=trial.clip_k,
+            clip_v=trial.clip_v,
+            perplexity=trial.perplexity,
+            change_percent=trial.change_percent,
+            standard_error=trial.standard_error,
+            chosen=trial is choice.chosen,
+            gate=trial.gate,
+        )
+        for trial in choice.trials
+    )
+    return Comparison(candidates=rows, bf16_perplexity=choice.bf16_perplexity, reason=choice.reason)
