@@ -30,7 +30,7 @@ ROWS = {
     "int2": "INT2",
     "int2-hadamard": "Hadamard INT2",
     "int2-hadamard-clip": "Hadamard INT2, clipped",
-    "artifact": "OSCAR INT2",
+    "artifact": "INT2 as computed",
 }
 
 

@@ -29,10 +29,12 @@ def test_the_demo_ends_with_a_table_and_an_answer(tmp_path: Path) -> None:
         assert f"$ oscar-zoo {step} " in done.stdout
     rows = re.findall(r"^(\S.*?)  +([\d.]+) +([\d.,]+) +([\d.]+)%$", done.stdout, re.MULTILINE)
     perplexity = {name: float(value.replace(",", "")) for name, _, value, _ in rows}
-    order = ["BF16", "OSCAR INT2", "Hadamard INT2, clipped", "Hadamard INT2", "INT2"]
+    order = ["BF16", "INT2 as computed", "Hadamard INT2, clipped", "Hadamard INT2", "INT2"]
     assert sorted(perplexity, key=lambda name: perplexity[name]) == order
-    assert {name: bits for name, bits, _, _ in rows}["OSCAR INT2"] == "2.50"
+    assert {name: bits for name, bits, _, _ in rows}["INT2 as computed"] == "2.50"
+    assert perplexity["INT2 as computed"] < 1.015 * perplexity["BF16"]
+    assert re.search(r"^Kept wush", done.stdout, re.MULTILINE)
     recall = {name: float(value) for name, _, _, value in rows}
-    assert recall["BF16"] > 99 and recall["OSCAR INT2"] > recall["INT2"]
+    assert recall["BF16"] > 99 and recall["INT2 as computed"] > 90 > recall["INT2"]
     answered = re.search(r"expected '(\d{6})', answered '(.*)'", done.stdout)
     assert answered is not None and answered[2].strip()

@@ -72,7 +72,19 @@ def start(artifact: Path, port: int, folder: Path, *extra: str, options: tuple[s
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fitted") / "rotation"
     text = REPOSITORY / "examples/text/calibration.txt"
-    arguments = ["--calib-data", text, "--calib-tokens", 2048, "--dtype", "float32", "--output-dir", folder, "-q"]
+    arguments = [
+        "--calib-data",
+        text,
+        "--calib-tokens",
+        2048,
+        "--dtype",
+        "float32",
+        "--output-dir",
+        folder,
+        "--method",
+        "oscar",
+        "-q",
+    ]
     assert run(["compute", str(MODEL), *map(str, arguments)]) == 0
     return folder
 

@@ -44,6 +44,7 @@ def options(output_dir: Path | None, **changes: object) -> ComputeOptions:
         calib_tokens=TOKENS,
         recipe=RECIPE,
         seq_len=120,
+        method="oscar",
         output_dir=output_dir,
         created="2026-01-02T03:04:05Z",
     )
