@@ -37,4 +37,4 @@ def test_the_demo_ends_with_a_table_and_an_answer(tmp_path: Path) -> None:
     recall = {name: float(value) for name, _, _, value in rows}
     assert recall["BF16"] > 99 and recall["INT2 as computed"] > 90 > recall["INT2"]
     answered = re.search(r"expected '(\d{6})', answered '(.*)'", done.stdout)
-    assert answered is not None and answered[2].strip()
+    assert answered is not None and answered[2].strip() == answered[1]

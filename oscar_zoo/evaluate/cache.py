@@ -96,7 +96,7 @@ def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """One side of one layer: matrices `[d, d]` or `[num_kv_heads, d, d]`, mean `[1 or num_kv_heads, 1, d]`, float32."""
 
     forward: Tensor | None
@@ -105,9 +105,14 @@ class _Side:
     spec: QuantSpec
 
     def rows(self, x: Tensor) -> Tensor:
-        """Cached rows `[B, num_kv_heads, T, d]` in the transformed basis, float32."""
+        """Cached rows `[.., num_kv_heads, T, d]` in the transformed basis, float32."""
         x = x.float() if self.mean is None else x.float() - self.mean
         return x if self.forward is None else x @ self.forward
+
+    def restored(self, rows: Tensor) -> Tensor:
+        """Inverse of `rows`: back to the model's own basis, mean included."""
+        x = rows if self.partner is None else rows @ self.partner.mT
+        return x if self.mean is None else x + self.mean
 
 
 class LayerCache:
@@ -121,8 +126,8 @@ class LayerCache:
     """
 
     def __init__(self, spec: CacheSpec, geometry: Geometry, layer_id: int, device: torch.device) -> None:
-        self._k = _side(spec.k, layer_id, spec.quant_spec("k", geometry.head_dim), device)
-        self._v = _side(spec.v, layer_id, spec.quant_spec("v", geometry.v_head_dim), device)
+        self._k = cache_side(spec.k, layer_id, spec.quant_spec("k", geometry.head_dim), device)
+        self._v = cache_side(spec.v, layer_id, spec.quant_spec("v", geometry.v_head_dim), device)
         self._group = geometry.num_q_heads // geometry.num_kv_heads
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,13 +227,14 @@ class SimulatedCache:
         return stretches, torch.cat(masks, 1)
 
 
-def _side(rotation: RotationSet | None, layer_id: int, spec: QuantSpec, device: torch.device) -> _Side:
+def cache_side(rotation: RotationSet | None, layer_id: int, spec: QuantSpec, device: torch.device) -> Side:
+    """The transform of one layer on `device`; `None` for none."""
     if rotation is None:
-        return _Side(None, None, None, spec)
+        return Side(None, None, None, spec)
     layer = next(one for one in rotation.layers if one.layer_id == layer_id)
 
     def tensor(array: Array) -> Tensor:
         return torch.tensor(array, dtype=torch.float32, device=device)
 
     mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
-    return _Side(tensor(layer.forward), tensor(layer.partner), mean, spec)
+    return Side(tensor(layer.forward), tensor(layer.partner), mean, spec)

@@ -163,7 +163,9 @@ def test_a_withdrawn_version_needs_its_digest(hub: LocalHub) -> None:
 
 
 def test_a_deprecated_version_is_found_with_a_warning(hub: LocalHub) -> None:
-    assert resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings == (f"{HARD.replace('/', ':')} is deprecated: a bad fit",)
+    assert resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings == (
+        f"{HARD.replace('/', ':')} is deprecated: a bad fit",
+    )
     assert resolve("tiny-qwen3-hard", hub, status("active")).warnings == ()
 
 
