@@ -1,6 +1,7 @@
 """The fingerprint check of WUSH files: whether both companion matrices come from the recorded moments.
 
-With E = H diag(lambda)^(1/2) H and c^2 = (1 + gamma) tr M / tr lambda^(1/2), a layer implies both matrices it was made
+With E = H diag(lambda)^(1/2) H, lambda in the order in which eigenvectors met the rows of H (ascending, or descending
+where the manifest says so), and c^2 = (1 + gamma) tr M / tr lambda^(1/2), a layer implies both matrices it was made
 from: M = c^2 Q E Q^T from the partner Q and Hs = c^-2 R E R^T from the forward matrix R, each with the damping that
 the manifest records and that is undone here, because the fingerprint is of undamped matrices.
 
@@ -27,10 +28,11 @@ MATRICES: Mapping[Role, tuple[str, str]] = MappingProxyType({"k": ("kk", "qq"), 
 
 @dataclass(frozen=True)
 class _Formula:
-    """How a transform was damped, and that Hs is `scale` times the recorded matrix."""
+    """How a transform was damped and ordered, and that Hs is `scale` times the recorded matrix."""
 
     gamma: float
     diagonal: bool
+    descending: bool
     scale: float
 
 
@@ -85,14 +87,16 @@ def _formula(rotations: RotationSet, manifest: Manifest) -> _Formula | None:
     if damping not in ("identity", "diagonal"):
         return None
     group = manifest.model.num_q_heads // manifest.model.num_kv_heads
-    return _Formula(float(gamma or 0), damping == "diagonal", 2.0 * group if role == "k" else 2.0)
+    descending = manifest.fit.composition is not None and manifest.fit.composition.permutation == "descending"
+    return _Formula(float(gamma or 0), damping == "diagonal", descending, 2.0 * group if role == "k" else 2.0)
 
 
 def _implied(layer: LayerTransform, trace: Matrix, formula: _Formula) -> tuple[Matrix, Matrix]:
     """M and the matrix behind Hs of every head of a layer, undamped; `trace` is that of M."""
     roots = np.sqrt(np.asarray(layer.eigenvalues, dtype=np.float64).clip(0))
     h = hadamard(roots.shape[-1])
-    middle = (h * roots[..., None, :]) @ h
+    ordered = roots[..., ::-1] if formula.descending else roots
+    middle = (h * ordered[..., None, :]) @ h
     c2 = (1 + formula.gamma) * trace / roots.sum(-1)  # the last eigenvalue is positive in every file that gets here
     found = []
     for matrix, scale in ((layer.partner, c2), (layer.forward, 1 / (c2 * formula.scale))):

@@ -12,7 +12,7 @@ import tiny_rotations as tiny
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.manifest import Estimator, Estimators, Manifest
+from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators, Manifest
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import LIMIT, Comparison, fingerprint_bytes, read_fingerprint
 from oscar_zoo.artifact.transforms import hadamard
@@ -31,31 +31,40 @@ def damped(matrix: Matrix, gamma: float, damping: str) -> Matrix:
     return np.asarray(matrix + gamma * added)
 
 
-def head(gram: Matrix, hessian: Matrix, gamma: float, damping: str) -> tuple[Matrix, Matrix, Matrix]:
+def head(
+    gram: Matrix, hessian: Matrix, gamma: float, damping: str, descending: bool
+) -> tuple[Matrix, Matrix, Matrix]:
     """T^T, T^-1 and lambda by the column formula of the paper and a plain inverse."""
     lower = np.linalg.cholesky(damped(hessian, gamma, damping))
     values, vectors = np.linalg.eigh(lower.T @ damped(gram, gamma, damping) @ lower)
     c = np.sqrt((1 + gamma) * np.trace(gram) / np.sqrt(values).sum())
-    transform = c * hadamard(len(gram)) @ np.diag(values**-0.25) @ vectors.T @ lower.T
+    flat = hadamard(len(gram))[:, ::-1] if descending else hadamard(len(gram))
+    transform = c * flat @ np.diag(values**-0.25) @ vectors.T @ lower.T
     return transform.T, np.linalg.inv(transform), values
 
 
-def wush_set(role: str, gamma: float = 1e-2, damping: str = "identity") -> RotationSet:
+def wush_set(role: str, gamma: float = 1e-2, damping: str = "identity", descending: bool = False) -> RotationSet:
     gram, hessian = (RECORDED[name] for name in MATRICES[role])  # type: ignore[index]
     layers = []
     for position, layer_id in enumerate(LAYERS):
-        heads = [head(gram[position, h], SCALES[role] * hessian[position, h], gamma, damping) for h in range(2)]
+        heads = [
+            head(gram[position, h], SCALES[role] * hessian[position, h], gamma, damping, descending) for h in range(2)
+        ]
         forward, partner, values = (np.array(part, dtype=np.float32) for part in zip(*heads, strict=True))
         layers.append(LayerTransform(layer_id, forward, partner, eigenvalues=values))
     side = "k" if role == "k" else "v"
     return RotationSet(3, f"wush_{role}", "kv_head", "wush", False, False, tuple(layers), {}, side)  # type: ignore[arg-type]
 
 
-def manifest(gamma: object = 1e-2, damping: object = "identity", estimator: str = "wush-{}/1") -> Manifest:
+def manifest(
+    gamma: object = 1e-2, damping: object = "identity", estimator: str = "wush-{}/1", permutation: str | None = None
+) -> Manifest:
     plain = artifacts.manifest(artifacts.payload(), geometry=GEOMETRY)
     params = {"gamma": gamma, "damping": damping}
     k, v = (Estimator.model_construct(id=estimator.format(side), params=params) for side in "kv")
-    fit = plain.fit.model_copy(update={"estimator": Estimators.model_construct(k=k, v=v)})
+    composition = Composition(id="wush", hadamard="sylvester", permutation=permutation)
+    update = {"estimator": Estimators.model_construct(k=k, v=v), "composition": composition}
+    fit = plain.fit.model_copy(update=update)
     return plain.model_copy(update={"fit": fit})
 
 
@@ -77,6 +86,17 @@ def test_right_files_pass_with_a_wide_margin(role: str, gamma: float, damping: s
     assert result is not None
     assert [one.matrix for one in result] == [*MATRICES[role]]  # type: ignore[index]
     assert max(one.worst for one in result) < LIMIT / 20
+
+
+@pytest.mark.parametrize("role", ["k", "v"])
+def test_the_order_in_which_eigenvectors_met_h_is_the_recorded_one(role: str) -> None:
+    files = {order: wush_set(role, descending=order == "descending") for order in ("descending", None)}
+    for made, rotations in files.items():
+        for said in files:
+            result = compare(rotations, fingerprint(), manifest(permutation=said))
+            assert result is not None
+            worst = max(one.worst for one in result)
+            assert worst < LIMIT / 20 if said == made else worst > 100 * LIMIT
 
 
 def swapped(layer: LayerTransform) -> LayerTransform:

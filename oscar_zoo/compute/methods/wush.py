@@ -10,6 +10,11 @@ attains it at gamma = 0; a rotation leaves tr M tr Hs. Keys: M = `kk/1`, Hs = 2 
 Values: M = `vv/1`, Hs = 2 sum over the group's heads of W_j^T W_j, from weights only. All in float64. In the row form
 of files `rotation` is T^T and its partner T^-1.
 
+Two choices differ from the paper. Eigenvectors meet the rows of H in descending order: the constant row of H turns the
+strongest direction into a shift of the whole row, which the offset of an asymmetric quantizer stores for nothing. And
+damping adds a share of the diagonal, not of the identity, so that rescaled channels (k by D and q by D^-1) store the
+same rows; with the identity, outlier channels drown the weak ones that the loss depends on.
+
 Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3 and 4).
 """
 
@@ -38,6 +43,7 @@ Damping = Literal["identity", "diagonal"]
 
 GAMMA = 1e-2
 """Damping of both matrices (WUSH-KV, default)."""
+DAMPING: Damping = "diagonal"
 BF16_LIMIT = 2e-2
 """Largest error of logits or outputs from matrices in bfloat16; plain bfloat16 rows have 2e-3."""
 
@@ -47,8 +53,8 @@ class Transforms:
     """The transforms of the heads of one layer, float64.
 
     Attributes:
-        forward: `[num_kv_heads, d, d]`, T^T = c L U diag(lambda)^(-1/4) H.
-        partner: `[num_kv_heads, d, d]`, T^-1 = c^-1 L^-T U diag(lambda)^(1/4) H.
+        forward: `[num_kv_heads, d, d]`, T^T = c L U diag(lambda)^(-1/4) J H, J the reversal of order.
+        partner: `[num_kv_heads, d, d]`, T^-1 = c^-1 L^-T U diag(lambda)^(1/4) J H.
         eigenvalues: `[num_kv_heads, d]`, lambda, ascending.
     """
 
@@ -57,14 +63,14 @@ class Transforms:
     eigenvalues: Tensor
 
 
-def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: Damping = "identity") -> Transforms:
+def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: Damping = DAMPING) -> Transforms:
     """The transforms of M = `gram` and Hs = `hessian`, each `[heads, d, d]` float64, symmetric; scales do not matter.
 
     Raises:
         ComputeFailed: a matrix is singular even with damping.
         UsageError: `d` is not a power of two.
     """
-    flat = hadamard_matrix(gram.shape[-1])
+    flat = hadamard_matrix(gram.shape[-1]).flip(0)  # the strongest direction meets the constant row
     lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma, damping))
     values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma, damping) @ lower)
     if bool(failed.any()) or not bool((values[..., 0] > 0).all()):
@@ -106,12 +112,12 @@ def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tens
     return (lost / (gram * hessian).sum((-2, -1))).clamp_min(0).sqrt()
 
 
-def make(*, gamma: float = GAMMA, damping: Damping = "identity", name: str = "wush", variant: str = "wush") -> Method:
+def make(*, gamma: float = GAMMA, damping: Damping = DAMPING, name: str = "wush", variant: str = "wush") -> Method:
     """The method with this damping.
 
     Args:
         gamma: 0 or more.
-        damping: `identity` as in the paper, or `diagonal`, which does not depend on the scale of single channels.
+        damping: `diagonal`, which does not depend on the scale of single channels, or `identity` as in the paper.
         name, variant: see `Method`.
     """
     params: dict[str, float | int | str | bool] = {"damping": damping, "gamma": gamma}
@@ -120,12 +126,14 @@ def make(*, gamma: float = GAMMA, damping: Damping = "identity", name: str = "wu
         variant=variant,
         needs=frozenset({"rows", "weights"}),
         estimators=Estimators(k=Estimator(id="wush-k/1", params=params), v=Estimator(id="wush-v/1", params=params)),
-        composition=Composition(id="wush", hadamard="sylvester", signs="max-abs-positive"),
+        composition=Composition(
+            id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
+        ),
         fit=partial(fit, gamma=gamma, damping=damping),
     )
 
 
-def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = "identity") -> FittedPair:
+def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = DAMPING) -> FittedPair:
     """Transforms of all layers and heads, float32, with the undamped matrices they come from.
 
     Raises:
