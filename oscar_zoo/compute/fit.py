@@ -21,13 +21,7 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel, UsageError
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        method.name: method
-        for method in (
-            *(module.METHOD for module in (identity, hadamard, oscar, oscar_exact, oscar_per_head, wush)),
-            wush.make(damping="diagonal", name="wush-diagonal", variant="wush-diagonal"),
-        )
-    }
+    {module.METHOD.name: module.METHOD for module in (identity, hadamard, oscar, oscar_exact, oscar_per_head, wush)}
 )
 
 

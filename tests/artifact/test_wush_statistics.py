@@ -31,9 +31,7 @@ def damped(matrix: Matrix, gamma: float, damping: str) -> Matrix:
     return np.asarray(matrix + gamma * added)
 
 
-def head(
-    gram: Matrix, hessian: Matrix, gamma: float, damping: str, descending: bool
-) -> tuple[Matrix, Matrix, Matrix]:
+def head(gram: Matrix, hessian: Matrix, gamma: float, damping: str, descending: bool) -> tuple[Matrix, Matrix, Matrix]:
     """T^T, T^-1 and lambda by the column formula of the paper and a plain inverse."""
     lower = np.linalg.cholesky(damped(hessian, gamma, damping))
     values, vectors = np.linalg.eigh(lower.T @ damped(gram, gamma, damping) @ lower)

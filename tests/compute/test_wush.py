@@ -33,7 +33,7 @@ def gram_and_hessian(side: str, layer: int, head: int) -> tuple[Matrix, Matrix]:
 
 
 def column_form(gram: Matrix, hessian: Matrix, gamma: float) -> tuple[Matrix, Matrix]:
-    """T for columns, and lambda: eigenvectors have a positive largest entry, the last one meets the constant row of H."""
+    """T for columns, and lambda: eigenvectors have a positive largest entry; the last meets the constant row of H."""
     d = len(gram)
     lower = np.linalg.cholesky(hessian + gamma * np.diag(np.diag(hessian)))
     values, vectors = np.linalg.eigh(lower.T @ (gram + gamma * np.diag(np.diag(gram))) @ lower)

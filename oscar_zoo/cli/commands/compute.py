@@ -10,7 +10,7 @@ import click
 
 from oscar_zoo.cli import options, render
 
-METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-diagonal", "hadamard")
+METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
 
 
 @click.command("compute")

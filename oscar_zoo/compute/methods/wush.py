@@ -126,9 +126,7 @@ def make(*, gamma: float = GAMMA, damping: Damping = DAMPING, name: str = "wush"
         variant=variant,
         needs=frozenset({"rows", "weights"}),
         estimators=Estimators(k=Estimator(id="wush-k/1", params=params), v=Estimator(id="wush-v/1", params=params)),
-        composition=Composition(
-            id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
-        ),
+        composition=Composition(id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"),
         fit=partial(fit, gamma=gamma, damping=damping),
     )
 
