@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from failing_calls import CALLS, Injection, killed_at, raise_error
 
+from oscar_zoo.artifact.locks import STORE, held
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import StorageError
 from oscar_zoo.registry.gc import HUB_METADATA_SECONDS, gc
-from oscar_zoo.artifact.locks import STORE, held
 from oscar_zoo.registry.store import Store
 
 ID, OTHER = ArtifactId("model", "tag"), ArtifactId("other", "tag")
