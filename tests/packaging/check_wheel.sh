@@ -11,7 +11,7 @@ export OSCAR_ZOO_CACHE=$work/cache OSCAR_ZOO_DATA=$work/data OSCAR_ZOO_STATE=$wo
 run() { "$work/venv/bin/oscar-zoo" "$@"; }
 "$work/venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None and "torch is installed")'
 run --version
-for command in list info pull verify publish compute eval serve; do run "$command" --help > /dev/null; done
+for command in list info pull verify publish mirror yank cache doctor compute fit plot eval serve; do run "$command" --help > /dev/null; done
 run list --json > list.json
 run info Qwen3-8B --json > info.json
 "$work/venv/bin/python" - <<'PY'
