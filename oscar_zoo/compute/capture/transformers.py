@@ -9,7 +9,7 @@ those with more tokens than fit, run whole (`whole`), a second time where a fit 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -112,6 +112,20 @@ def capture(
     moments = run.sums.moments()
     all_reduce_moments(moments, here)
     return moments
+
+
+def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], Tensor]:
+    """Layer id -> `[hidden, num_q_heads * dv]`, the weights that read the attention output.
+
+    Args:
+        ids: some tokens, to watch the model with; a capture before this did that already.
+
+    Raises:
+        UnsupportedModel: as `capture`; for a layer without such weights, when it is asked for.
+    """
+    with _tapped(loaded) as tap, torch.inference_mode():
+        projections = _learn(tap, ids).projections
+    return lambda layer: projections.weight(layer, loaded.block, loaded.block.id)
 
 
 def discard(work: Path) -> None:

@@ -1,0 +1,162 @@
+"""Rows of held-out sequences: what the quality of a fit is measured on, never what it is fitted on.
+
+One forward pass shows the rows of all layers. Of the queries two kinds are kept: evenly spaced ones, which stand for
+all, and the ones that look hardest at a single INT2 row. The latter are few, but they are what retrieves a fact from
+far back, and an average over all queries hardly sees what becomes of them. Rows wait in main memory in the model's
+dtype (two bytes per channel: 1.2 GB for 8,192 tokens of an 8B model) and come to the device layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute.capture.transformers import output_weights
+from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+
+EVEN, FOCUSED = 64, 64
+"""Queries of each kind kept of a sequence, all heads alike."""
+SCORES_AT_ONCE = 1 << 23
+"""Attention scores computed at once: bounds memory, 32 MB for each of a few tensors."""
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """What one attention layer saw of one sequence that starts at position 0.
+
+    Attributes:
+        positions: `[n]` int64, ascending: where the queries stand.
+        even: `[n]` bool: which of them are evenly spaced.
+        query: `[num_q_heads, n, d]` after norm and RoPE, before scaling.
+        key: `[num_kv_heads, T, d]` after norm and RoPE.
+        value: `[num_kv_heads, T, dv]`.
+    """
+
+    positions: Tensor
+    even: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    def to(self, device: torch.device) -> SequenceRows:
+        """The same on another device."""
+        parts = (self.positions, self.even, self.query, self.key, self.value)
+        return SequenceRows(*(part.to(device) for part in parts))
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """What one attention layer saw of all held-out sequences.
+
+    Attributes:
+        sequences: in order.
+        o_proj: `[hidden, num_q_heads * dv]`, the weights that read the attention output.
+        scaling: factor of the logits.
+    """
+
+    sequences: tuple[SequenceRows, ...]
+    o_proj: Tensor
+    scaling: float
+
+
+RowSource = Callable[[int], LayerRows]
+"""Layer id -> its rows, on the device where to compute; may be asked for a layer more than once."""
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """A `RowSource` that `collect` filled.
+
+    Attributes:
+        windows: queries that read no INT2 row through them are not kept.
+        device: where rows are wanted.
+        o_proj: layer id -> `[hidden, num_q_heads * dv]`.
+    """
+
+    windows: Windows
+    device: torch.device
+    o_proj: Callable[[int], Tensor]
+    _layers: dict[int, list[SequenceRows]] = field(default_factory=dict)
+    _scaling: dict[int, float] = field(default_factory=dict)
+
+    def add(self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Keep what one layer sees of one sequence.
+
+        Args:
+            query: `[num_q_heads, T, d]`; key, value: `[num_kv_heads, T, ..]`, heads not repeated.
+
+        Raises:
+            ComputeFailed: a row is not finite.
+        """
+        for name, rows in (("query", query), ("key", key), ("value", value)):
+            if not bool(torch.isfinite(rows).all()):
+                raise ComputeFailed(
+                    f"layer {layer_id} gives {name} rows that are not finite on held-out text.",
+                    hint="try --dtype float32, or check the weights",
+                )
+        first, tokens = self.windows.sink + self.windows.recent, query.shape[1]
+        readers = torch.arange(min(first, tokens), tokens, device=query.device)
+        even = torch.zeros(len(readers), dtype=torch.bool, device=query.device)
+        even[:: max(1, -(-len(readers) // EVEN))] = True
+        kept = even.clone()
+        kept[_focused(query[:, readers], key, readers, self.windows, scaling)] = True
+        rows = (readers[kept], even[kept], query[:, readers[kept]], key, value)
+        self._layers.setdefault(layer_id, []).append(SequenceRows(*(part.cpu() for part in rows)))
+        self._scaling[layer_id] = scaling
+
+    def __call__(self, layer_id: int) -> LayerRows:
+        """See `RowSource`."""
+        moved = tuple(sequence.to(self.device) for sequence in self._layers.get(layer_id, ()))
+        return LayerRows(moved, self.o_proj(layer_id).to(self.device), self._scaling.get(layer_id, 1.0))
+
+
+def collect(loaded: LoadedModel, sequences: Sequence[Sequence[int]], windows: Windows) -> HeldOutRows:
+    """Run a model over sequences and keep the rows of its full-attention layers.
+
+    Raises:
+        ComputeFailed: rows that are not finite.
+        UnsupportedModel: attention that cannot be seen.
+    """
+    kept = HeldOutRows(windows, loaded.device, output_weights(loaded, sequences[0]))
+
+    def attention(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        kept.add(layer_id, query[0], key[0], value[0], scaling)
+        grouped = key.shape[1] != query.shape[1]
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+
+    with torch.inference_mode(), attention_scope(loaded, attention):
+        for ids in sequences:
+            loaded.model.base_model(input_ids=torch.tensor([list(ids)], device=loaded.device), use_cache=False)
+    return kept
+
+
+def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
+    """`[n, tokens]` bool: which keys the queries at `positions` read from INT2."""
+    s = torch.arange(tokens, device=positions.device)
+    return (s >= windows.sink) & (positions[:, None] - s >= windows.recent)
+
+
+def _focused(query: Tensor, key: Tensor, positions: Tensor, windows: Windows, scaling: float) -> Tensor:
+    """Indices of the queries `[num_q_heads, n, d]` of which some head gives an INT2 row the largest weights."""
+    heads, tokens = query.shape[0], key.shape[1]
+    keys = key.float().mT
+    if not len(positions):
+        return torch.zeros(0, dtype=torch.int64)
+    weights = []
+    size = max(1, SCORES_AT_ONCE // (heads * tokens))
+    for block, at in zip(query.split(size, 1), positions.split(size), strict=True):
+        rows = block.float().unflatten(0, (key.shape[0], -1)) * scaling
+        logits = (rows @ keys[:, None]).flatten(0, 1)
+        future = torch.arange(tokens, device=at.device) > at[:, None]
+        total = logits.masked_fill_(future, float("-inf")).logsumexp(-1)
+        largest = logits.masked_fill_(~history_mask(at, tokens, windows), float("-inf")).amax(-1)
+        weights.append((largest - total).amax(0))
+    return torch.cat(weights).topk(min(FOCUSED, len(positions))).indices
