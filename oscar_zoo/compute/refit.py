@@ -15,7 +15,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.fit import find_method, fit
+from oscar_zoo.compute.fit import find_method, fit, possible_methods
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.errors import ComputeFailed
 
@@ -41,6 +41,9 @@ def refit(
     """
     chosen = find_method(method)
     sums, info = moments_file.load_moments(moments)
+    if method not in possible_methods(sums):
+        allowed = ", ".join(name for name in possible_methods(sums) if find_method(name).publishable)
+        raise ComputeFailed(f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}")
     result = fit(sums, chosen)
     used = info.calibration
     tokens = (used.tokens_used if used else None) or sums.tokens
