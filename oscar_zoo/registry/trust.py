@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from oscar_zoo.artifact.digest import FileDigest
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import DigestMismatchError, RollbackError
@@ -26,7 +25,6 @@ class Promise:
 
     Attributes:
         digest: of the payload.
-        files: the payload files, for naming the one that changed; empty where unknown.
         manifest_sha256: of `oscar.json`; `None` says there is none.
         by: who said so, for people.
         final: whether it cannot be given up.
@@ -34,7 +32,6 @@ class Promise:
     """
 
     digest: str
-    files: tuple[FileDigest, ...]
     manifest_sha256: str | None
     by: str
     final: bool = False
@@ -90,7 +87,7 @@ class Trust:
         if packaged is not None:
             yield packaged
         if entry is not None:
-            yield Promise(entry.digest, entry.file_digests, entry.manifest_sha256, "the hub's own index", final=True)
+            yield Promise(entry.digest, entry.manifest_sha256, "the hub's own index", final=True)
         for place, name in ((self.lock, None), (self.known, "this user's known artifacts")):
             pin = place.read().pin(artifact) if place is not None else None
             if pin is not None and place is not None:
@@ -131,11 +128,11 @@ class Trust:
 def of_record(record: Record) -> Promise:
     """The promise of the copy in the store."""
     by = f"the copy stored on {record.fetched[:10]}"
-    return Promise(record.digest, record.files, record.manifest_sha256, by)
+    return Promise(record.digest, record.manifest_sha256, by)
 
 
 def _of_pin(pin: Pin, name: str) -> Promise:
-    return Promise(pin.digest, pin.file_digests, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
+    return Promise(pin.digest, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
 
 
 def _with(pins: Pins, pin: Pin, hub: str, index: Index | None) -> Pins:

@@ -63,9 +63,8 @@ class ResolvedArtifact:
         """The packaged manifest as a promise, or `None` when it knows no checksums; it says nothing of `oscar.json`."""
         if self.packaged is None or self.packaged.digest is None:
             return None
-        files = self.packaged.file_digests or ()
         by = "the manifest shipped with oscar-zoo"
-        return Promise(self.packaged.digest, files, None, by, final=True, about_manifest=False)
+        return Promise(self.packaged.digest, None, by, final=True, about_manifest=False)
 
     @property
     def size(self) -> int:
