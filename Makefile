@@ -19,7 +19,7 @@ HUB_2 ?= huggingface_hub==2.4.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
 OLAH ?= olah==0.5.4
 
-.PHONY: demo test lint format install constraints package clean
+.PHONY: demo test lint format install constraints package kernel-hub clean
 
 install: $(STAMP)
 
@@ -61,6 +61,10 @@ package: $(STAMP)
 	rm -rf build dist
 	$(BIN)/python -m build -q
 	tests/packaging/check_wheel.sh "$$(ls dist/*.whl)" "$(PYTHON)"
+
+# Lay the kernels out as a universal kernel of the Hugging Face kernels hub, in build/kernels-hub.
+kernel-hub:
+	$(PYTHON) kernels/hub/build.py
 
 clean:
 	rm -rf $(VENV) .demo build dist *.egg-info

@@ -1,1 +1,61 @@
-"""INT2 KV-cache quantizer and kernels: a leaf that knows nothing of oscar_zoo. Importing it loads no torch."""
+"""INT2 KV-cache quantizer and kernels: a leaf that knows nothing of oscar_zoo. Importing it loads no torch.
+
+The public names are fetched from their modules when they are first used; see kernels/README.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms, WindowState, allocate
+    from oscar_kernels.decode_attention.fastest import decode_attention, decode_elements
+    from oscar_kernels.decode_attention.launcher import extend_attention, extend_elements
+    from oscar_kernels.decode_attention.workspace import Workspace
+    from oscar_kernels.kv_read.launcher import materialize_prefix
+    from oscar_kernels.kv_write.launcher import write_kv_int2
+    from oscar_kernels.slot_table.launcher import pack_slots
+    from oscar_kernels.spec import QuantSpec
+
+__all__ = [
+    "BatchView",
+    "LayerCache",
+    "QuantSpec",
+    "TokenTargets",
+    "Transforms",
+    "WindowState",
+    "Workspace",
+    "allocate",
+    "decode_attention",
+    "decode_elements",
+    "extend_attention",
+    "extend_elements",
+    "materialize_prefix",
+    "pack_slots",
+    "write_kv_int2",
+]
+
+_HOMES = {
+    **dict.fromkeys(("BatchView", "LayerCache", "TokenTargets", "Transforms", "WindowState", "allocate"), "cache"),
+    "QuantSpec": "spec",
+    "Workspace": "decode_attention.workspace",
+    "decode_elements": "decode_attention.fastest",
+    "extend_attention": "decode_attention.launcher",
+    "extend_elements": "decode_attention.launcher",
+    "materialize_prefix": "kv_read.launcher",
+    "pack_slots": "slot_table.launcher",
+    "write_kv_int2": "kv_write.launcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "decode_attention":  # the folder of that name, which can be called
+        return importlib.import_module(".decode_attention", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

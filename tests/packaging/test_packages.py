@@ -58,6 +58,19 @@ def test_data_packages_ship_their_files(project: dict[str, Any]) -> None:
         assert data <= shipped, name
 
 
+def test_cuda_sources_are_shipped(project: dict[str, Any]) -> None:
+    shipped = {
+        path
+        for name, patterns in project["tool"]["setuptools"]["package-data"].items()
+        if name.startswith("oscar_kernels")
+        for pattern in patterns
+        for path in ROOT.joinpath("kernels", *name.split(".")).glob(pattern)
+    }
+    sources = {path for path in (ROOT / "kernels" / "oscar_kernels").rglob("*") if path.suffix in (".cu", ".cuh")}
+    assert sources
+    assert sources <= shipped
+
+
 def test_stub_modules_are_shipped_as_data(project: dict[str, Any]) -> None:
     patterns = project["tool"]["setuptools"]["package-data"]["oscar_zoo"]
     shipped = {path for pattern in patterns for path in (ROOT / "oscar_zoo").glob(pattern)}

@@ -1,0 +1,74 @@
+"""Benchmark the cache kernels on this GPU: correctness first, then CSV on standard output, notes on standard error.
+
+    python kernels/benchmarks/run.py > h200.csv          everything, beside FlashInfer where it is installed
+    python kernels/benchmarks/run.py --quick             our kernels alone, fewer repeats, under a minute
+    python kernels/benchmarks/run.py --only decode,write
+    python kernels/benchmarks/run.py --dry-run           tiny shapes, without a GPU too: times mean nothing
+
+A check or a case that fails loses the rest of its op, not of the run; the exit status is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oscar_kernels.bench.ops import Bench
+    from oscar_kernels.bench.results import Row
+
+OPS = ("decode", "extend", "write", "read", "baseline")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    unknown = set(options.only) - set(OPS)
+    if unknown:
+        _note(f"no op is called {', '.join(sorted(unknown))}; there are {', '.join(OPS)}")
+        return 2
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import torch
+
+    if not torch.cuda.is_available():
+        if not options.dry_run:
+            _note("no CUDA device; --dry-run runs tiny shapes without one")
+            return 2
+        os.environ["TRITON_INTERPRET"] = "1"
+    from oscar_kernels.bench import ops, results, timing
+
+    plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
+    chosen = options.only or [name for name in OPS if not (options.quick and name == "baseline")]
+    torch.manual_seed(0)
+    failed: list[str] = []
+    results.write_rows(_rows(ops.Bench(plan, timing.bandwidth(), _note), chosen, failed), sys.stdout)
+    return 1 if failed else 0
+
+
+def _rows(bench: Bench, chosen: Sequence[str], failed: list[str]) -> Iterator[Row]:
+    for name in chosen:
+        try:
+            yield from getattr(bench, name)()
+        except Exception:  # whatever goes wrong in one op: the others are worth having, and the status tells
+            failed.append(name)
+            _note(f"{name} failed:\n{traceback.format_exc()}")
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Benchmark the INT2 cache kernels; CSV on standard output.")
+    parser.add_argument("--only", type=lambda x: x.split(","), default=[], help=f"some of {','.join(OPS)}")
+    parser.add_argument("--quick", action="store_true", help="no baseline, fewer repeats")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

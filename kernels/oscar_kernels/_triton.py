@@ -1,0 +1,39 @@
+"""Is Triton usable, and is it interpreted? The launchers ask here before they import a kernel."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+MINIMUM = (8, 0)
+"""Lowest compute capability the kernels are written for: bfloat16 matrix units and asynchronous copies."""
+
+
+def interpreted() -> bool:
+    """Kernels run in the interpreter on the CPU: `TRITON_INTERPRET=1` from before their import."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def dependent_launch(device: torch.device) -> bool:
+    """A kernel may be launched before the one it waits for has ended: compute capability 9 and later."""
+    if interpreted() or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return bool(torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+def missing(device: torch.device | str) -> str | None:
+    """Why Triton kernels cannot run on a device, in one line; `None` if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    device = torch.device(device)
+    if interpreted():
+        return None
+    if device.type != "cuda":
+        return f"Triton has no {device.type} device; TRITON_INTERPRET=1 runs its kernels slowly on any"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < MINIMUM:
+        return f"{torch.cuda.get_device_name(device)} is older than compute capability {MINIMUM[0]}.{MINIMUM[1]}"
+    return None

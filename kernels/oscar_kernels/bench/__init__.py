@@ -1,0 +1,1 @@
+"""Timing the kernels against what their bytes allow."""

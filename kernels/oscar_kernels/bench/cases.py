@@ -1,0 +1,149 @@
+"""Shapes that benchmarks measure, and memory for one layer each: random tokens, random slots, running requests.
+
+On a GPU rows are bfloat16. Elsewhere they are float32, the one type that Triton's interpreter gets right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.bench.roofline import Heads
+from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms, WindowState, allocate
+from oscar_kernels.spec import QuantSpec
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+
+QWEN3_8B = Heads(QuantSpec(128, 128, 0.96), QuantSpec(128, 128, 0.92), num_kv_heads=8, group=4, sink=64, recent=256)
+"""32 query heads and 8 KV heads of 128, windows of 64 and 256."""
+
+TINY = Heads(QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.92), num_kv_heads=2, group=2, sink=4, recent=8)
+"""For a dry run."""
+
+LAYERS_BYTES = 1 << 30
+"""Layers of a case read this together, twenty times the L2 of an H200."""
+
+
+@dataclass(frozen=True)
+class WriteLayer:
+    """What a write takes, on the device."""
+
+    key: Tensor
+    value: Tensor
+    query: Tensor
+    query_out: Tensor
+    cache: LayerCache
+    transforms: Transforms
+    targets: TokenTargets
+    windows: WindowState
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """What attention takes: caches of several layers, and one batch of all of them.
+
+    Attributes:
+        query: `[B, Hq, Dk]` of decode, `[T, Hq, Dk]` of an extend.
+        key, value: `[T, H, Dk]`, `[T, H, Dv]` of an extend.
+        cuts: `[B + 1]` of an extend.
+        o_partner: `[1, Dv, Dv]`.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cuts: Tensor
+    o_partner: Tensor
+    caches: list[LayerCache]
+    batch: BatchView
+
+    @property
+    def sm_scale(self) -> float:
+        """Factor of the logits."""
+        return float(self.query.shape[-1] ** -0.5)
+
+
+def layers(moved: int, most: int) -> int:
+    """How many layers a case needs, each with `moved` bytes, so that none finds its own bytes in the L2."""
+    return min(most, max(4, -(-LAYERS_BYTES // moved)))
+
+
+def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
+    """`new` more tokens for each of some requests that have `lengths` cached tokens."""
+    requests, tokens = len(lengths), new * len(lengths)
+    k_dim, v_dim, kv_heads = heads.k_spec.head_dim, heads.v_spec.head_dim, heads.num_kv_heads
+    slots = tokens + (65536 if DEVICE == "cuda" else 8)
+    request = torch.arange(requests, device=DEVICE).repeat_interleave(new)
+    cached = torch.tensor(lengths, device=DEVICE)[request]
+    query = normal(tokens, kv_heads * heads.group, k_dim)
+    return WriteLayer(
+        normal(tokens, kv_heads, k_dim),
+        normal(tokens, kv_heads, v_dim),
+        query,
+        torch.empty_like(query),
+        _cache(heads, slots, requests),
+        Transforms(_rotation(k_dim), _rotation(k_dim), _rotation(v_dim), _rotation(v_dim)),
+        TokenTargets(
+            1 + torch.randperm(slots - 1, device=DEVICE)[:tokens],
+            1 + request,
+            cached + torch.arange(new, device=DEVICE).repeat(requests),
+            cached + new,
+        ),
+        _windows(requests),
+    )
+
+
+def attention_layers(heads: Heads, lengths: list[int], count: int, *, new: int = 1) -> AttentionLayers:
+    """`count` layers, and `new` tokens for each request of `lengths` cached ones."""
+    cache, batch = cached_batch(heads, lengths)
+    tokens, kv_heads = new * len(lengths), heads.num_kv_heads
+    return AttentionLayers(
+        normal(tokens, kv_heads * heads.group, heads.k_spec.head_dim),
+        normal(tokens, kv_heads, heads.k_spec.head_dim),
+        normal(tokens, kv_heads, heads.v_spec.head_dim),
+        torch.arange(0, tokens + 1, new, dtype=torch.int32, device=DEVICE),
+        _rotation(heads.v_spec.head_dim),
+        [cache, *(filled_cache(heads, lengths) for _ in range(count - 1))],
+        batch,
+    )
+
+
+def cached_batch(heads: Heads, lengths: list[int]) -> tuple[LayerCache, BatchView]:
+    """A cache that holds requests of some lengths, in slots of a random order."""
+    indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    slots = 1 + torch.randperm(sum(lengths), device=DEVICE)
+    rows = torch.arange(1, len(lengths) + 1, device=DEVICE)
+    return filled_cache(heads, lengths), BatchView(indptr, slots.int(), rows, _windows(len(lengths)))
+
+
+def filled_cache(heads: Heads, lengths: list[int]) -> LayerCache:
+    """A cache of random bytes for requests of some lengths."""
+    cache = _cache(heads, sum(lengths) + 1, len(lengths))
+    cache.codes.random_(0, 256)
+    for x in (cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v):
+        x.normal_()
+    return cache
+
+
+def normal(*shape: int) -> Tensor:
+    """Random rows."""
+    return torch.randn(*shape, dtype=DTYPE, device=DEVICE)
+
+
+def _cache(heads: Heads, slots: int, requests: int) -> LayerCache:
+    return allocate(
+        heads.k_spec, heads.v_spec, slots=slots, rows=requests + 1, num_kv_heads=heads.num_kv_heads, sink=heads.sink,
+        recent=heads.recent, dtype=DTYPE, device=DEVICE,
+    )  # fmt: skip
+
+
+def _windows(requests: int) -> WindowState:
+    rows = torch.arange(requests + 1, dtype=torch.int32, device=DEVICE)
+    return WindowState(rows, torch.zeros_like(rows), torch.zeros_like(rows))
+
+
+def _rotation(dim: int) -> Tensor:
+    return torch.linalg.qr(torch.randn(1, dim, dim, device=DEVICE))[0].contiguous()

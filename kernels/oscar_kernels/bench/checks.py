@@ -1,0 +1,122 @@
+"""Every op against its reference, before it is timed: the same kernels, on shapes that the reference can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oscar_kernels import testing
+from oscar_kernels.bench import cases
+from oscar_kernels.bench.roofline import Heads
+from oscar_kernels.decode_attention import launcher as attention
+from oscar_kernels.decode_attention import reference as attention_reference
+from oscar_kernels.kv_read import launcher as read
+from oscar_kernels.kv_read import reference as read_reference
+from oscar_kernels.kv_write import launcher as write
+from oscar_kernels.kv_write import reference as write_reference
+from oscar_kernels.quantizer import unpack
+
+ATOL = 4e-6
+TIES = 2e-5
+"""Part of the codes of 16-bit rows that may fall on another side of a rounding tie; `kv_write.tuning` tells why."""
+
+
+def lengths() -> list[int]:
+    """Of the requests: several, odd, one of a single token; short where kernels are interpreted."""
+    return [1000, 1, 17, 3001] if cases.DEVICE == "cuda" else [21, 1, 40]
+
+
+def decode(heads: Heads, op: Callable[..., Tensor]) -> None:
+    """Decode attention by `op` is as good as PyTorch in the same dtype.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    filling = _filling(heads)
+    query = cases.normal(len(lengths()), heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
+    options = {"sm_scale": heads.k_spec.head_dim**-0.5, "o_partner": _partner(heads)}
+    got = op(query, filling.cache, filling.batch, **options)
+    testing.assert_as_good_as_torch(
+        got, lambda q: attention_reference.decode_attention(q, filling.cache, filling.batch, **options), [query],
+        atol=ATOL,
+    )  # fmt: skip
+
+
+def extend(heads: Heads) -> None:
+    """The short extend's outputs and log-sum-exps are as good as PyTorch's in the same dtype.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    filling, new = _filling(heads), [3, 1, 7, 2][: len(lengths())]
+    cuts = torch.tensor([0, *new], device=cases.DEVICE).cumsum(0).int()
+    query = cases.normal(sum(new), heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
+    key = cases.normal(sum(new), heads.num_kv_heads, heads.k_spec.head_dim)
+    value = cases.normal(sum(new), heads.num_kv_heads, heads.v_spec.head_dim)
+    options: dict[str, Any] = {
+        "cuts": cuts, "sm_scale": heads.k_spec.head_dim**-0.5, "o_partner": _partner(heads),
+    }  # fmt: skip
+    got = attention.extend_attention(query, key, value, filling.cache, filling.batch, **options)
+
+    def op(index: int) -> Callable[..., Tensor]:
+        reference = attention_reference.extend_attention
+        return lambda q, k, v: reference(q, k, v, filling.cache, filling.batch, **options)[index]
+
+    for index in (0, 1):
+        testing.assert_as_good_as_torch(got[index], op(index), [query, key, value], atol=ATOL)
+
+
+def writing(heads: Heads) -> None:
+    """Codes differ from the reference's on rounding ties only, by one, and those are few; exact rows are as near.
+
+    Raises:
+        AssertionError: they do not, or are not.
+    """
+    cached = [length + heads.recent for length in lengths()]
+    layer = cases.write_layer(heads, cached, 300 if cases.DEVICE == "cuda" else 5)
+    seen = []
+    for module in (write, write_reference):
+        cache = replace(layer.cache, codes=layer.cache.codes.clone(), ring_v=layer.cache.ring_v.clone())
+        query = module.write_kv_int2(
+            layer.key, layer.value, cache, layer.transforms, layer.targets, windows=layer.windows, query=layer.query
+        )
+        assert query is not None
+        seen.append((unpack(cache.codes).int(), cache.ring_v, query))
+    (codes, *rows), (want_codes, *want_rows) = seen
+    differ = (codes - want_codes).abs()
+    few = TIES * 2 * layer.key.numel() + 10
+    assert differ.max() <= 1 and differ.count_nonzero() <= few, f"{differ.count_nonzero()} codes differ"
+    for got, want in zip(rows, want_rows, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.01, atol=0.01)
+
+
+def reading(heads: Heads) -> None:
+    """Materialised rows are the reference's to the bit.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    few = [min(length, 500) for length in lengths()]  # the reference takes one position at a time
+    cache, batch = cases.cached_batch(heads, few)
+    rows = []
+    for module in (read, read_reference):
+        out_k, out_v = (cases.normal(sum(few), heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv")
+        module.materialize_prefix(cache, batch, out_k=out_k, out_v=out_v)
+        rows.append((out_k, out_v))
+    assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True)), "rows differ from the reference"
+
+
+def _filling(heads: Heads) -> testing.Filling:
+    return testing.random_cache(
+        lengths(), heads.k_spec, heads.v_spec, num_kv_heads=heads.num_kv_heads, sink=heads.sink, recent=heads.recent,
+        dtype=cases.DTYPE, device=cases.DEVICE,
+    )  # fmt: skip
+
+
+def _partner(heads: Heads) -> Tensor:
+    dim = heads.v_spec.head_dim
+    return torch.linalg.qr(torch.randn(1, dim, dim, device=cases.DEVICE))[0].contiguous()

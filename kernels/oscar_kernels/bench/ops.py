@@ -1,0 +1,196 @@
+"""What is timed: every op checked against its reference, then run on the shapes of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.bench import baselines, cases, checks, roofline
+from oscar_kernels.bench.results import Row, row
+from oscar_kernels.bench.roofline import Heads
+from oscar_kernels.bench.timing import timed
+from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.decode_attention import launcher as triton_attention
+from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
+from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.kv_read.launcher import materialize_prefix
+from oscar_kernels.kv_read.tuning import Tiles as ReadTiles
+from oscar_kernels.kv_write.launcher import write_kv_int2
+from oscar_kernels.kv_write.tuning import Tiles as WriteTiles
+
+Calls = list[Callable[[], object]]
+
+PATHS: dict[str, ModuleType] = {"cuda": cuda_attention, "triton": triton_attention}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shapes of a run.
+
+    Attributes:
+        heads: of every case.
+        decode: batch and cached tokens of each request.
+        extend: new tokens over cached tokens.
+        prefill, step: tokens of a write into one request, and requests of a decode step.
+        layers: of a case at most; fewer where each moves many bytes.
+        read: requests and tokens of each.
+        replays: of every case.
+    """
+
+    heads: Heads = cases.QWEN3_8B
+    decode: tuple[tuple[int, int], ...] = ((1, 8192), (1, 100_000), (16, 30_000), (64, 8192))
+    extend: tuple[int, int] = (256, 100_000)
+    prefill: int = 8192
+    step: int = 64
+    layers: int = 36
+    read: tuple[tuple[int, int], ...] = ((1, 100_000), (16, 6250))
+    replays: int = 30
+
+
+FULL = Plan()
+QUICK = Plan(read=((1, 100_000),), layers=12, replays=10)
+DRY = Plan(cases.TINY, ((1, 60), (3, 25)), (5, 40), 20, 3, 2, ((1, 50), (3, 9)), 1)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run of a plan.
+
+    Attributes:
+        bandwidth: bytes per second of the memory, measured before.
+        note: told what is left out, and why.
+    """
+
+    plan: Plan
+    bandwidth: float
+    note: Callable[[str], None] = field(repr=False)
+
+    def decode(self) -> Iterator[Row]:
+        """Decode attention with both stages, by every path that runs here."""
+        heads, checked = self.plan.heads, set[str]()
+        for number, length in self.plan.decode:
+            lengths = [length] * number
+            moved = roofline.decode(heads, lengths)
+            job = cases.attention_layers(heads, lengths, cases.layers(moved, self.plan.layers))
+            for name, path in PATHS.items():
+                reason = _cuda_cannot(job) if path is cuda_attention else None
+                if reason:
+                    self.note(f"decode {number} x {length}: no CUDA path: {reason}")
+                    continue
+                if name not in checked:
+                    checks.decode(heads, path.decode_attention)
+                    checked.add(name)
+                timing = timed(decode_calls(path, job), replays=self.plan.replays)
+                yield row("decode", f"{number} x {length}", name, timing, moved, self.bandwidth)
+
+    def extend(self) -> Iterator[Row]:
+        """A few new tokens over a long prefix."""
+        heads, (new, length) = self.plan.heads, self.plan.extend
+        checks.extend(heads)
+        moved = roofline.extend(heads, [length], new)
+        job = cases.attention_layers(heads, [length], 2, new=new)
+        timing = timed(extend_calls(job), replays=self.plan.replays)
+        yield row("extend", f"{new} over {length}", "triton", timing, moved, self.bandwidth)
+
+    def write(self) -> Iterator[Row]:
+        """One decode step, and a prefill of one request."""
+        plan, heads = self.plan, self.plan.heads
+        checks.writing(heads)
+        yield self._write(f"step {plan.step}", [30_000] * plan.step, 1, plan.layers, step=True)
+        yield self._write(f"prefill {plan.prefill}", [0], plan.prefill, 4, step=False)
+
+    def _write(self, case: str, lengths: list[int], new: int, count: int, *, step: bool) -> Row:
+        heads, tokens = self.plan.heads, new * len(lengths)
+        jobs = [cases.write_layer(heads, lengths, new) for _ in range(count)]
+        timing = timed(write_calls(jobs, step=step), replays=self.plan.replays)
+        moved = roofline.write(heads, tokens, query=step, window_rows=tokens if step else 0)
+        return row("write", case, "triton", timing, moved, self.bandwidth)
+
+    def read(self) -> Iterator[Row]:
+        """A prefix back as rows."""
+        heads = self.plan.heads
+        checks.reading(heads)
+        for number, length in self.plan.read:
+            lengths = [length] * number
+            cache, batch = cases.cached_batch(heads, lengths)
+            out_k, out_v = (cases.normal(sum(lengths), heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv")
+            moved = roofline.read(heads, lengths)
+            timing = timed(read_calls(cache, batch, out_k, out_v), replays=self.plan.replays)
+            yield row("read", f"{number} x {length}", "triton", timing, moved, self.bandwidth)
+
+    def baseline(self) -> Iterator[Row]:
+        """Decode and extend over 16-bit rows, by FlashInfer or PyTorch."""
+        heads, baseline = self.plan.heads, baselines.available()
+        if baseline.name != baselines.FlashInfer.name:
+            self.note(f"FlashInfer is not there; the baseline is {baseline.name}")
+        baselines.check(heads, baseline)
+        for number, length in self.plan.decode:
+            lengths = [length] * number
+            moved = roofline.attend_16_bit(heads, lengths)
+            calls = baseline.decode(baselines.rows(heads, lengths, cases.layers(moved, self.plan.layers)))
+            timing = timed(calls, replays=self.plan.replays)
+            yield row("decode", f"{number} x {length}", baseline.name, timing, moved, self.bandwidth)
+        new, length = self.plan.extend
+        calls = baseline.extend(baselines.rows(heads, [length + new], 2, new=new))
+        timing = timed(calls, replays=self.plan.replays, graph=False)
+        moved = roofline.attend_16_bit(heads, [length + new], new)
+        yield row("extend", f"{new} over {length}", baseline.name, timing, moved, self.bandwidth)
+
+
+def _cuda_cannot(job: cases.AttentionLayers) -> str | None:
+    arguments = (job.query, job.caches[0], job.batch)
+    return cuda_attention.unsupported(*arguments) or cuda_attention.unbuildable(*arguments)
+
+
+def decode_calls(path: ModuleType, job: cases.AttentionLayers) -> Calls:
+    """Decode attention of every layer, by a launcher."""
+    number, q_heads, _ = job.query.shape
+    workspace = Workspace.allocate(path.decode_elements(job.caches[0], q_heads, number), cases.DEVICE)
+    out = job.query.new_empty(number, q_heads, job.caches[0].v_spec.head_dim)
+    return [
+        partial(
+            path.decode_attention, job.query, cache, job.batch, sm_scale=job.sm_scale, o_partner=job.o_partner,
+            workspace=workspace, out=out,
+        )
+        for cache in job.caches
+    ]  # fmt: skip
+
+
+def extend_calls(job: cases.AttentionLayers) -> Calls:
+    """The short extend of every layer."""
+    tokens, q_heads, _ = job.query.shape
+    elements = triton_attention.extend_elements(job.caches[0], q_heads, tokens)
+    workspace = Workspace.allocate(elements, cases.DEVICE)
+    out = job.query.new_empty(tokens, q_heads, job.caches[0].v_spec.head_dim)
+    lse = torch.empty(tokens, q_heads, dtype=torch.float32, device=cases.DEVICE)
+    return [
+        partial(
+            triton_attention.extend_attention, job.query, job.key, job.value, cache, job.batch, cuts=job.cuts,
+            sm_scale=job.sm_scale, o_partner=job.o_partner, workspace=workspace, out=out, lse=lse,
+        )
+        for cache in job.caches
+    ]  # fmt: skip
+
+
+def write_calls(jobs: Sequence[cases.WriteLayer], *, step: bool, tiles: WriteTiles | None = None) -> Calls:
+    """Writes of new tokens: of a decode step, with the query and into the windows, or of a prefill, into slots."""
+    return [
+        partial(
+            write_kv_int2, job.key, job.value, job.cache, job.transforms, job.targets, windows=job.windows,
+            parts="all" if step else "slots", query=job.query if step else None,
+            query_out=job.query_out if step else None, tiles=tiles,
+        )
+        for job in jobs
+    ]  # fmt: skip
+
+
+def read_calls(
+    cache: LayerCache, batch: BatchView, out_k: Tensor, out_v: Tensor, *, tiles: ReadTiles | None = None
+) -> Calls:
+    """Materialisation of one prefix, twice; what it reads and writes is larger than any cache."""
+    return [partial(materialize_prefix, cache, batch, out_k=out_k, out_v=out_v, tiles=tiles)] * 2

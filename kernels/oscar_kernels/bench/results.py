@@ -1,0 +1,113 @@
+"""Self-describing CSV rows: a number without its GPU, versions and commit is worth nothing later."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from oscar_kernels.bench import roofline
+from oscar_kernels.bench.timing import Timing
+from oscar_kernels.decode_attention.cuda import driver
+
+FORMATS = {"microseconds": ".2f", "p20": ".2f", "p80": ".2f", "share": ".3f", "bandwidth": ".4g"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        op, case, kernel: what was run, on which shapes, by which implementation.
+        microseconds, p20, p80: of one layer: median and percentiles over replays.
+        bytes: that must move (`roofline`).
+        share: of the bandwidth measured in the same run that those bytes reached.
+        bandwidth: that, in bytes per second.
+        gpu, driver, torch, triton, flashinfer, commit, utc: where and when it was measured.
+    """
+
+    op: str
+    case: str
+    kernel: str
+    microseconds: float
+    p20: float
+    p80: float
+    bytes: int
+    share: float
+    bandwidth: float
+    gpu: str
+    driver: str
+    torch: str
+    triton: str
+    flashinfer: str
+    commit: str
+    utc: str
+
+
+def row(op: str, case: str, kernel: str, timing: Timing, moved: int, bandwidth: float) -> Row:
+    """A row about now and here.
+
+    Args:
+        timing: of one layer.
+        moved: bytes that must move.
+        bandwidth: of the memory, measured in this run.
+    """
+    return Row(
+        op, case, kernel, timing.median * 1e6, timing.p20 * 1e6, timing.p80 * 1e6, moved,
+        roofline.share(moved, timing.median, bandwidth), bandwidth, **surroundings(),
+    )  # fmt: skip
+
+
+def surroundings() -> dict[str, str]:
+    """The fields of a row that say where and when it was measured."""
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "driver": _driver(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "flashinfer": _version("flashinfer-python"),
+        "commit": _commit(Path(__file__).parent),
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _driver() -> str:
+    try:
+        return str(driver.version())
+    except driver.DriverError:
+        return "none"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _commit(folder: Path) -> str:
+    """The commit of the checkout, with a plus sign if files differ from it; `unknown` outside of one."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def write_rows(rows: Iterable[Row], out: TextIO) -> None:
+    """A header and one line per row, as they come."""
+    writer = csv.DictWriter(out, [f.name for f in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    out.flush()
+    for line in rows:
+        content = asdict(line)
+        writer.writerow({**content, **{name: format(content[name], form) for name, form in FORMATS.items()}})
+        out.flush()

@@ -1,0 +1,179 @@
+"""What the kernels read and write: the INT2 cache of one layer on one rank, its BF16 windows, and a batch's view of it.
+
+Every token has codes and affine parameters in the slot the serving engine gave it. On top of them the first `sink` and
+the last `recent` tokens of a running request also have exact rows in the sink and ring stores. A request with `n`
+cached tokens reads position `p` from
+
+* its sink block where `sink_from <= p < min(sink, n)`,
+* its ring, at `p % recent`, where `max(n - recent, ring_start) <= p < n` (and not from the sink),
+* INT2 otherwise.
+
+Row 0 and slot 0 are dummies: padding of a CUDA graph reads and writes them.
+
+Record of one slot and KV head, `[K codes | V codes]`, each packed as `layout` says; its affine parameters are
+`[K scale, K offset] * K groups, [V scale, V offset] * V groups` in 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oscar_kernels.layout import code_bytes
+from oscar_kernels.spec import QuantSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """The cache of one layer; `H` local KV heads.
+
+    Attributes:
+        k_spec, v_spec: what a row is; scales are stored in 16 bits.
+        codes: `[slots, H, code_bytes(k) + code_bytes(v)]` uint8.
+        affine: `[slots, H, 2 * (K groups + V groups)]` float16 or bfloat16.
+        ring_k, ring_v: `[rows, recent, H, head_dim]` BF16 (float32 on a CPU).
+        sink_k, sink_v: `[blocks, sink, H, head_dim]`, the same.
+    """
+
+    k_spec: QuantSpec
+    v_spec: QuantSpec
+    codes: Tensor
+    affine: Tensor
+    ring_k: Tensor
+    ring_v: Tensor
+    sink_k: Tensor
+    sink_v: Tensor
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Local KV heads."""
+        return int(self.codes.shape[1])
+
+    @property
+    def recent(self) -> int:
+        """Positions of a ring."""
+        return int(self.ring_k.shape[1])
+
+    @property
+    def sink(self) -> int:
+        """Positions of a sink block."""
+        return int(self.sink_k.shape[1])
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """Which positions of each row are present in BF16; int32 on the device, `R` rows.
+
+    Attributes:
+        sink_block: `[R]`, the block of a row.
+        sink_from: `[R]`, first position present in it.
+        ring_start: `[R]`, first position present in the row's ring.
+    """
+
+    sink_block: Tensor
+    sink_from: Tensor
+    ring_start: Tensor
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """The cached tokens of `B` requests.
+
+    Attributes:
+        indptr: `[B + 1]` int32 or int64; request `b` has `indptr[b + 1] - indptr[b]` cached tokens.
+        slots: `[>= indptr[B]]` int32 or int64, slots in order of position.
+        rows: `[B]` int32 or int64, the row of each request in the stores; 0 for padding.
+        windows: of all rows.
+    """
+
+    indptr: Tensor
+    slots: Tensor
+    rows: Tensor
+    windows: WindowState
+
+
+@dataclass(frozen=True)
+class TokenTargets:
+    """Where `T` new tokens go; all int32 or int64.
+
+    Attributes:
+        slots: `[T]`.
+        rows: `[T]`, the row of each token's request.
+        positions: `[T]`.
+        ends: `[T]`, tokens of its request once these are written: only the last `recent` of them enter the ring.
+    """
+
+    slots: Tensor
+    rows: Tensor
+    positions: Tensor
+    ends: Tensor
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """The transform pairs of one layer, float32; a leading dimension of 1 is shared by all heads, else `H`.
+
+    `k' = (k - k_mean) @ k_forward`, `q' = q @ q_partner`, `v' = v @ v_forward`, `o = o' @ o_partner^T`.
+
+    Attributes:
+        k_forward, q_partner: `[1 | H, Dk, Dk]`.
+        v_forward, o_partner: `[1 | H, Dv, Dv]`.
+        k_mean: `[1 | H, Dk]`, or `None`.
+    """
+
+    k_forward: Tensor
+    q_partner: Tensor
+    v_forward: Tensor
+    o_partner: Tensor
+    k_mean: Tensor | None = None
+
+
+def allocate(
+    k_spec: QuantSpec,
+    v_spec: QuantSpec,
+    *,
+    slots: int,
+    rows: int,
+    num_kv_heads: int,
+    sink: int,
+    recent: int,
+    blocks: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> LayerCache:
+    """An empty cache of one layer.
+
+    Args:
+        k_spec, v_spec: of rows; equal `scale_dtype`, 16 bits.
+        slots: dummy page included.
+        rows: of the ring, row 0 included.
+        blocks: sink blocks; `rows` by default.
+        dtype: of the windows; bfloat16 by default.
+
+    Raises:
+        ValueError: scales are not stored in 16 bits, or differently for K and V.
+    """
+    import torch
+
+    if k_spec.scale_dtype != v_spec.scale_dtype or k_spec.scale_dtype == "float32":
+        raise ValueError(
+            f"scales are stored as {k_spec.scale_dtype} and {v_spec.scale_dtype}; one 16-bit type is needed"
+        )
+    window = {"dtype": dtype or torch.bfloat16, "device": device}
+    record = code_bytes(k_spec) + code_bytes(v_spec)
+    parameters = 2 * (k_spec.num_groups + v_spec.num_groups)
+    sinks = rows if blocks is None else blocks
+    return LayerCache(
+        k_spec,
+        v_spec,
+        torch.zeros(slots, num_kv_heads, record, dtype=torch.uint8, device=device),
+        torch.zeros(slots, num_kv_heads, parameters, dtype=getattr(torch, k_spec.scale_dtype), device=device),
+        torch.zeros(rows, recent, num_kv_heads, k_spec.head_dim, **window),
+        torch.zeros(rows, recent, num_kv_heads, v_spec.head_dim, **window),
+        torch.zeros(sinks, sink, num_kv_heads, k_spec.head_dim, **window),
+        torch.zeros(sinks, sink, num_kv_heads, v_spec.head_dim, **window),
+    )

@@ -1,0 +1,126 @@
+"""CUDA C++ to machine code with the NVRTC that torch's wheels bring; no toolkit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from oscar_kernels.decode_attention.cuda import cubins
+
+MAIN = "decode.cu"
+
+Flags = Mapping[str, str | int]
+
+
+class CompilerMissing(RuntimeError):
+    """NVRTC cannot be loaded."""
+
+
+class CompilationFailed(RuntimeError):
+    """NVRTC refused the source; the message is its log."""
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The CUDA C++ files of this folder by name; `decode.cu` includes the others."""
+    files = (x for x in resources.files(__package__).iterdir() if x.name.endswith((".cu", ".cuh")))
+    return {x.name: x.read_text(encoding="utf-8") for x in sorted(files, key=lambda x: x.name)}
+
+
+def compiled(flags: Flags, arch: str, *, driver: int = 0) -> bytes:
+    """Machine code of `sources` for one set of flags, kept in a private folder.
+
+    Args:
+        flags: values of the `-D` flags.
+        arch: as `sm_90`.
+        driver: version of the driver; a new one compiles again.
+
+    Raises:
+        CompilerMissing, CompilationFailed: from NVRTC.
+    """
+    files = sources()
+    options = [f"-arch={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in sorted(flags.items()))]
+    text = [x for item in files.items() for x in item]
+    key = [*text, *options, "NVRTC", *map(str, nvrtc_version()), "driver", str(driver)]
+    return cubins.kept(key, lambda: compile_source(files, options))
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Major and minor version of the NVRTC in use.
+
+    Raises:
+        CompilerMissing: there is none.
+    """
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+def compile_source(files: Mapping[str, str], options: Sequence[str]) -> bytes:
+    """Compile `decode.cu` of `files`, which may include the others.
+
+    Raises:
+        CompilerMissing, CompilationFailed: from NVRTC.
+    """
+    library, program = _nvrtc(), ctypes.c_void_p()
+    headers = {name: text for name, text in files.items() if name != MAIN}
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program), files[MAIN].encode(), MAIN.encode(), len(headers), _strings(headers.values()),
+        _strings(headers),
+    )  # fmt: skip
+    _check(created)
+    try:
+        if library.nvrtcCompileProgram(program, len(options), _strings(options)):
+            log = _buffer(program, library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog)
+            raise CompilationFailed(log.rstrip(b"\0").decode(errors="replace").strip())
+        return _buffer(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    encoded = [x.encode() for x in texts]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _buffer(program: ctypes.c_void_p, size_of: Callable[..., int], read: Callable[..., int]) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(read(program, buffer))
+    return buffer.raw
+
+
+def _check(result: int) -> None:
+    if result:
+        raise CompilationFailed(f"NVRTC answered with error {result}")
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    seen = []
+    for path in _candidates():
+        with contextlib.suppress(OSError):
+            # NVRTC looks its second library up by name, which finds one that is loaded.
+            for builtins in sorted(path.parent.glob("libnvrtc-builtins.so*")) if path.is_absolute() else ():
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+        seen.append(str(path))
+    raise CompilerMissing(
+        f"NVRTC was not found ({', '.join(seen)}); `pip install nvidia-cuda-nvrtc` for the CUDA version of torch"
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    """Wheels of NVIDIA beside torch, newest first, then the system's libraries."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        found = [x for x in Path(folder).glob("*/lib/libnvrtc.so.*") if x.suffix[1:].isdigit()]
+        yield from sorted(found, key=lambda x: int(x.suffix[1:]), reverse=True)
+    for major in (13, 12):
+        yield Path(f"libnvrtc.so.{major}")

@@ -1,0 +1,77 @@
+// Decode attention over an INT2 cache: stage 1 (partial results) and stage 2 (merge, undo the value transform).
+//
+// Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
+// row, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH warps that share the query heads
+// of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types, QUERY 0 bfloat16 1 float16 2 float32,
+// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST.
+//
+// Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
+// unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
+// whatever the lengths, and leaves one partial result per segment, a run of units of one request and kind. Segment
+// `block + k` of kind index `k` is unique.
+//
+// Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
+//
+// K: one AND leaves four codes in the bytes of an int8 operand, times 4^R for quarter R. The query is a 16-bit integer
+// per channel in two int8 digits, neighbouring columns, so the product is exact: hi * 256 + lo, scaled once per token.
+//
+// V: a 2-bit field left in place in a 16-bit lane is the float16 subnormal code * 4^R * 2^-24, exact; 4^-R * 2^24 goes
+// to the end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`).
+//
+// Scales and offsets stay outside: logit = scale * (q . code) + offset * sum(q), out = sum(p * scale * code) +
+// sum(p * offset).
+//
+// Columns of a warp's matrices: one n-tile holds four query heads, lane `t = lane % 4` owning head `t` (digits hi and
+// lo); with up to four heads per warp the value side uses its eight columns as (head, odd or even octet of tokens).
+
+#include "merge.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) u8 memory[];
+  int* prefix = reinterpret_cast<int*>(memory + RING_BYTES);
+  Request* requests = reinterpret_cast<Request*>(prefix + 2 * p.batch + 1);
+  Ring ring(shared_address(memory));
+  if (threadIdx.x == 0)
+    for (Ring x = ring; x.round == 0; x = x.plus(1)) {
+      barrier_init(x.full(), 32);
+      barrier_init(x.empty(), WARPS);
+    }
+  plan(p, prefix, requests);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, local = warp % HB, part = warp / HB % VH,
+            group = warp / (HB * VH);
+  wait_for_previous();
+  const Shares work(p, prefix[2 * p.batch]);
+  long long at = work.each * blockIdx.x;
+  const long long end = min(work.total, at + work.each);
+  if (blockIdx.x == 0)
+    for (int i = threadIdx.x; i <= 2 * p.batch; i += THREADS) p.prefix[i] = prefix[i];
+  while (at < end) {
+    const Segment x(work, prefix, p.batch, at, end);
+    const int b = x.low / 2, head = x.block * HB + local;
+    const size_t query_row = ((size_t)b * p.heads + head) * GROUP + part * GW;
+    const Request& r = requests[b];
+    at += x.hi - x.lo;
+    State s;
+    s.clear();
+    if (x.low % 2)
+      window_segment(p, s, r, b, head, query_row, group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
+                     (x.hi + WINDOW_COST - 1) / WINDOW_COST);
+    else
+      int2_segment(p, s, ring, r, x.block, query_row, local, group, x.lo, x.hi, warp, lane);
+    const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
+    store_partial(p, s, (segment * WARPS + warp) * GW, x.low % 2, lane);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(512) oscar_decode_stage2_1(const __grid_constant__ Params p) {
+  merge<16, 1>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_2(const __grid_constant__ Params p) {
+  merge<8, 2>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_4(const __grid_constant__ Params p) {
+  merge<8, 4>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_8(const __grid_constant__ Params p) {
+  merge<8, 8>(p);
+}

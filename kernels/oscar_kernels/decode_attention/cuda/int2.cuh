@@ -1,0 +1,185 @@
+// INT2 tokens: the query in int8, and the arithmetic of a tile in shared memory.
+#pragma once
+
+#include "state.cuh"
+
+// The query as int8 digits: B operands, and per head of this lane the factors of q . code and of the offset.
+struct Query8 {
+  u32 digits[NT][4][KP];
+  float scale[NT][GK], sum[NT][GK];
+  DEV void load(const Params& p, size_t row, int lane) {  // row: first query head of the warp
+    const int g = lane / 4, t = lane % 4;
+    UNROLL for (int n = 0; n < NT; n++) {
+      const int head = 4 * n + g / 2;
+      float x[4][KP][4], largest = 0.f, s[GK];
+      UNROLL for (int v = 0; v < GK; v++) s[v] = 0.f;
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) UNROLL for (int i = 0; i < 4; i += 2) {
+        const float2 y = head < GW ? query_pair(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t + i)
+                                   : make_float2(0.f, 0.f);
+        x[r][c][i] = y.x;
+        x[r][c][i + 1] = y.y;
+        s[r * GK / 4] += y.x + y.y;
+        largest = fmaxf(largest, fmaxf(fabsf(y.x), fabsf(y.y)));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
+      const float unit = largest > 1e-30f ? __fdividef(32639.f, largest) : 0.f;  // 127 * 256 + 127
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) {
+        u32 word = 0;
+        UNROLL for (int i = 0; i < 4; i++) {
+          const int q = __float2int_rn(x[r][c][i] * unit), hi = (q + 128) >> 8;
+          word |= (u32)((g & 1 ? q - 256 * hi : hi) & 255) << (8 * i);
+        }
+        digits[n][r][c] = word;
+      }
+      const float factor = __shfl_sync(ALL, largest, 8 * t) * (p.scale / 32639.f);
+      UNROLL for (int v = 0; v < GK; v++) {
+        s[v] += __shfl_xor_sync(ALL, s[v], 1);
+        s[v] += __shfl_xor_sync(ALL, s[v], 2);
+        sum[n][v] = __shfl_sync(ALL, s[v], 8 * t) * p.scale;
+        scale[n][v] = factor / (1 << (2 * ((v + 1) * 4 / GK - 1)));
+      }
+    }
+  }
+};
+
+// One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
+struct Tile {
+  u32 k_offset[(KP + 1) / 2], v_offset[(VP + 1) / 2], affine_offset;
+  DEV void place(int lane, int head, int group) {
+    const int token = 32 * group + (lane & 7);
+    UNROLL for (int j = 0; j < (KP + 1) / 2; j++) {
+      const int row = token + (lane & 8), piece = min(2 * j + lane / 16, KP - 1);
+      k_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
+    }
+    UNROLL for (int j = 0; j < (VP + 1) / 2; j++) {
+      const int row = token + (VP == 1 ? lane & 8 : lane / 16 * 8),
+                piece = KP + (VP == 1 ? 0 : 2 * j + (lane >> 3 & 1));
+      v_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
+    }
+    const int row = 32 * group + lane / 4, at = head * AFFINE;
+    affine_offset = CODE_BYTES + row * AFFINE_ROW +
+                    (AU == 16 ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
+  }
+  // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
+  DEV void compute(const Params& p, State& s, const Query8& q, u32 stage, int valid, int lane) const {
+    const int g = lane / 4;
+    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
+    UNROLL for (int o = 0; o < 4; o++)
+        load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
+    UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
+    if (valid < 32) {
+      UNROLL for (int o = 0; o < 4; o++) UNROLL for (int n = 0; n < NT; n++)
+          x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
+    }
+    float top[NT], largest = v_scale[0][0];
+    bool raise = false;
+    UNROLL for (int n = 0; n < NT; n++) {
+      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
+      raise |= top[n] > s.m[n] + HEADROOM;
+    }
+    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
+    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) s.rescale(top, largest);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) {
+      x[n][o] = ex2(x[n][o] - s.m[n]);
+      s.l[n] += x[n][o];
+      UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
+    }
+    const u32 even = g & 1 ? 0u : ALL;
+    u32 b[4][GV];  // weights of octet o times value scale: token pairs of column g
+    UNROLL for (int v = 0; v < GV; v++) {
+      UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
+      if constexpr (NT == 1) {
+        UNROLL for (int o = 0; o < 4; o += 2) {
+          const u32 w = transpose(pack_f16(x[0][o] * v_scale[o][v], x[0][o + 1] * v_scale[o + 1][v]));
+          b[o][v] = w & even;
+          b[o + 1][v] = w & ~even;
+        }
+      } else {
+        UNROLL for (int o = 0; o < 4; o++)
+            b[o][v] = transpose(pack_f16(x[0][o] * v_scale[o][v], x[NT - 1][o] * v_scale[o][v]));
+      }
+    }
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+  }
+  DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
+    u32 w[GK + GV];
+    if constexpr ((GK + GV) % 4 == 0 && AU == 16) {
+      UNROLL for (int i = 0; i < GK + GV; i += 4) asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(w[i]),
+                                                               "=r"(w[i + 1]), "=r"(w[i + 2]),
+                                                               "=r"(w[i + 3]) : "r"(at ^ (4 * i)));
+    } else if constexpr (GK + GV == 2) {
+      asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at));
+    } else {
+      UNROLL for (int i = 0; i < GK + GV; i++) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w[i]) : "r"(at + 4 * i));
+    }
+    UNROLL for (int v = 0; v < GK; v++) {
+      ks[v] = low_affine(w[v]);
+      ko[v] = high_affine(w[v]);
+    }
+    UNROLL for (int v = 0; v < GV; v++) {
+      vs[v] = low_affine(w[GK + v]);
+      vo[v] = high_affine(w[GK + v]);
+    }
+  }
+  // Logits of tokens 16u + g and 16u + 8 + g.
+  DEV void scores(const Params& p, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
+                  const float (&ko)[4][GK], float (&x)[NT][4]) const {
+    int d[NT][4][4];
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < 4; r++)
+        d[n][r][0] = d[n][r][1] = d[n][r][2] = d[n][r][3] = 0;
+    UNROLL for (int j = 0; j < (KP + 1) / 2; j++) {
+      const u32 at = stage + k_offset[j] + 16 * u * ROW_UNITS * 16;
+      u32 a[4];
+      if (2 * j + 1 < KP)
+        ldmatrix4(a, at);
+      else
+        ldmatrix2(a[0], a[1], at);
+      UNROLL for (int r = 0; r < 4; r++) {
+        const u32 mask = 0x03030303u << (2 * r);
+        UNROLL for (int n = 0; n < NT; n++) {
+          if (2 * j + 1 < KP)
+            mma_u8(d[n][r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask, q.digits[n][r][2 * j],
+                   q.digits[n][r][min(2 * j + 1, KP - 1)]);
+          else
+            mma_u8_half(d[n][r], a[0] & mask, a[1] & mask, q.digits[n][r][2 * j]);
+        }
+      }
+    }
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
+      const int o = 2 * u + i;
+      float y = 0.f;
+      UNROLL for (int v = 0; v < GK; v++) {
+        int hi = d[n][4 * v / GK][2 * i], lo = d[n][4 * v / GK][2 * i + 1];
+        UNROLL for (int r = 4 * v / GK + 1; r < 4 * (v + 1) / GK; r++) {
+          hi = hi * 4 + d[n][r][2 * i];
+          lo = lo * 4 + d[n][r][2 * i + 1];
+        }
+        y = fmaf(__int2float_rn(hi * 256 + lo), ks[o][v] * q.scale[n][v], fmaf(ko[o][v], q.sum[n][v], y));
+      }
+      x[n][o] = logit(p, y);
+    }
+  }
+  DEV void values(State& s, const u32 (&b)[4][GV], u32 stage, int u) const {
+    UNROLL for (int j = 0; j < (VP + 1) / 2; j++) {
+      const u32 at = stage + v_offset[j] + 16 * u * ROW_UNITS * 16;
+      u32 a[4];
+      if constexpr (VP > 1)
+        ldmatrix4_trans(a, at);
+      else {
+        ldmatrix2_trans(a[0], a[2], at);
+        a[1] = a[0] >> 8;
+        a[3] = a[2] >> 8;
+      }
+      UNROLL for (int e = 0; e < (VP > 1 ? 2 : 1); e++) {
+        UNROLL for (int r = 0; r < 4; r++) {
+          const u32 mask = 0x00030003u << (2 * r);
+          const int v = r * GV / 4;
+          mma_f16(s.acc[VP > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
+                  b[2 * u][v], b[2 * u + 1][v]);
+        }
+        UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;
+      }
+    }
+  }
+};

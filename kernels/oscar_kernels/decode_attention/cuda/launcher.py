@@ -1,0 +1,277 @@
+"""Decode attention by `decode.cu`: checks, choice of the variant, launch.
+
+Bound by memory: a cached token costs `code_bytes + affine bytes` per KV head (72 at head_dim 128 and group 128) and its
+slot, a window token `2 * head_dim * 2`; queries, outputs and partial results are small beside a long context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.decode_attention.cuda import compile as nvrtc
+from oscar_kernels.decode_attention.cuda import driver
+from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.spec import QuantSpec
+
+LOG2E = 1.4426950408889634
+MAX_BATCH = 1024
+MAX_GROUP = 16
+WARPS = 8
+KEY_DIMS, VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
+STAGES = 4
+MERGED_ROWS = (8, 4, 2, 1)
+RESIDENT = 2
+WINDOW_COST = 4
+"""A step of 16 window tokens takes about as long as this many tiles of 32 INT2 tokens; it has 3.6 times the bytes."""
+
+_QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_INTEGER = {torch.int32: "int", torch.int64: "long long"}
+
+
+class Unsupported(ValueError):
+    """The CUDA kernel does not do this; the message says what and why, in one line."""
+
+
+class _Params(ctypes.Structure):
+    """`Params` of decode.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "query", "codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v", "indptr", "slots", "rows",
+            "sink_block", "sink_from", "ring_start", "partial", "stats", "prefix", "out", "partner",
+        )),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+        *((name, ctypes.c_int) for name in (
+            "batch", "heads", "recent", "sink", "partner_heads", "blocks", "code_stride", "affine_stride",
+        )),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a compiled kernel is for; every field is a flag of decode.cu, see there."""
+
+    k_spec: QuantSpec
+    v_spec: QuantSpec
+    group: int
+    heads: int
+    slot: str
+    indptr: str
+    row: str
+    query: int
+    capped: bool
+
+    @property
+    def flags(self) -> dict[str, str | int]:
+        """Values of the `-D` flags."""
+        halves = 1 if self.group <= 8 else 2
+        together = math.gcd(self.heads, WARPS // halves)
+        wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
+        return {
+            "DK": self.k_spec.head_dim, "DV": self.v_spec.head_dim, "GK": self.k_spec.num_groups,
+            "GV": self.v_spec.num_groups, "GROUP": self.group, "HB": together, "VH": halves,
+            "TW": WARPS // halves // together, "STAGES": STAGES, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
+            "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            "CAPPED": int(self.capped), "BLOCKS": 1 if wide else RESIDENT, "WINDOW_COST": WINDOW_COST,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    stage1: driver.Kernel
+    stage2: dict[int, driver.Kernel]
+    ring_bytes: int
+    grid: int
+    early: bool
+
+
+def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
+    """Why the CUDA kernel cannot run these, in one line; `None` if it can."""
+    k_dim, v_dim, heads = cache.k_spec.head_dim, cache.v_spec.head_dim, cache.num_kv_heads
+    group, remainder = divmod(query.shape[1], heads)
+    if k_dim not in KEY_DIMS or v_dim not in VALUE_DIMS:
+        return f"head_dim {k_dim} of K and {v_dim} of V; it has {KEY_DIMS} and {VALUE_DIMS}"
+    if remainder or not 1 <= group <= MAX_GROUP:
+        return f"{query.shape[1]} query heads over {heads} KV heads; it has whole groups of 1 to {MAX_GROUP}"
+    if query.dtype not in _QUERY:
+        return f"query dtype {query.dtype}"
+    if cache.ring_k.dtype != torch.bfloat16:
+        return f"windows of {cache.ring_k.dtype}; it has bfloat16"
+    if query.shape[0] > MAX_BATCH:
+        return f"{query.shape[0]} requests; it has up to {MAX_BATCH}"
+    wrong = next((x.dtype for x in (batch.indptr, batch.slots, batch.rows) if x.dtype not in _INTEGER), None)
+    if wrong is not None:
+        return f"{wrong} indices; it has int32 and int64"
+    if query.device.type != "cuda" or torch.version.hip is not None:
+        return f"needs an NVIDIA GPU, the query is on {query.device.type}"
+    if torch.cuda.get_device_capability(query.device) < (8, 0):
+        return f"needs compute capability 8.0, {torch.cuda.get_device_name(query.device)} has less"
+    return None
+
+
+@cache
+def _build_failure(variant: Variant, device: torch.device) -> str | None:
+    try:
+        _load(variant, device)
+    except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, driver.DriverError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def unbuildable(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0) -> str | None:
+    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it is."""
+    return _build_failure(_variant(query, cache, batch, logit_cap), query.device)
+
+
+def decode_elements(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
+    """Numbers of a workspace for batches up to `max_batch`."""
+    return sum(_parts(cache, num_q_heads, max_batch))
+
+
+def decode_attention(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    sm_scale: float,
+    logit_cap: float = 0.0,
+    o_partner: Tensor | None = None,
+    workspace: Workspace | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph.
+
+    From sm_90 on the kernel may read the batch's own tensors (`indptr`, `rows`, `slots`, window state) while the kernel
+    in front still runs: write them at least one kernel before, or by one that does not let the next start early.
+
+    Args:
+        query: `[B, Hq, Dk]` bfloat16, float16 or float32, contiguous.
+        cache, batch: contiguous.
+        o_partner: float32, contiguous.
+        workspace: of at least `decode_elements` numbers; made for this call by default.
+        out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
+
+    Returns:
+        `out`.
+
+    Raises:
+        Unsupported: see `unsupported`; or a tensor is not contiguous, or `out` or the workspace does not fit.
+    """
+    _refuse(unsupported(query, cache, batch))
+    if out is None:
+        out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
+    if workspace is None:
+        workspace = Workspace.allocate(decode_elements(cache, query.shape[1], query.shape[0]), query.device)
+    _refuse(_misfit(query, cache, batch, o_partner, workspace, out))
+    requests, heads = query.shape[0], cache.num_kv_heads
+    sizes = _parts(cache, query.shape[1], requests)
+    if requests == 0:
+        return out
+    loaded = _load(_variant(query, cache, batch, logit_cap), query.device)
+    partial, stats, prefix = workspace.scratch[: sum(sizes)].split(sizes)
+    rows_per_block = _rows_per_block(requests * (query.shape[1] // heads), heads, query.device)
+    tensors = (
+        query, cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v, batch.indptr,
+        batch.slots, batch.rows, batch.windows.sink_block, batch.windows.sink_from, batch.windows.ring_start,
+        partial, stats, prefix, out,
+    )  # fmt: skip
+    scale = sm_scale * LOG2E * (2 / logit_cap if logit_cap else 1)
+    parameters = _Params(
+        *(x.data_ptr() for x in tensors), None if o_partner is None else o_partner.data_ptr(), scale,
+        logit_cap * LOG2E, requests, heads, cache.recent, cache.sink, 0 if o_partner is None else o_partner.shape[0],
+        loaded.grid, cache.codes[0].nbytes, cache.affine[0].nbytes,
+    )  # fmt: skip
+    stream = torch.cuda.current_stream(query.device).cuda_stream
+    shared = loaded.ring_bytes + 28 * requests + 4
+    loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
+    blocks = -(-requests * (query.shape[1] // heads) // rows_per_block)
+    loaded.stage2[rows_per_block].launch((blocks, heads), parameters, stream, early=loaded.early)
+    return out
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise Unsupported(f"the CUDA decode kernel cannot run this: {reason}")
+
+
+def _misfit(
+    query: Tensor, cache: LayerCache, batch: BatchView, partner: Tensor | None, workspace: Workspace, out: Tensor
+) -> str | None:
+    windows = (batch.windows.sink_block, batch.windows.sink_from, batch.windows.ring_start)
+    named = {
+        "query": query, "out": out, "codes": cache.codes, "affine": cache.affine, "ring_k": cache.ring_k,
+        "ring_v": cache.ring_v, "sink_k": cache.sink_k, "sink_v": cache.sink_v, "indptr": batch.indptr,
+        "slots": batch.slots, "rows": batch.rows, **({} if partner is None else {"o_partner": partner}),
+    }  # fmt: skip
+    strided = next((name for name, x in named.items() if not x.is_contiguous()), None)
+    if strided:
+        return f"{strided} is not contiguous"
+    needed = sum(_parts(cache, query.shape[1], query.shape[0]))
+    if workspace.scratch.numel() < needed:
+        return f"the workspace holds {workspace.scratch.numel()} numbers; this call needs {needed}"
+    if out.dtype != query.dtype or out.shape != (*query.shape[:2], cache.v_spec.head_dim):
+        return f"out is {out.dtype} {tuple(out.shape)}"
+    if partner is not None and partner.dtype != torch.float32:
+        return f"o_partner is {partner.dtype}, not float32"
+    return next((f"window state of {x.dtype}, not int32" for x in windows if x.dtype != torch.int32), None)
+
+
+def _variant(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float) -> Variant:
+    return Variant(
+        cache.k_spec, cache.v_spec, query.shape[1] // cache.num_kv_heads, cache.num_kv_heads,
+        _INTEGER[batch.slots.dtype], _INTEGER[batch.indptr.dtype], _INTEGER[batch.rows.dtype], _QUERY[query.dtype],
+        logit_cap != 0,
+    )  # fmt: skip
+
+
+@cache
+def _load(variant: Variant, device: torch.device) -> _Loaded:
+    """Compile and load once per variant and device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    flags = variant.flags
+    code = nvrtc.compiled(flags, f"sm_{major}{minor}", driver=driver.version())
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()
+        threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
+        stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
+        ring_bytes = _ring_bytes(flags)
+        stage1.allow_shared(ring_bytes + 28 * MAX_BATCH + 4)
+        resident = max(1, min(RESIDENT, stage1.blocks_per_multiprocessor(ring_bytes + 1024)))
+    return _Loaded(
+        stage1, dict(zip(MERGED_ROWS, stage2, strict=True)), ring_bytes, resident * _multiprocessors(device), major >= 9
+    )
+
+
+def _ring_bytes(flags: nvrtc.Flags) -> int:
+    """`RING_BYTES` of decode.cu."""
+    size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
+    tokens = 32 * size["TW"]
+    rows = tokens * size["HB"] * ((size["DK"] + size["DV"]) // 4 + 4 * (size["GK"] + size["GV"]))
+    return size["STAGES"] * (-(-rows // 128) * 128 + 16)
+
+
+def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:
+    """Numbers of partial results, of their statistics, and of the prefix sums of work."""
+    group = num_q_heads // cache.num_kv_heads
+    halves = 1 if group <= 8 else 2
+    blocks = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
+    segments = RESIDENT * _multiprocessors(cache.codes.device) + 2 * blocks * requests
+    heads = segments * WARPS * -(-group // halves)
+    return [heads * cache.v_spec.head_dim, 2 * heads, 2 * requests + 1]
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _rows_per_block(rows: int, heads: int, device: torch.device) -> int:
+    """Rows that a block of stage 2 merges: more once there are blocks for every multiprocessor."""
+    return next((n for n in MERGED_ROWS if -(-rows // n) * heads >= _multiprocessors(device)), 1)

@@ -1,0 +1,136 @@
+// Exact tokens of the windows, from memory straight into registers.
+#pragma once
+
+#include "state.cuh"
+
+// The exact rows of a request, sink and ring: [sink_from, sink_end) and [ring_from, length), read once each.
+struct Window {
+  int from, split, jump, count, sink_from, sink_end, ring_from, ring_base, recent, heads;
+  size_t sink_row, ring_row;
+  DEV Window(const Params& p, const Request& r, int b, int head)
+      : sink_from(r.sink_from), sink_end(r.sink_end), ring_from(r.ring_from), recent(p.recent), heads(p.heads) {
+    const bool apart = r.ring_from > r.sink_end || r.sink_end <= r.sink_from;
+    from = apart ? r.sink_from : min(r.sink_from, r.ring_from);
+    split = apart ? max(0, r.sink_end - r.sink_from) : r.length - from;
+    jump = apart ? r.ring_from - split : from;
+    count = apart ? split + r.length - r.ring_from : split;
+    const int row = (int)p.rows[b];
+    ring_base = recent ? ring_from % recent : 0;
+    sink_row = (size_t)p.sink_block[row] * p.sink * heads + head;
+    ring_row = (size_t)row * recent * heads + head;
+  }
+  DEV const unsigned short* row(int i, const unsigned short* sink, const unsigned short* ring, int width) const {
+    const int at = i < split ? from + i : jump + i;
+    if (at >= sink_from && at < sink_end) return sink + (sink_row + (size_t)at * heads) * width;
+    int slot = ring_base + at - ring_from;
+    slot -= slot >= recent ? recent : 0;
+    return ring + (ring_row + (size_t)slot * heads) * width;
+  }
+};
+DEV int window_count(const Request& r) {
+  return max(0, r.sink_end - r.sink_from) + r.length - r.ring_from - max(0, r.sink_end - max(r.sink_from, r.ring_from));
+}
+
+// The rows of a warp's next step, on their way to the second-level cache.
+DEV void prefetch_rows(const Params& p, const Window& w, int base, int lane) {
+  const int token = base + lane % 16;
+  if (token >= w.count) return;
+  for (int i = lane / 16; i < DK / 64; i += 2) prefetch(w.row(token, p.sink_k, p.ring_k, DK) + 64 * i);
+  for (int i = lane / 16; i < DV / 64; i += 2) prefetch(w.row(token, p.sink_v, p.ring_v, DV) + 64 * i);
+}
+DEV uint4 load_row(const unsigned short* row, int unit, bool valid) {
+  uint4 x = make_uint4(0, 0, 0, 0);
+  if (valid)
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(row + 8 * unit));
+  return x;
+}
+DEV u32 word(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
+// The query in bfloat16 for windows: hi + lo, exact for a bfloat16 query. Channels in the order in which lanes load
+// rows.
+struct Query16 {
+  u32 hi[DK / 16][2], lo[NT == 2 && QUERY ? DK / 16 : 1][2];
+  DEV void load(const Params& p, size_t row, int lane) {
+    const int g = lane / 4, t = lane % 4, head = NT == 1 ? g / 2 : g % 2 * 4 + g / 2;
+    UNROLL for (int k = 0; k < DK / 16; k++) UNROLL for (int i = 0; i < 2; i++) {
+      const float2 x = head < GW ? query_pair(p, (row + head) * DK + 8 * (4 * (k / 2) + t) + 4 * (k % 2) + 2 * i)
+                                 : make_float2(0.f, 0.f);
+      const u32 h = pack_bf16(x.x, x.y), l = pack_bf16(x.x - low_bf16(h), x.y - high_bf16(h));
+      hi[k][i] = NT == 1 && g % 2 ? l : h;
+      if constexpr (NT == 2 && QUERY) lo[k][i] = l;
+    }
+  }
+};
+
+DEV void window_segment(const Params& p, State& s, const Request& r, int b, int head, size_t query_row, int group,
+                        int lo, int hi) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const Window w(p, r, b, head);
+  Query16 q;
+  q.load(p, query_row, lane);
+  for (int step = lo; step < hi; step++) {
+    const int base = step * STEP + 16 * group;
+    if (base >= w.count) continue;
+    uint4 k[2][DK / 32], v[4][VP];
+    UNROLL for (int i = 0; i < 2; i++) {
+      const int token = base + 8 * i + g;
+      const unsigned short* row = w.row(min(token, w.count - 1), p.sink_k, p.ring_k, DK);
+      UNROLL for (int j = 0; j < DK / 32; j++) k[i][j] = load_row(row, 4 * j + t, token < w.count);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+      const int token = base + 2 * t + (i & 1) + 8 * (i >> 1);
+      const unsigned short* row = w.row(min(token, w.count - 1), p.sink_v, p.ring_v, DV);
+      UNROLL for (int j = 0; j < VP; j++) v[i][j] = load_row(row, 8 * j + g, token < w.count);
+    }
+    if (step + 1 < hi) prefetch_rows(p, w, base + STEP, lane);
+    float c[4] = {0.f, 0.f, 0.f, 0.f}, x[NT][2], top[NT];
+    UNROLL for (int n = 0; n < DK / 16; n++) {
+      const u32 a0 = word(k[0][n / 2], n % 2 * 2), a1 = word(k[1][n / 2], n % 2 * 2),
+                a2 = word(k[0][n / 2], n % 2 * 2 + 1), a3 = word(k[1][n / 2], n % 2 * 2 + 1);
+      mma_bf16(c, a0, a1, a2, a3, q.hi[n][0], q.hi[n][1]);
+      if constexpr (NT == 2 && QUERY) mma_bf16(c, a0, a1, a2, a3, q.lo[n][0], q.lo[n][1]);
+    }
+    bool raise = false;
+    UNROLL for (int n = 0; n < NT; n++) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        const float y = logit(p, (NT == 1 ? c[2 * i] + c[2 * i + 1] : c[2 * i + n]) * p.scale);
+        x[n][i] = base + 8 * i + g < w.count ? y : -__int_as_float(0x7F800000);
+      }
+      top[n] = fmaxf(x[n][0], x[n][1]);
+      raise |= top[n] > s.m[n] + HEADROOM;
+    }
+    if (__any_sync(ALL, raise)) s.rescale(top, 0.f);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
+      x[n][i] = ex2(x[n][i] - s.m[n]);
+      s.l[n] += x[n][i];
+    }
+    u32 hi_b[2], lo_b[2];
+    const u32 even = g & 1 ? 0u : ALL;
+    UNROLL for (int i = 0; i < NT; i++) {
+      const float y0 = x[0][i], y1 = NT == 1 ? x[0][1] : x[NT - 1][i];
+      const u32 h = pack_bf16(y0, y1);
+      hi_b[i] = transpose(h);
+      lo_b[i] = transpose(pack_bf16(y0 - low_bf16(h), y1 - high_bf16(h)));
+    }
+    if constexpr (NT == 1) {
+      hi_b[1] = hi_b[0] & ~even;
+      hi_b[0] &= even;
+      lo_b[1] = lo_b[0] & ~even;
+      lo_b[0] &= even;
+    }
+    UNROLL for (int m = 0; m < MT;
+                m++) {  // DV = 64: channels 8g + 2m and 8g + 2m + 1; else 8g + i of two 64-channel pieces
+      const int j = VP == 1 ? 0 : m / 8 * 2, i = VP == 1 ? 2 * m : m % 8, j2 = VP == 1 ? 0 : j + 1,
+                i2 = VP == 1 ? i + 1 : i;
+      const u32 s0 = i % 2 ? 0x7632 : 0x5410, s1 = i2 % 2 ? 0x7632 : 0x5410;
+      const u32 a0 = prmt(word(v[0][j], i / 2), word(v[1][j], i / 2), s0),
+                a1 = prmt(word(v[0][j2], i2 / 2), word(v[1][j2], i2 / 2), s1);
+      const u32 a2 = prmt(word(v[2][j], i / 2), word(v[3][j], i / 2), s0),
+                a3 = prmt(word(v[2][j2], i2 / 2), word(v[3][j2], i2 / 2), s1);
+      mma_bf16(s.acc[m], a0, a1, a2, a3, hi_b[0], hi_b[1]);
+      mma_bf16(s.acc[m], a0, a1, a2, a3, lo_b[0], lo_b[1]);
+    }
+  }
+}

@@ -1,0 +1,105 @@
+"""Attention over an INT2 cache in plain torch: the definition that the kernels are tested against.
+
+Every cached row is dequantized or taken from its window, then attention is dense, one request at a time, in the dtype
+of the query: float64 queries make it the oracle. Rows are transformed already; `o_partner` brings outputs back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.kv_read.reference import cached_rows
+
+
+def decode_attention(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    sm_scale: float,
+    logit_cap: float = 0.0,
+    o_partner: Tensor | None = None,
+    workspace: object = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """One query token per request over all its cached tokens, itself included.
+
+    Args:
+        query: `[B, Hq, Dk]`, transformed.
+        cache, batch: what is read; a request without tokens gets zeros.
+        sm_scale: factor of the logits.
+        logit_cap: `c` for `c * tanh(logit / c)`; 0 for none.
+        o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
+        workspace: unused; the launcher's.
+        out: `[B, Hq, Dv]`, written if given.
+
+    Returns:
+        `[B, Hq, Dv]` in the dtype of the query, or `out`.
+    """
+    rows = []
+    for request in range(query.shape[0]):
+        keys, values = cached_rows(cache, batch, request, query.dtype)
+        rows.append(attend(query[request : request + 1], keys, values, sm_scale, logit_cap)[0])
+    result = _undo(torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim), o_partner)
+    return result if out is None else out.copy_(result)
+
+
+def extend_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    cuts: Tensor,
+    sm_scale: float,
+    logit_cap: float = 0.0,
+    o_partner: Tensor | None = None,
+    workspace: object = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """New tokens over their request's cached prefix, then causally over themselves, unquantized.
+
+    Args:
+        query, key, value: `[T, Hq, Dk]`, `[T, H, Dk]`, `[T, H, Dv]`, transformed.
+        cache, batch: the prefix only; its windows are those of the prefix.
+        cuts: `[B + 1]`; request `b` has the new tokens `cuts[b] .. cuts[b + 1] - 1`.
+        sm_scale, logit_cap, o_partner, workspace: as for `decode_attention`.
+        out, lse: `[T, Hq, Dv]` and float32 `[T, Hq]`, written if given.
+
+    Returns:
+        Outputs `[T, Hq, Dv]` in the dtype of the query, and the natural logarithm of the sum of exponentiated logits
+        `[T, Hq]`. Tokens after the last cut get zeros and -inf.
+    """
+    result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
+    sums = torch.full(query.shape[:2], -torch.inf, dtype=query.dtype, device=query.device)
+    for request, (first, last) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)):
+        keys, values = cached_rows(cache, batch, request, query.dtype)
+        new = slice(first, last)
+        keys, values = torch.cat([keys, key[new].to(query.dtype)]), torch.cat([values, value[new].to(query.dtype)])
+        result[new], sums[new] = attend(query[new], keys, values, sm_scale, logit_cap)
+    result = _undo(result, o_partner)
+    return (result if out is None else out.copy_(result)), (sums if lse is None else lse.copy_(sums))
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, sm_scale: float, logit_cap: float) -> tuple[Tensor, Tensor]:
+    """Dense attention of the last `M` positions: `[M, Hq, Dk]` over `[n, H, Dk]`, `[n, H, Dv]`; output and lse."""
+    grouped = query.unflatten(1, (keys.shape[1], -1))
+    logits = torch.einsum("mhgd,nhd->mhgn", grouped, keys) * sm_scale
+    if logit_cap:
+        logits = logit_cap * torch.tanh(logits / logit_cap)
+    hidden = torch.ones(query.shape[0], keys.shape[0], dtype=torch.bool, device=query.device)
+    hidden = hidden.triu(keys.shape[0] - query.shape[0] + 1)
+    logits = logits.masked_fill(hidden[:, None, None], -torch.inf)
+    outputs = torch.einsum("mhgn,nhd->mhgd", torch.softmax(logits, -1), values)
+    return outputs.flatten(1, 2), torch.logsumexp(logits, -1).flatten(1, 2)
+
+
+def _undo(outputs: Tensor, o_partner: Tensor | None) -> Tensor:
+    if o_partner is None:
+        return outputs
+    heads = outputs.unflatten(1, (o_partner.shape[0], -1))
+    return torch.einsum("mhgd,hjd->mhgj", heads, o_partner.to(outputs.dtype)).flatten(1, 2)

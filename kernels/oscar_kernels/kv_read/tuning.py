@@ -1,0 +1,23 @@
+"""Tiles of the read kernel: a plain table, measured on one H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How one launch is cut.
+
+    Attributes:
+        block_m: lines (a token and a KV head) of a program.
+        warps: of a program.
+    """
+
+    block_m: int
+    warps: int
+
+
+def read_tiles() -> Tiles:
+    """One warp and few lines: stores need many programs in flight, not large ones."""
+    return Tiles(block_m=16, warps=1)

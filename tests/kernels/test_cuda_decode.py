@@ -1,0 +1,205 @@
+"""The CUDA decode kernel: compilation anywhere NVRTC is, refusals anywhere, numbers on a GPU against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from oscar_kernels import testing
+from oscar_kernels.cache import BatchView
+from oscar_kernels.decode_attention import reference
+from oscar_kernels.decode_attention.cuda import compile as nvrtc
+from oscar_kernels.decode_attention.cuda import launcher
+from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.spec import QuantSpec
+
+
+def variant(head_dim: int = 128, group: int = 4, heads: int = 8, groups: int = 1) -> launcher.Variant:
+    spec = QuantSpec(head_dim, head_dim // groups)
+    return launcher.Variant(spec, spec, group, heads, "int", "int", "long long", 0, False)
+
+
+def nvrtc_missing() -> str | None:
+    try:
+        nvrtc.nvrtc_version()
+    except nvrtc.CompilerMissing as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    "made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4)], ids=lambda x: x.k_spec.head_dim
+)
+def test_source_compiles_without_a_gpu_and_is_kept(made: launcher.Variant, arch: str, own_state, monkeypatch) -> None:
+    reason = nvrtc_missing()
+    if reason:
+        pytest.skip(reason)
+    monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
+    code = nvrtc.compiled(made.flags, arch)
+    assert code.startswith(b"\x7fELF")
+    assert all(name.encode() in code for name in ("oscar_decode_stage1", "oscar_decode_stage2"))
+    assert nvrtc.compiled(made.flags, arch) == code
+    assert len(list((own_state / "kernels").iterdir())) == 1
+
+
+def test_a_broken_source_raises_the_compilers_words() -> None:
+    reason = nvrtc_missing()
+    if reason:
+        pytest.skip(reason)
+    with pytest.raises(nvrtc.CompilationFailed, match=r"decode\.cu\(1\): error"):
+        nvrtc.compile_source({"decode.cu": "int x = nothing;"}, ["-arch=sm_90"])
+
+
+def test_tiles_share_a_block_of_eight_warps() -> None:
+    for heads in range(1, 17):
+        for group in (1, 4, 8, 9, 16):
+            flags = variant(group=group, heads=heads).flags
+            assert int(flags["HB"]) * int(flags["VH"]) * int(flags["TW"]) == launcher.WARPS
+            assert heads % int(flags["HB"]) == 0
+
+
+def test_refusals_name_what_was_seen() -> None:
+    def reason(
+        heads: int = 4, dtype: torch.dtype = torch.bfloat16, spec: QuantSpec | None = None, **batch: object
+    ) -> str:
+        filling = testing.random_cache([5], spec or QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
+        query = torch.zeros(1, heads, filling.cache.k_spec.head_dim, dtype=dtype)
+        return launcher.unsupported(query, filling.cache, dataclasses.replace(filling.batch, **batch)) or "nothing"
+
+    assert "NVIDIA GPU" in reason()
+    assert "96 of K" in reason(spec=QuantSpec(96, 96))
+    assert "5 query heads over 2 KV heads" in reason(heads=5)
+    assert "34 query heads" in reason(heads=34)
+    assert "float64" in reason(dtype=torch.float64)
+    assert "int16 indices" in reason(slots=torch.zeros(5, dtype=torch.int16))
+
+
+LENGTHS = (1, 17, 320, 63, 1000, 3001)
+
+
+def assert_right(filling: testing.Filling, query: torch.Tensor, *, atol: float = 1e-6, **options: object) -> None:
+    """Against plain torch in float64, with poisoned scratch and output; twice, because nothing may stay in scratch."""
+    workspace = Workspace.allocate(launcher.decode_elements(filling.cache, query.shape[1], query.shape[0]), "cuda")
+    testing.poison(workspace.scratch)
+    out = testing.poison(query.new_empty(*query.shape[:2], filling.cache.v_spec.head_dim))
+    options.setdefault("sm_scale", query.shape[-1] ** -0.5)
+    for _ in range(2):
+        launcher.decode_attention(query, filling.cache, filling.batch, workspace=workspace, out=out, **options)
+    testing.assert_as_good_as_torch(
+        out, lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options), [query], atol=atol
+    )
+
+
+def random_case(
+    lengths=LENGTHS, head_dim=128, heads=2, group=4, groups=1, v_dim=None, dtype=torch.bfloat16, **options
+) -> tuple[testing.Filling, torch.Tensor]:
+    k_spec = QuantSpec(head_dim, head_dim // groups, 0.96, options.pop("scale_dtype", "float16"))
+    v_spec = dataclasses.replace(k_spec, head_dim=v_dim or head_dim, group_size=(v_dim or head_dim) // groups)
+    filling = testing.random_cache(
+        lengths, k_spec, v_spec, num_kv_heads=heads, dtype=torch.bfloat16, device="cuda", **options
+    )
+    query = torch.randn(len(lengths), heads * group, head_dim, device="cuda", dtype=torch.float32)
+    return filling, query.to(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
+def test_query_heads_of_a_kv_head(group: int) -> None:
+    assert_right(*random_case(group=group))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("lengths", [LENGTHS, (2000,), (0, 5, 0, 900)], ids=str)
+def test_kv_heads(heads: int, lengths: tuple[int, ...]) -> None:
+    assert_right(*random_case(lengths, heads=heads))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [4, 6, 16])
+@pytest.mark.parametrize(("head_dim", "v_dim"), [(64, 64), (128, 128), (256, 256), (192, 128)])
+def test_head_dims(head_dim: int, v_dim: int, group: int) -> None:
+    assert_right(*random_case(head_dim=head_dim, v_dim=v_dim, group=group))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_quantization_groups(groups: int, head_dim: int, heads: int) -> None:
+    assert_right(*random_case(groups=groups, head_dim=head_dim, heads=heads))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("windows", [(0, 0), (0, 256), (64, 0), (16, 33)], ids=str)
+@pytest.mark.parametrize("missing", [(0, 0), (16, 0), (16, 10_000), (8, 20)], ids=str)
+def test_windows(windows: tuple[int, int], missing: tuple[int, int]) -> None:
+    """Every combination of what a window holds; a read outside of it would be poison."""
+    lengths = (1, 15, 16, 17, 33, 64, 65, 300, 700)
+    case = random_case(
+        lengths, sink=windows[0], recent=windows[1], sink_from=min(missing[0], windows[0]), ring_start=missing[1]
+    )
+    assert_right(*case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("cap", [0.0, 2.5])
+def test_logit_cap_and_value_partner(cap: float, per_head: bool) -> None:
+    partner = torch.linalg.qr(torch.randn(2 if per_head else 1, 128, 128, device="cuda")).Q.contiguous()
+    assert_right(*random_case(), logit_cap=cap, o_partner=partner)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes(dtype: torch.dtype, group: int, scale_dtype: str) -> None:
+    """Weights enter the matrix units in float16, so a float32 query is not better than one in float16."""
+    loose = 2e-3 if dtype == torch.float32 else 1e-6
+    assert_right(*random_case(group=group, dtype=dtype, scale_dtype=scale_dtype), atol=loose)
+
+
+@pytest.mark.gpu
+def test_long_integers_and_a_large_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    filling, query = random_case(torch.randint(1, 600, (150,), generator=generator).tolist())
+    batch = filling.batch
+    wide = BatchView(batch.indptr.long(), batch.slots.long(), batch.rows.int(), batch.windows)
+    assert_right(dataclasses.replace(filling, batch=wide), query)
+
+
+@pytest.mark.gpu
+def test_values_beyond_the_first_bound_keep_their_size() -> None:
+    """Scales that grow a thousandfold along a sequence, and logits that grow with them."""
+    filling, query = random_case((4000,), sink=0, recent=0)
+    order = filling.batch.slots.long()
+    growth = torch.logspace(-3, 3, 4000, device="cuda")[:, None, None]
+    filling.cache.affine[order] = (filling.cache.affine[order].float() * growth).to(filling.cache.affine.dtype)
+    assert_right(filling, query, sm_scale=0.01)
+
+
+@pytest.mark.gpu
+def test_a_graph_follows_lengths_slots_and_padding() -> None:
+    """Captured once, replayed after the batch changed in place; padding rows read the dummy slot and row."""
+    filling, query = random_case((1000, 77, 300, 5))
+    batch, cache = filling.batch, filling.cache
+    cache.codes[0], cache.affine[0], cache.ring_k[0], cache.ring_v[0] = 0, 0, 0, 0
+    cache.sink_k[0], cache.sink_v[0] = 0, 0
+    workspace = Workspace.allocate(launcher.decode_elements(cache, query.shape[1], 4), "cuda")
+    out = torch.empty_like(query)
+    run = {"sm_scale": 0.1, "workspace": workspace, "out": out}
+    launcher.decode_attention(query, cache, batch, **run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.zero_()
+        launcher.decode_attention(query, cache, batch, **run)
+    batch.indptr.copy_(torch.tensor([0, 1000, 1077, 1078, 1079]))
+    batch.slots[1077:1079] = 0
+    batch.rows[2:] = 0
+    query.normal_()
+    graph.replay()
+    testing.assert_as_good_as_torch(out, lambda q: reference.decode_attention(q, cache, batch, sm_scale=0.1), [query])

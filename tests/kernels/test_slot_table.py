@@ -1,0 +1,29 @@
+"""Packing slots: every request's own, in order, and nothing else touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from oscar_kernels.slot_table.launcher import BLOCK, pack_slots
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("lengths", [[1], [5, 0, 3], [BLOCK, 2 * BLOCK + 1, 1, 7]])
+def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype) -> None:
+    table = torch.randint(0, 1 << 30, (6, max(lengths) + 3), dtype=dtype)
+    rows = torch.tensor([5, 0, 3, 1][: len(lengths)])
+    indptr = torch.tensor([0, *lengths]).cumsum(0)
+    out = torch.full((sum(lengths) + 4,), -1, dtype=torch.int32, device=DEVICE)
+    pack_slots(table.to(DEVICE), rows.to(DEVICE), indptr.to(DEVICE), out)
+    expected = torch.cat([table[row, :n].int() for row, n in zip(rows.tolist(), lengths, strict=True)])
+    assert out.tolist() == [*expected.tolist(), -1, -1, -1, -1]
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="indptr"):
+        pack_slots(*(torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (4, 2, 2, 4)))
