@@ -364,6 +364,17 @@ class InvalidModel(OscarZooError):
     code = "model"
 
 
+class NotEnoughMemory(OscarZooError, MemoryError):
+    """A model is larger than the device it should run on."""
+
+    code = "memory"
+
+    @classmethod
+    def for_model(cls, model: str, need: int, device: str, free: int, *, hint: str) -> Self:
+        """Build the error; `need` and `free` are bytes on `device`."""
+        return cls(f"{model} needs about {_gigabytes(need)} GB on {device}, {_gigabytes(free)} GB are free.", hint=hint)
+
+
 class StorageError(OscarZooError, OSError):
     """The local disk refused: full, read-only, wrong owner."""
 
@@ -380,3 +391,8 @@ class ComputeFailed(OscarZooError):
     """Calibration or fitting cannot give a trustworthy result."""
 
     code = "compute"
+
+
+def _gigabytes(number: int) -> str:
+    value = number / 1e9
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.3f}"

@@ -56,7 +56,6 @@ class Facts:
         moments: the file from which this fit can be repeated.
         selection: how `auto` chose; plain JSON values.
         quality: results of the gates; plain JSON values.
-        clip_per_layer: side -> layer id -> fitted clip ratio; recorded only, engines take one ratio per side.
     """
 
     artifact_id: ArtifactId
@@ -69,7 +68,6 @@ class Facts:
     moments: MomentsFile | None = None
     selection: Mapping[str, Any] | None = None
     quality: Mapping[str, Any] | None = None
-    clip_per_layer: Mapping[Role, Mapping[int, float]] | None = None
 
 
 def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
@@ -211,9 +209,6 @@ def _quality(result: FitResult, facts: Facts) -> dict[str, Any] | None:
         numbers = {"headroom_per_layer": forecast.headroom.mean(-1), "condition_per_layer": forecast.condition.max(-1)}
         for name, values in numbers.items():
             quality.setdefault(name, {})[role] = [float(f"{value:.4g}") for value in values]
-    if facts.clip_per_layer is not None:
-        clips = {role: {str(layer): x for layer, x in side.items()} for role, side in facts.clip_per_layer.items()}
-        quality["clip_per_layer"] = clips
     return quality or None
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from oscar_zoo.artifact.manifest import Coverage, ModelBlock, Numerics
+from oscar_zoo.compute.capture import sglang as in_engine
 from oscar_zoo.compute.capture import transformers as in_process
 from oscar_zoo.compute.capture.base import Progress
-from oscar_zoo.compute.capture.checkpoint import STATE
-from oscar_zoo.compute.capture.sglang import capture_with_sglang
+from oscar_zoo.compute.capture.state import STATE
 from oscar_zoo.compute.coverage import observed
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.moments import Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.options import ComputeOptions
-from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.models import LoadedModel
 
 
@@ -63,9 +60,16 @@ def kept_for_resume(work: Path) -> Iterator[None]:
     try:
         yield
         done = True
+    except KeyboardInterrupt as error:
+        if any(work.glob(f"*/{STATE}")):
+            error.add_note(
+                f"what was captured is kept in {work}; the same command goes on from there (compute: with --resume)"
+            )
+        raise
     finally:
         if done or not any(work.glob(f"*/{STATE}")):
             in_process.discard(work)
+            in_engine.discard(work)
             for folder in (work, *missing):
                 with suppress(OSError):  # absent, or files are in it: the artifact, or somebody else's
                     folder.rmdir()
@@ -81,16 +85,9 @@ def capture(
         resume: go on from there.
 
     Raises:
-        ComputeFailed: a head or layer was missed, or the device is too small.
+        ComputeFailed: a head or layer was missed.
     """
-    longest = max(len(sequence) for sequence in data.sequences)
-    try:
-        moments = in_process.capture(loaded, data, needs=needs, progress=progress, work=work, resume=resume)
-    except torch.OutOfMemoryError as error:
-        raise ComputeFailed(
-            f"{loaded.device} ran out of memory on a sequence of {longest} tokens: {_first_line(error)}",
-            hint="use shorter sequences (--seq-len) or another device",
-        ) from None
+    moments = in_process.capture(loaded, data, needs=needs, progress=progress, work=work, resume=resume)
     moments = replace(moments, geometry=loaded.block.geometry)
     moments.check_coverage(needs)
     coverage = observed(moments, dp=int(os.environ.get("WORLD_SIZE", "1")))
@@ -102,19 +99,25 @@ def capture_in_sglang(
     block: ModelBlock,
     data: CalibrationData,
     needs: frozenset[Need],
-    environment: Mapping[str, str],
+    *,
+    work: Path,
     progress: Progress,
 ) -> Captured:
-    """Capture with an SGLang engine of its own, tensor parallel as `options` say."""
+    """Capture with an SGLang engine of its own, tensor parallel as `options` say.
+
+    Args:
+        work: folder for what an interrupted run needs to go on, which `options.resume` does.
+    """
     engine: dict[str, str | int | float | bool] = {"device": options.device.partition(":")[0], "dtype": options.dtype}
     if options.revision is not None:
         engine["revision"] = options.revision
-    run = partial(capture_with_sglang, options.model, data, needs=needs, environment=environment)
+    run = partial(in_engine.capture_with_sglang, options.model, data, needs=needs, environment=options.environment)
     moments, facts = run(
-        tensor_parallel=options.tensor_parallel, geometry=block.geometry, engine=engine, progress=progress
+        tensor_parallel=options.tensor_parallel,
+        geometry=block.geometry,
+        engine=engine,
+        progress=progress,
+        work=work,
+        resume=options.resume,
     )
     return Captured(moments, facts.numerics, observed(moments, tp=facts.tensor_parallel))
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no more is known")

@@ -1,83 +1,41 @@
 """`auto`: every method is measured on held-out text in the cache it would be served with, and the best one is kept.
 
-Rule `auto/1`: the lowest perplexity wins. Candidates within 0.1 % of it, or within one paired standard error and
-0.25 %, count as equal, and of those the one that asks least of an engine wins (the order of `fit.METHODS`). What is
-kept must pass its gate: how far perplexity may rise over BF16.
+First each fit's errors in the attention layers, for every clip of a small grid, which finds its clip (`fidelity`).
+Then perplexity with that clip, the recipe's and none, and with a few more for the best. Then recall, of what could
+still be kept. The rule and its limits are in `select`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.compute import select
+from oscar_zoo.compute.clip import index_of
 from oscar_zoo.compute.data import HeldOut
-from oscar_zoo.compute.fit import METHODS, FitResult, Fits
+from oscar_zoo.compute.decision import Choice, Questions
+from oscar_zoo.compute.fidelity import Fidelity, measure_fits
+from oscar_zoo.compute.fit import Fits, find_method
+from oscar_zoo.compute.heldout import HeldOutRows, collect
+from oscar_zoo.compute.select import Base, Gate, Trial
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.cache import CacheSpec
 from oscar_zoo.evaluate.models import LoadedModel
-from oscar_zoo.evaluate.tasks.base import Measurement, Prompt, measure
+from oscar_zoo.evaluate.tasks.base import Measurement, Prompt, Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.evaluate.tasks.recall import Recall
 
-RULE = "auto/1"
-PASS_PERCENT, FAIL_PERCENT = 2.0, 6.0
-"""Rise of perplexity over BF16 up to which a result passes, and from which it fails; between them it is remarked on."""
-EQUAL_PERCENT, NOISE_PERCENT = 0.1, 0.25
 FINER_CLIPS = (0.94, 0.925, 0.9)
 """Ratios that the best method is also measured with, the same for K and V."""
-Plan = tuple[FitResult, ServingRecipe]
-
-Verdict = Literal["pass", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One candidate with one clip.
-
-    Attributes:
-        method: of `fit.METHODS`.
-        clip_k, clip_v: ratios; 0 for none.
-        perplexity: on held-out text, positions beyond both windows.
-        change_percent: over BF16.
-        standard_error: of `change_percent`, paired by sequence.
-        gate: what `change_percent` means.
-    """
-
-    method: str
-    clip_k: float
-    clip_v: float
-    perplexity: float
-    change_percent: float
-    standard_error: float
-    gate: Verdict
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What `auto` keeps.
-
-    Attributes:
-        result: the fit.
-        recipe: the serving recipe with its clip.
-        chosen: its trial.
-        trials: of all candidates, in the order they were measured.
-        bf16_perplexity: of the model as it is.
-        reason: why, in one sentence.
-        selection, quality: blocks of the manifest.
-    """
-
-    result: FitResult
-    recipe: ServingRecipe
-    chosen: Trial
-    trials: tuple[Trial, ...]
-    bf16_perplexity: float
-    reason: str
-    selection: dict[str, Any]
-    quality: dict[str, Any]
+RECALL_ANSWERS = 128
+RECALL_WINDOWS = (4, 8)
+"""Tokens of a recall prompt, in units of both windows: the first in which the facts have room."""
+RECALL_LEAST = 0.5
+"""Of a model that recalls less by itself, recall is not judged."""
 
 
 def choose(
@@ -87,10 +45,11 @@ def choose(
     recipe: ServingRecipe,
     *,
     fixed_clip: bool = False,
+    fast: bool = False,
     allow_poor: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Choice:
-    """Measure every fit with and without the clip of `recipe`, the best one with more clips, and keep the best.
+    """Measure every fit with the clips worth it, and keep the best.
 
     Args:
         loaded: the model.
@@ -98,58 +57,168 @@ def choose(
         fits: at least one of them publishable.
         recipe: how caches are made; its windows say which positions count.
         fixed_clip: measure with its clip only.
-        allow_poor: keep a result that fails its gate.
-        progress: `(sequences done, in all, "choose")`.
+        fast: decide by errors of attention; neither perplexity nor recall is measured.
+        allow_poor: keep a result that fails a gate.
+        progress: `(layers and sequences done, in all so far, "choose")`.
 
     Raises:
-        ComputeFailed: the best one fails its gate, or the model gives no finite perplexity.
+        ComputeFailed: the best one fails a gate, or the model gives no finite perplexity or rows.
         UsageError: the held-out sequences are no longer than both windows.
     """
     task = _task(heldout, recipe.windows)
-    plans = list(_plans(fits, recipe, fixed_clip))
-    total, done = (1 + len(plans) + (0 if fixed_clip else len(FINER_CLIPS))) * len(task.prompts), 0
+    rows = collect(loaded, [prompt.ids.tolist() for prompt in task.prompts], recipe.windows)
+    bench = _Bench(loaded, rows, fits, recipe, _Meter(progress))
+    errors = bench.errors(fixed_clip=fixed_clip)
+    trials = [Trial(name, one) for name, found in errors.items() for one in found.clips[: 1 if fast else None]]
+    base, asked = None, Questions()
+    if fast:
+        final = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
+        at, reason = select.best_by_error([trials[n] for n in final])
+    else:
+        base = Base(bench.own_perplexity(task))
+        trials = bench.perplexities(trials, task, finer=not fixed_clip)
+        final = _finalists(trials, base)
+        asked = bench.questions(heldout)
+        if asked.remark is None:
+            base = replace(base, recall=asked.own)
+            bench.recalls(trials, final, asked)
+        at, reason = select.best([trials[n] for n in final], base)
+    kept = trials[final[at]]
+    if base is not None and not allow_poor:
+        _refuse(kept.method, kept.gates(base))
+    return Choice(
+        result=fits.results[kept.method],
+        recipe=recipe.model_copy(update={"clip": kept.errors.clip}),
+        trials=tuple(trials),
+        at=final[at],
+        reason=reason,
+        errors=errors,
+        base=base,
+        heldout=heldout,
+        refused=fits.refused,
+        questions=asked,
+    )
 
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total, "choose")
 
-    base = measure(loaded, task, tick=tick)
-    if not math.isfinite(base.value):
-        raise ComputeFailed("the model's own perplexity is not finite on held-out text.", hint="try --dtype float32")
+@dataclass
+class _Meter:
+    progress: Callable[[int, int, str], None]
+    total: int = 0
+    done: int = 0
 
-    def tried(plan: Plan) -> Measurement:
-        return measure(loaded, task, CacheSpec(plan[0].k, plan[0].v, plan[1]), tick=tick)
+    def tick(self) -> None:
+        self.done += 1
+        self.progress(self.done, max(self.done, self.total), "choose")
 
-    found = [tried(plan) for plan in plans]
-    if not fixed_clip:
-        kept = plans[_best(plans, found)][0]
-        for plan in _finer_clips(kept, recipe):
-            plans.append(plan)
-            found.append(tried(plan))
-    at = _best(plans, found)
-    trials = tuple(_trial(*plan, one, base) for plan, one in zip(plans, found, strict=True))
-    (result, chosen_recipe), trial = plans[at], trials[at]
-    reason = _reason(trial, trials)
-    if trial.gate == "fail" and not allow_poor:
-        rise = f"{trial.change_percent:.1f} % (limit {FAIL_PERCENT:.0f} %)"
-        raise ComputeFailed(
-            f"the best fit, {trial.method}, raises perplexity by {rise}.",
-            hint="use more or other text; to keep it all the same: --allow-poor",
-        )
-    selection = {
-        "rule": RULE,
-        "heldout": {"prompts_sha256": heldout.prompts_sha256, "tokens": heldout.tokens},
-        "bf16_perplexity": base.value,
-        "candidates": [asdict(one) for one in trials],
-        "chosen": asdict(trial),
-        "reason": reason,
-        "refused": dict(fits.refused),
-    }
-    gate = {"name": "perplexity_change_percent", "value": trial.change_percent, "limit": PASS_PERCENT}
-    quality: dict[str, Any] = {"windows": recipe.windows.model_dump(), "quantizer": recipe.quantizer}
-    quality["gates"] = [gate | {"result": trial.gate}]
-    return Choice(result, chosen_recipe, trial, trials, base.value, reason, selection, quality)
+
+@dataclass(frozen=True)
+class _Bench:
+    """What candidates are measured with."""
+
+    loaded: LoadedModel
+    rows: HeldOutRows
+    fits: Fits
+    recipe: ServingRecipe
+    meter: _Meter
+
+    def errors(self, *, fixed_clip: bool) -> dict[str, Fidelity]:
+        """Of every fit; `identity` only shows what no transform costs, and is never clipped."""
+        plain = self.recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
+        shown = [name for name in self.fits.results if not _publishable(name)]
+        offered = [name for name in self.fits.results if _publishable(name)]
+        parts = ((shown, plain, True), (offered, self.recipe, fixed_clip))
+        self.meter.total = 2 * len(parts) * len(self.loaded.block.attention_layers)
+        found: dict[str, Fidelity] = {}
+        for names, recipe, fixed in parts:
+            found |= self._fidelity(names, recipe, fixed_clip=fixed, tick=self.meter.tick)
+        return found
+
+    def own_perplexity(self, task: Task) -> Measurement:
+        """Of the model as it is."""
+        found = self._measure(task, None)
+        if not math.isfinite(found.value):
+            raise ComputeFailed(
+                "the model's own perplexity is not finite on held-out text.", hint="try --dtype float32"
+            )
+        return found
+
+    def perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> list[Trial]:
+        """The trials with their perplexity, and with `finer` more clips of the best method and those that ask the same.
+
+        They follow theirs.
+        """
+        self.meter.total += (len(trials) + finer * len(FINER_CLIPS)) * len(task.prompts)
+        found = [self._with_perplexity(trial, task) for trial in trials]
+        if not finer:
+            return found
+        offered = [trial for trial in found if _publishable(trial.method) and trial.perplexity is not None]
+        best = min(offered, key=lambda trial: trial.perplexity.value if trial.perplexity else math.inf).method
+        for name in [name for name in self.fits.results if select.asking(name) == select.asking(best)]:
+            tried = [self._indices(trial.errors.clip) for trial in found if trial.method == name]
+            more = [clip for ratio in FINER_CLIPS if self._indices(clip := Clip(k=ratio, v=ratio)) not in tried]
+            after = max(at for at, trial in enumerate(found) if trial.method == name) + 1
+            self.meter.total += (name != best) * len(more) * len(task.prompts)
+            found[after:after] = [self._with_perplexity(self._trial(name, clip), task) for clip in more]
+        return found
+
+    def questions(self, heldout: HeldOut) -> Questions:
+        """What to ask for recall, if it is to be asked."""
+        task = self._recall_task(heldout)
+        if task is None:
+            return Questions(remark="recall was not measured: windows, context or held-out text leave no room for it")
+        own = self._measure(task, None)
+        if own.value < RECALL_LEAST:
+            return Questions(task, own, f"the model itself recalls {own.value:.0%} of digits: recall was not judged")
+        return Questions(task, own)
+
+    def recalls(self, trials: list[Trial], which: Sequence[int], asked: Questions) -> None:
+        """Measure the recall of some trials, in place."""
+        assert asked.task is not None
+        self.meter.total += len(which) * len(asked.task.prompts)
+        for at in which:
+            trials[at] = replace(trials[at], recall=self._measure(asked.task, self._cache(trials[at])))
+
+    def _recall_task(self, heldout: HeldOut) -> Recall | None:
+        def encode(text: str) -> list[int]:
+            ids: list[int] = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            return ids
+
+        text = torch.tensor([token for sequence in heldout.sequences for token in sequence])
+        windows, rope = self.recipe.windows, self.loaded.block.rope
+        for times in RECALL_WINDOWS:
+            length = min(times * (windows.sink + windows.recent), (rope and rope.max_position) or math.inf)
+            try:
+                return Recall.from_tokens(
+                    text, encode, windows=windows, answers=RECALL_ANSWERS, length=int(length), unit="token"
+                )
+            except UsageError:
+                continue
+        return None
+
+    def _fidelity(
+        self, names: Sequence[str], recipe: ServingRecipe, *, fixed_clip: bool, tick: Callable[[], None]
+    ) -> dict[str, Fidelity]:
+        pairs = {name: (self.fits.results[name].k, self.fits.results[name].v) for name in names}
+        return measure_fits(self.rows, self.loaded.block, pairs, recipe, fixed_clip=fixed_clip, tick=tick)
+
+    def _trial(self, name: str, clip: Clip) -> Trial:
+        recipe = self.recipe.model_copy(update={"clip": clip})
+        return Trial(name, self._fidelity([name], recipe, fixed_clip=True, tick=lambda: None)[name].found)
+
+    def _with_perplexity(self, trial: Trial, task: Task) -> Trial:
+        return replace(trial, perplexity=self._measure(task, self._cache(trial)))
+
+    def _cache(self, trial: Trial) -> CacheSpec:
+        result = self.fits.results[trial.method]
+        return CacheSpec(result.k, result.v, self.recipe.model_copy(update={"clip": trial.errors.clip}))
+
+    def _indices(self, clip: Clip) -> tuple[int, int]:
+        """Where a clip clips: two ratios may mean the same."""
+        cache, block = CacheSpec(None, None, self.recipe.model_copy(update={"clip": clip})), self.loaded.block
+        return index_of(cache.quant_spec("k", block.head_dim)), index_of(cache.quant_spec("v", block.v_head_dim))
+
+    def _measure(self, task: Task, cache: CacheSpec | None) -> Measurement:
+        return measure(self.loaded, task, cache, tick=self.meter.tick)
 
 
 def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
@@ -167,55 +236,25 @@ def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
     return Perplexity(tuple(prompts))
 
 
-def _plans(fits: Fits, recipe: ServingRecipe, fixed_clip: bool) -> Iterator[Plan]:
-    """Every fit with every clip that is worth a measurement; `identity` only shows what no transform costs."""
-    plain = recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
-    for name, result in fits.results.items():
-        if METHODS[name].publishable:
-            yield result, recipe
-        if not fixed_clip and (recipe.clip.k or recipe.clip.v):
-            yield result, plain
+def _finalists(trials: Sequence[Trial], base: Base) -> list[int]:
+    """Indices of the trials that could be kept, ascending."""
+    offered = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
+    return sorted(offered[n] for n in select.finalists([trials[at] for at in offered], base))
 
 
-def _trial(result: FitResult, recipe: ServingRecipe, found: Measurement, base: Measurement) -> Trial:
-    mean, error = _paired(found, base)
-    change = 100 * math.expm1(min(mean, 500.0)) if math.isfinite(mean) else math.inf
-    change, value = min(change, 1e9), min(found.value, 1e9)  # JSON has no infinity
-    verdict: Verdict = "pass" if change <= PASS_PERCENT else "warn" if change <= FAIL_PERCENT else "fail"
-    error = min(100 * math.exp(min(mean, 20.0)) * error, 1e9) if math.isfinite(mean) else 1e9
-    return Trial(result.method.name, recipe.clip.k, recipe.clip.v, value, change, error, verdict)
+def _publishable(method: str) -> bool:
+    return find_method(method).publishable
 
 
-def _paired(one: Measurement, other: Measurement) -> tuple[float, float]:
-    """Mean difference in nats per token and its standard error over sequences."""
-    number = sum(n for _, n in one.parts)
-    mean = sum(a - b for (a, _), (b, _) in zip(one.parts, other.parts, strict=True)) / number
-    if len(one.parts) < 2:
-        return mean, 0.0
-    per = [(a - b) / n - mean for (a, n), (b, _) in zip(one.parts, other.parts, strict=True)]
-    return mean, math.sqrt(sum(x * x for x in per) / (len(per) - 1) / len(per))
-
-
-def _finer_clips(result: FitResult, recipe: ServingRecipe) -> Iterator[Plan]:
-    for ratio in FINER_CLIPS:
-        yield result, recipe.model_copy(update={"clip": Clip(k=ratio, v=ratio)})
-
-
-def _best(plans: Sequence[Plan], found: Sequence[Measurement]) -> int:
-    """Which plan to keep; see the module docstring."""
-    allowed = [at for at, (result, _) in enumerate(plans) if result.method.publishable]
-    lowest = min(allowed, key=lambda at: found[at].value)
-    for at in allowed:
-        mean, error = _paired(found[at], found[lowest])
-        if 100 * mean <= EQUAL_PERCENT or 100 * mean <= min(100 * error, NOISE_PERCENT):
-            # Of equal methods the one that comes first, of its clips the best.
-            same = (other for other in allowed if plans[other][0] is plans[at][0])
-            return min(same, key=lambda other: found[other].value)
-    return lowest
-
-
-def _reason(chosen: Trial, trials: Sequence[Trial]) -> str:
-    lowest = min((t for t in trials if METHODS[t.method].publishable), key=lambda t: t.perplexity)
-    if lowest.method == chosen.method:
-        return "the lowest perplexity on held-out text"
-    return f"as good as {lowest.method} on held-out text, and asks less of an engine"
+def _refuse(name: str, gates: Sequence[Gate]) -> None:
+    words = {
+        "perplexity_change_percent": ("raises perplexity by", f"% (limit {select.PERPLEXITY_FAIL:.0f} %)"),
+        "recall_loss_points": ("loses recall by", f"points (limit {select.RECALL_FAIL:.0f})"),
+    }
+    for gate in gates:
+        if gate.result == "fail":
+            what, limit = words[gate.name]
+            raise ComputeFailed(
+                f"the best fit, {name}, {what} {gate.value:.1f} {limit}.",
+                hint="use more or other text; to keep it all the same: --allow-poor",
+            )

@@ -64,6 +64,11 @@ class ClipCurve:
         return tuple(math.fsum(w * e for w, e in zip(self.weights, column, strict=True)) / total for column in columns)
 
     @property
+    def ratios(self) -> tuple[float, ...]:
+        """What a recipe says for each index."""
+        return tuple(ratio_of(index, self.head_dim) for index in self.indices)
+
+    @property
     def best(self) -> int:
         """The index to serve: of those within `TIE` of the least error, the one that clips least."""
         return self.indices[_best(self.mean)]
@@ -81,7 +86,7 @@ class ClipCurve:
     def to_json(self) -> dict[str, Any]:
         """Ratios, mean error and the best ratio, overall and by layer; plain JSON values."""
         return {
-            "ratios": [ratio_of(index, self.head_dim) for index in self.indices],
+            "ratios": list(self.ratios),
             "errors": list(self.mean),
             "best": ratio_of(self.best, self.head_dim),
             "best_by_layer": [ratio_of(index, self.head_dim) for index in self.best_by_layer],

@@ -7,7 +7,7 @@ together for that clip, for the recipe's and for none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.compute.clip import ClipCurve, clip_indices, index_of, ratio_of
 from oscar_zoo.compute.heldout import RowSource
-from oscar_zoo.compute.quality import LayerErrors, Pair, geometric_mean, layer_errors
+from oscar_zoo.compute.quality import CacheErrors, LayerBench, geometric_mean
 from oscar_zoo.evaluate.cache import CacheSpec, Side, cache_side
 
 PairOfSets = tuple[RotationSet, RotationSet]
@@ -105,20 +105,17 @@ def measure_fits(
         UsageError: the recipe's quantizer cannot be simulated.
     """
     bench = _Bench(source, geometry, recipe, fixed_clip)
-    singles = bench.run({name: (pair, bench.grid) for name, pair in fits.items()}, bench.each_alone, tick)
-    curves = {name: bench.curves(measured) for name, measured in singles.items()}
+    curves = bench.curves(fits, tick)
     choices = {name: bench.choices(*both) for name, both in curves.items()}
-    chosen = {name: (pair, tuple(zip(*choices[name], strict=True))) for name, pair in fits.items()}
-    together = bench.run(chosen, lambda k, v: [(n, n) for n in range(len(k))], tick)
-    found = {}
-    for name in fits:
-        clips = bench.clips(choices[name], singles[name], together[name])
-        found[name] = Fidelity(*curves[name], clips)
-    return found
+    errors = bench.together(fits, choices, tick)
+    return {
+        name: Fidelity(*curves[name], tuple(map(bench.summary(*curves[name]), choices[name], errors[name])))
+        for name in fits
+    }
 
 
-Indices = tuple[Sequence[int], ...]
-"""Clip indices of the K sides and of the V sides."""
+Indices = tuple[int, int]
+"""Where a K side and a V side clip."""
 
 
 @dataclass(frozen=True)
@@ -133,86 +130,85 @@ class _Bench:
         width = self.geometry.head_dim if role == "k" else self.geometry.v_head_dim
         return CacheSpec(None, None, self.recipe).quant_spec(role, width)
 
-    @property
-    def grid(self) -> Indices:
-        """Indices to try, per side; the recipe's is one of them."""
-        specs = self.spec("k"), self.spec("v")
-        if self.fixed_clip:
-            return tuple((index_of(spec),) for spec in specs)
-        return tuple(clip_indices(spec.head_dim, index_of(spec)) for spec in specs)
-
-    @staticmethod
-    def each_alone(k: Sequence[int], v: Sequence[int]) -> list[Pair]:
-        """Every K side with exact values, then every V side with exact keys."""
-        return [*((n, None) for n in range(len(k))), *((None, n) for n in range(len(v)))]
-
-    def run(
-        self,
-        fits: Mapping[str, tuple[PairOfSets, Indices]],
-        pairs: Callable[[Sequence[int], Sequence[int]], list[Pair]],
-        tick: Callable[[], None],
-    ) -> dict[str, list[LayerErrors]]:
-        """One pass over the layers."""
-        found: dict[str, list[LayerErrors]] = {name: [] for name in fits}
-        with torch.inference_mode():
-            for layer in self.geometry.attention_layers:
-                rows = self.source(layer)
-                for name, (sets, (k, v)) in fits.items():
-                    device = rows.o_proj.device
-                    sides = self._sides("k", sets[0], layer, k, device), self._sides("v", sets[1], layer, v, device)
-                    found[name].append(layer_errors(layer, rows, self.recipe.windows, sides, pairs(k, v)))
-                tick()
-        return found
-
-    def _sides(
-        self, role: Role, rotations: RotationSet, layer: int, indices: Sequence[int], device: torch.device
-    ) -> list[Side]:
+    def grid(self, role: Role) -> tuple[int, ...]:
+        """Indices to try; the recipe's is one of them."""
         spec = self.spec(role)
-        side = cache_side(rotations, layer, spec, device)
+        return (index_of(spec),) if self.fixed_clip else clip_indices(spec.head_dim, index_of(spec))
+
+    def layers(self, tick: Callable[[], None]) -> Iterator[LayerBench]:
+        """Every layer in turn."""
+        for layer in self.geometry.attention_layers:
+            with torch.inference_mode():
+                yield LayerBench(layer, self.source(layer), self.recipe.windows)
+            tick()
+
+    def sides(self, role: Role, rotations: RotationSet, layer: LayerBench, indices: Sequence[int]) -> list[Side]:
+        """One side of one layer for some clips."""
+        spec = self.spec(role)
+        side = cache_side(rotations, layer.layer_id, spec, layer.rows.o_proj.device)
         return [replace(side, spec=replace(spec, clip_ratio=ratio_of(at, spec.head_dim))) for at in indices]
 
-    def curves(self, measured: Sequence[LayerErrors]) -> tuple[ClipCurve, ClipCurve]:
-        """Of the first pass."""
-        k, v = self.grid
-        return (
-            ClipCurve(
-                self.geometry.head_dim,
-                tuple(k),
-                tuple(one.retrieval for one in measured),
-                tuple(one.focus for one in measured),
-            ),
-            ClipCurve(self.geometry.v_head_dim, tuple(v), tuple(one.output[len(k) :] for one in measured)),
-        )
+    def curves(
+        self, fits: Mapping[str, PairOfSets], tick: Callable[[], None]
+    ) -> dict[str, tuple[ClipCurve, ClipCurve]]:
+        """The first pass."""
+        k_grid, v_grid = self.grid("k"), self.grid("v")
+        keys: dict[str, list[PerLayer]] = {name: [] for name in fits}
+        values: dict[str, list[PerLayer]] = {name: [] for name in fits}
+        weights = []
+        for layer in self.layers(tick):
+            focus = 0.0
+            for name, (k, v) in fits.items():
+                errors, focus = layer.retrieval(self.sides("k", k, layer, k_grid))
+                keys[name].append(errors)
+                values[name].append(layer.values(self.sides("v", v, layer, v_grid)))
+            weights.append(focus)
+        widths = self.geometry.head_dim, self.geometry.v_head_dim
+        return {
+            name: (
+                ClipCurve(widths[0], k_grid, tuple(keys[name]), tuple(weights)),
+                ClipCurve(widths[1], v_grid, tuple(values[name])),
+            )
+            for name in fits
+        }
 
-    def choices(self, k_curve: ClipCurve, v_curve: ClipCurve) -> list[tuple[int, int]]:
-        """Index pairs to measure together: found, the recipe's, none; each once."""
+    def choices(self, k_curve: ClipCurve, v_curve: ClipCurve) -> list[Indices]:
+        """What to measure together: the clip found, the recipe's, none; each once."""
         recipes = index_of(self.spec("k")), index_of(self.spec("v"))
         if self.fixed_clip:
             return [recipes]
         none = self.geometry.head_dim - 1, self.geometry.v_head_dim - 1
         return list(dict.fromkeys([(k_curve.best, v_curve.best), recipes, none]))
 
-    def clips(
-        self, choices: Sequence[tuple[int, int]], singles: Sequence[LayerErrors], both: Sequence[LayerErrors]
-    ) -> tuple[ClipErrors, ...]:
-        """Of both passes."""
-        ks, vs = self.grid
-        focus = [one.focus for one in both]
-        found = []
-        for n, (k, v) in enumerate(choices):
-            at_k, at_v = ks.index(k), len(ks) + vs.index(v)
-            lost = sum(one.retrieval[n] * weight for one, weight in zip(both, focus, strict=True))
-            found.append(
-                ClipErrors(
-                    self._clip(k, v),
-                    output=tuple(one.output[n] for one in both),
-                    k_only=tuple(one.output[at_k] for one in singles),
-                    v_only=tuple(one.output[at_v] for one in singles),
-                    logit=tuple(one.logit[n] for one in both),
-                    retrieval=lost / sum(focus),
-                )
+    def together(
+        self, fits: Mapping[str, PairOfSets], choices: Mapping[str, Sequence[Indices]], tick: Callable[[], None]
+    ) -> dict[str, list[tuple[CacheErrors, ...]]]:
+        """The second pass: for every choice, one entry per layer."""
+        found: dict[str, list[tuple[CacheErrors, ...]]] = {name: [] for name in fits}
+        for layer in self.layers(tick):
+            for name, (k, v) in fits.items():
+                ks, vs = zip(*choices[name], strict=True)
+                pairs = zip(self.sides("k", k, layer, ks), self.sides("v", v, layer, vs), strict=True)
+                found[name].append(layer.caches(list(pairs)))
+        return {name: list(zip(*layers, strict=True)) for name, layers in found.items()}
+
+    def summary(
+        self, k_curve: ClipCurve, v_curve: ClipCurve
+    ) -> Callable[[Indices, tuple[CacheErrors, ...]], ClipErrors]:
+        """Both passes together, for one choice."""
+
+        def one(choice: Indices, layers: tuple[CacheErrors, ...]) -> ClipErrors:
+            k, v = choice
+            return ClipErrors(
+                self._clip(k, v),
+                output=tuple(layer.output for layer in layers),
+                k_only=tuple(layer.k_only for layer in layers),
+                v_only=v_curve.at(v),
+                logit=tuple(layer.logit for layer in layers),
+                retrieval=k_curve.mean[k_curve.indices.index(k)],
             )
-        return tuple(found)
+
+        return one
 
     def _clip(self, k: int, v: int) -> Clip:
         """The ratios as a recipe has them: its own where the index is its own."""

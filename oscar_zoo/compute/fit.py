@@ -1,12 +1,13 @@
 """From moments to pairs of transforms: coverage first, then one method or all.
 
-`METHODS` is the list of methods this version fits; the command line shows its keys. The order is that of `auto`: of
-two equally good methods, the one that asks less of an engine comes first.
+`METHODS` are the methods that need moments only, `TUNED` those that read rows of the model, too; the command line shows
+the keys of both. The order is that of `auto`: of two equally good methods, the one that asks less of an engine comes
+first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -15,14 +16,17 @@ from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry, StatisticName
 from oscar_zoo.artifact.transforms import is_power_of_two
 from oscar_zoo.compute.coverage import needs_met, observed
-from oscar_zoo.compute.methods import hadamard, identity, oscar, oscar_exact, oscar_per_head, wush
-from oscar_zoo.compute.methods.base import Forecast, Matrix, Method
+from oscar_zoo.compute.methods import hadamard, identity, oscar, oscar_exact, oscar_per_head, tuned, wush
+from oscar_zoo.compute.methods.base import Forecast, Matrix, Method, RowsOfText
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel, UsageError
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {module.METHOD.name: module.METHOD for module in (identity, hadamard, oscar, oscar_exact, oscar_per_head, wush)}
 )
+TUNED: Mapping[str, Method] = MappingProxyType({tuned.METHOD.name: tuned.METHOD})
+Tick = Callable[[int, int], None]
+"""`(steps done, steps in all)` of a method that is tuned."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,10 @@ class Fits:
 
 def find_method(name: str) -> Method:
     """The method called `name`; raises `UsageError`."""
-    if name not in METHODS:
-        raise UsageError(f"no method is called {name!r}.", hint=f"methods: {', '.join(METHODS)}")
-    return METHODS[name]
+    known = {**METHODS, **TUNED}
+    if name not in known:
+        raise UsageError(f"no method is called {name!r}.", hint=f"methods: {', '.join(known)}")
+    return known[name]
 
 
 def check_model(geometry: Geometry) -> None:
@@ -75,19 +80,36 @@ def check_model(geometry: Geometry) -> None:
             )
 
 
-def fit(moments: Moments, method: Method) -> FitResult:
+def fit(
+    moments: Moments, method: Method, rows: RowsOfText | None = None, *, tick: Tick = lambda done, total: None
+) -> FitResult:
     """Fit one method.
 
     Args:
         moments: of the whole calibration set; for a method that needs nothing, only the geometry counts.
+        rows: of that text, for a method of `TUNED`.
+        tick: told how far the tuning is.
 
     Raises:
         ComputeFailed: a layer or head was not observed, or not completely; or the result cannot be served.
+        UsageError: a method of `TUNED` without rows.
     """
     moments.check_coverage(method.needs)
     pair = method.fit(moments)
+    if method.tune is not None:
+        if rows is None:
+            raise needs_model(method)
+        pair = method.tune(pair, rows, tick)
     coverage = observed(moments) if method.needs else None
     return FitResult(method, pair.k, pair.v, pair.targets, coverage, pair.forecasts)
+
+
+def needs_model(method: Method) -> UsageError:
+    """The error for a method that moments are not enough for."""
+    return UsageError(
+        f"{method.name} is tuned on rows of the model; moments alone do not have them.",
+        hint=f"run oscar-zoo compute MODEL --method {method.name}, or fit wush",
+    )
 
 
 def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
@@ -114,6 +136,17 @@ def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
             results[method.name] = fit(moments, method)
         except ComputeFailed as error:
             refused[method.name] = error.message
+    return Fits(results, refused)
+
+
+def with_tuned(fits: Fits, moments: Moments, rows: RowsOfText, *, tick: Tick) -> Fits:
+    """`fits` and one result, or refusal, of each method of `TUNED`; arguments as of `fit`."""
+    results, refused = dict(fits.results), dict(fits.refused)
+    for name, method in TUNED.items():
+        try:
+            results[name] = fit(moments, method, rows, tick=tick)
+        except ComputeFailed as error:
+            refused[name] = error.message
     return Fits(results, refused)
 
 

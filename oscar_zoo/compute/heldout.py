@@ -8,6 +8,7 @@ dtype (two bytes per channel: 1.2 GB for 8,192 tokens of an 8B model) and come t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from torch.nn import functional
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.transformers import output_weights
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.by_layer import run_by_layer
 from oscar_zoo.evaluate.models import LoadedModel, attention_scope
 
 EVEN, FOCUSED = 64, 64
@@ -27,27 +29,41 @@ SCORES_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True)
+class Queries:
+    """Some queries of a sequence.
+
+    Attributes:
+        positions: `[n]` int64, ascending: where they stand.
+        rows: `[num_q_heads, n, d]` after norm and RoPE, before scaling.
+    """
+
+    positions: Tensor
+    rows: Tensor
+
+    def to(self, device: torch.device) -> Queries:
+        """The same on another device."""
+        return Queries(self.positions.to(device), self.rows.to(device))
+
+
+@dataclass(frozen=True)
 class SequenceRows:
     """What one attention layer saw of one sequence that starts at position 0.
 
     Attributes:
-        positions: `[n]` int64, ascending: where the queries stand.
-        even: `[n]` bool: which of them are evenly spaced.
-        query: `[num_q_heads, n, d]` after norm and RoPE, before scaling.
+        even: queries evenly spaced among those with history.
+        focused: the queries of which some head looks hardest at a row of its history.
         key: `[num_kv_heads, T, d]` after norm and RoPE.
         value: `[num_kv_heads, T, dv]`.
     """
 
-    positions: Tensor
-    even: Tensor
-    query: Tensor
+    even: Queries
+    focused: Queries
     key: Tensor
     value: Tensor
 
     def to(self, device: torch.device) -> SequenceRows:
         """The same on another device."""
-        parts = (self.positions, self.even, self.query, self.key, self.value)
-        return SequenceRows(*(part.to(device) for part in parts))
+        return SequenceRows(self.even.to(device), self.focused.to(device), self.key.to(device), self.value.to(device))
 
 
 @dataclass(frozen=True)
@@ -102,12 +118,10 @@ class HeldOutRows:
                 )
         first, tokens = self.windows.sink + self.windows.recent, query.shape[1]
         readers = torch.arange(min(first, tokens), tokens, device=query.device)
-        even = torch.zeros(len(readers), dtype=torch.bool, device=query.device)
-        even[:: max(1, -(-len(readers) // EVEN))] = True
-        kept = even.clone()
-        kept[_focused(query[:, readers], key, readers, self.windows, scaling)] = True
-        rows = (readers[kept], even[kept], query[:, readers[kept]], key, value)
-        self._layers.setdefault(layer_id, []).append(SequenceRows(*(part.cpu() for part in rows)))
+        even = readers[:: max(1, -(-len(readers) // EVEN))]
+        focused = readers[_focused(query[:, readers], key, readers, self.windows, scaling)]
+        kept = SequenceRows(Queries(even, query[:, even]), Queries(focused, query[:, focused]), key, value)
+        self._layers.setdefault(layer_id, []).append(kept.to(torch.device("cpu")))
         self._scaling[layer_id] = scaling
 
     def __call__(self, layer_id: int) -> LayerRows:
@@ -124,18 +138,38 @@ def collect(loaded: LoadedModel, sequences: Sequence[Sequence[int]], windows: Wi
         UnsupportedModel: attention that cannot be seen.
     """
     kept = HeldOutRows(windows, loaded.device, output_weights(loaded, sequences[0]))
+    watch(loaded, sequences, kept.add)
+    return kept
+
+
+def watch(
+    loaded: LoadedModel,
+    sequences: Sequence[Sequence[int]],
+    see: Callable[[int, Tensor, Tensor, Tensor, float], None],
+) -> None:
+    """Run a model over sequences and show the rows of its full-attention layers.
+
+    Args:
+        see: of a layer and a sequence: layer id, query, key and value rows and scaling, as `HeldOutRows.add`.
+
+    Raises:
+        UnsupportedModel: attention that cannot be seen.
+    """
 
     def attention(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        kept.add(layer_id, query[0], key[0], value[0], scaling)
+        see(layer_id, query[0], key[0], value[0], scaling)
         grouped = key.shape[1] != query.shape[1]
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
         )
 
     with torch.inference_mode(), attention_scope(loaded, attention):
-        for ids in sequences:
-            loaded.model.base_model(input_ids=torch.tensor([list(ids)], device=loaded.device), use_cache=False)
-    return kept
+        ids = [torch.tensor(list(one)) for one in sequences]
+        if loaded.streamed:
+            deque(run_by_layer(loaded.model, loaded.block.num_layers, ids), 0)
+        else:
+            for one in ids:
+                loaded.model.base_model(input_ids=one[None].to(loaded.device), use_cache=False)
 
 
 def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
@@ -145,11 +179,11 @@ def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
 
 
 def _focused(query: Tensor, key: Tensor, positions: Tensor, windows: Windows, scaling: float) -> Tensor:
-    """Indices of the queries `[num_q_heads, n, d]` of which some head gives an INT2 row the largest weights."""
+    """Indices, ascending, of the queries `[num_q_heads, n, d]` of which some head gives an INT2 row the most weight."""
     heads, tokens = query.shape[0], key.shape[1]
     keys = key.float().mT
     if not len(positions):
-        return torch.zeros(0, dtype=torch.int64)
+        return positions
     weights = []
     size = max(1, SCORES_AT_ONCE // (heads * tokens))
     for block, at in zip(query.split(size, 1), positions.split(size), strict=True):
@@ -159,4 +193,4 @@ def _focused(query: Tensor, key: Tensor, positions: Tensor, windows: Windows, sc
         total = logits.masked_fill_(future, float("-inf")).logsumexp(-1)
         largest = logits.masked_fill_(~history_mask(at, tokens, windows), float("-inf")).amax(-1)
         weights.append((largest - total).amax(0))
-    return torch.cat(weights).topk(min(FOCUSED, len(positions))).indices
+    return torch.cat(weights).topk(min(FOCUSED, len(positions))).indices.sort().values

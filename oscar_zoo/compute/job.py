@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
@@ -22,17 +24,21 @@ from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import capturing, moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
+from oscar_zoo.compute.calibration_rows import CalibrationRows, collect_rows
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capturing import Captured, is_main_process
-from oscar_zoo.compute.choosing import Choice, choose
+from oscar_zoo.compute.choosing import choose
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
-from oscar_zoo.compute.fit import METHODS, FitResult, fit, fit_all
+from oscar_zoo.compute.decision import Choice
+from oscar_zoo.compute.estimate import LONGEST_TUNING, tunes, tuning_seconds
+from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, Fits, Tick, fit, fit_all, with_tuned
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.options import AUTO, ComputeOptions, check_options, sequence_length
+from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, check_options, sequence_length
 from oscar_zoo.compute.reporting import report_of, save_report
 from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.evaluate.memory import Workload, memory_errors
 from oscar_zoo.evaluate.models import LoadedModel, inspect_model, load_model, load_tokenizer
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
@@ -106,8 +112,9 @@ def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progres
         UsageError: options that make no sense together, or data that is no text.
         PathNotFound, InvalidModel, UnsupportedModel: from reading model and data.
         OutputExists: the folder is taken; see `folder.check_target`.
-        ComputeFailed: the capture was incomplete, the device ran out of memory, the result failed verification, or it
-            failed its gates and `options.allow_poor` is not set.
+        NotEnoughMemory: the model is larger than the device; known before weights are read, or found in the middle.
+        ComputeFailed: the capture was incomplete, the result failed verification, or it failed its gates and
+            `options.allow_poor` is not set.
         StorageError: the disk refused.
     """
     methods = check_options(options)
@@ -119,7 +126,9 @@ def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progres
     if len(methods) == 1:
         check_target(base, force=options.force)
     work = base.with_name(base.name + ".work")
-    with capturing.kept_for_resume(work):
+    loaded = subject.loaded
+    device = loaded.device if loaded else torch.device("cpu")
+    with capturing.kept_for_resume(work), memory_errors(subject.block.id, device):
         with clock.phase("capture"):
             captured = _capture(options, subject, methods, data, work, progress)
         if not is_main_process():
@@ -139,7 +148,10 @@ def _finish(
     with clock.phase("fit"):
         moments = captured.moments if captured else Moments(subject.block, {})
         choice = None
-        if options.method != AUTO:
+        if options.method in TUNED:
+            rows = _rows(options, subject, data)
+            chosen = fit(moments, methods[0], rows, tick=_tuning(clock.progress))
+        elif options.method != AUTO:
             chosen = fit(moments, methods[0])
         else:
             choice = _choose(options, subject, data, moments, clock.progress)
@@ -155,7 +167,8 @@ def _finish(
         files = assemble(chosen, replace(facts, moments=saved))
         write_folder(target, files, force=options.force)
     manifest = Manifest.from_bytes(files[FILE_NAME])
-    notes = (*data.notes, *_notes(data, chosen.method, choice))
+    loading = subject.loaded.notes if subject.loaded else ()
+    notes = (*loading, *data.notes, *_notes(data, chosen.method, choice))
     report = None
     if captured is not None:
         told = report_of(manifest, captured.moments, choice, notes, clock.seconds)
@@ -175,12 +188,36 @@ def _choose(
     return choose(
         subject.loaded,
         data.heldout,
-        fit_all(moments),
+        _fits(options, subject, data, moments, progress),
         options.recipe,
         fixed_clip=options.fixed_clip,
+        fast=options.fast,
         allow_poor=options.allow_poor,
         progress=progress,
     )
+
+
+def _fits(
+    options: ComputeOptions, subject: _Subject, data: CalibrationData, moments: Moments, progress: Progress
+) -> Fits:
+    """Every method's, tuned ones included where that does not take too long."""
+    fits = fit_all(moments)
+    if not tunes(options) or subject.loaded is None:
+        return fits
+    cost = tuning_seconds(subject.block, str(subject.loaded.device))
+    if cost > LONGEST_TUNING:
+        why_not = f"tuning takes about {cost / 60:.0f} minutes on this device; to wait for it, name it with --method"
+        return replace(fits, refused={**fits.refused, **dict.fromkeys(TUNED, why_not)})
+    return with_tuned(fits, moments, _rows(options, subject, data), tick=_tuning(progress))
+
+
+def _rows(options: ComputeOptions, subject: _Subject, data: CalibrationData) -> CalibrationRows:
+    assert subject.loaded is not None  # `check_options` asks for transformers
+    return collect_rows(subject.loaded, data.sequences, options.recipe.group_size)
+
+
+def _tuning(progress: Progress) -> Tick:
+    return lambda done, total: progress(done, total, "tune")
 
 
 def _load(options: ComputeOptions) -> _Subject:
@@ -193,6 +230,8 @@ def _load(options: ComputeOptions) -> _Subject:
         dtype=options.dtype,
         device=options.device,
         model_id=options.model_id,
+        stream=options.stream_weights,
+        workload=Workload(min(options.seq_len or LONGEST_DEFAULT, options.calib_tokens), options.calib_tokens),
     )
     return _Subject(loaded.block, loaded.tokenizer, loaded)
 
@@ -209,7 +248,7 @@ def _read_data(options: ComputeOptions, subject: _Subject, methods: tuple[Method
         heldout_tokens=options.heldout_tokens if auto else 0,
     )
     if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
-        raise UsageError(
+        raise ComputeFailed(
             f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim} channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
@@ -245,7 +284,7 @@ def _capture(
         progress(done, total, "capture")
 
     if subject.loaded is None:
-        return capturing.capture_in_sglang(options, subject.block, data, needs, options.environment, told)
+        return capturing.capture_in_sglang(options, subject.block, data, needs, work=work, progress=told)
     return capturing.capture(subject.loaded, data, needs, work=work, resume=options.resume, progress=told)
 
 
@@ -288,11 +327,14 @@ def _require_verified(outcome: Outcome) -> Verified:
 
 def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tuple[str, ...]:
     notes = []
-    if choice is not None and choice.chosen.gate != "pass":
-        rise, verdict = choice.chosen.change_percent, choice.chosen.gate
-        notes.append(
-            f"perplexity rises by {rise:.1f} % over BF16 on held-out text ({verdict}): measure your own tasks."
-        )
+    if choice is not None:
+        notes += [
+            f"{gate.name.replace('_', ' ')} is {gate.value:.2f}, beyond {gate.limit:g}: measure your own tasks."
+            for gate in choice.gates
+            if gate.result != "pass"
+        ]
+        notes += [f"{choice.questions.remark}."] if choice.questions.remark else []
+        notes += [f"{name} was left out: {why_not.removesuffix('.')}." for name, why_not in choice.refused.items()]
     if data.tokens_used < data.tokens_requested:
         notes.append(f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens.")
     if not method.needs:

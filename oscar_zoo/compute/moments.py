@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.coverage import check_counts, check_traces, uncovered
-from oscar_zoo.compute.products import add_gram, add_weighted_gram, rows_at_once, same, symmetric
+from oscar_zoo.compute.products import add_gram, add_sum, add_weighted_gram, same, symmetric
 from oscar_zoo.errors import ComputeFailed
 
 ROW_SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo")
@@ -107,18 +107,17 @@ class LayerMoments:
             ComputeFailed: heads or rows do not fit each other.
         """
         self._check_rows(query, key, value, output)
-        heads = len(self.heads)
-        queries = query.unflatten(0, (heads, -1)).flatten(1, 2)
-        add_gram(self.qq, queries)
+        add_gram(self.qq, query)
         add_gram(self.kk, key)
         add_gram(self.vv, value)
-        self.k_sum += key.sum(1, dtype=torch.float64)
-        self.v_sum += value.sum(1, dtype=torch.float64)
+        add_sum(self.k_sum, key)
+        add_sum(self.v_sum, value)
+        query_rows = query.shape[0] // len(self.heads) * query.shape[1]
         self.tokens += key.shape[1]
-        self.query_rows += queries.shape[1]
+        self.query_rows += query_rows
         if output is not None:
-            add_gram(self.oo, output.unflatten(0, (heads, -1)).flatten(1, 2))
-            self.output_rows += queries.shape[1]
+            add_gram(self.oo, output)
+            self.output_rows += query_rows
 
     def add_weighted(self, key: Tensor, value: Tensor, target: Tensor) -> None:
         """Add w v^T v and w = k A k^T for one block of tokens.
@@ -128,12 +127,7 @@ class LayerMoments:
             value: `[num_kv_heads, T, dv]`.
             target: A, `[num_kv_heads, d, d]` float64, of the whole token set: `estimators.qqt` of the finished sums.
         """
-        at_once = rows_at_once(key)
-        for k, v in zip(key.split(at_once, 1), value.split(at_once, 1), strict=True):
-            k, v = k.double(), v.double()
-            weight = ((k @ target) * k).sum(-1)
-            add_weighted_gram(self.sst_num, weight, v)
-            self.sst_den += weight.sum(-1)
+        add_weighted_gram(self.sst_num, self.sst_den, key, value, target)
         self.weighted_tokens += key.shape[1]
 
     def set_weights(self, o_proj: Tensor) -> None:
@@ -149,9 +143,8 @@ class LayerMoments:
         heads, width = self.vv.shape[0], self.vv.shape[-1]
         if o_proj.dim() != 2 or o_proj.shape[1] % (heads * width):
             raise _do_not_fit(f"o_proj {tuple(o_proj.shape)}", self)
-        rows = o_proj.unflatten(1, (heads, -1, width)).permute(1, 2, 0, 3).flatten(1, 2)
-        wo = torch.zeros(self.vv.shape, dtype=torch.float64, device=rows.device)
-        add_gram(wo, rows)
+        wo = torch.zeros(self.vv.shape, dtype=torch.float64, device=o_proj.device)
+        add_gram(wo, o_proj.unflatten(1, (-1, width)).transpose(0, 1))
         self.wo = symmetric(wo).to(self.vv.device)
 
     def merge(self, other: LayerMoments) -> None:

@@ -10,11 +10,13 @@ from typing import Literal
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.compute.capture.distributed import rank_and_size
 from oscar_zoo.compute.data import check_budget, check_source
 from oscar_zoo.compute.fit import METHODS, check_model, find_method
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.device import AUTO as DEVICES
 from oscar_zoo.evaluate.device import check_device
 from oscar_zoo.evaluate.models import Dtype
 
@@ -40,9 +42,10 @@ class ComputeOptions:
         recipe: serving settings for the manifest; `requires` is completed from the fit.
         revision: of a Hugging Face id.
         seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context, whichever is less.
-        method: a key of `fit.METHODS`, or `auto` for the best of them on held-out text.
+        method: a key of `fit.METHODS` or `fit.TUNED`, or `auto` for the best of them on held-out text.
         output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
-        device, dtype: where and in which type the forward passes run.
+        device, dtype: where and in which type the forward passes run; device `auto` is all GPUs together.
+        stream_weights: read weights layer by layer; `None` does so when the model does not fit otherwise.
         engine: what runs them.
         tensor_parallel: ranks of the sglang engine.
         environment: of the sglang engine's processes.
@@ -52,6 +55,8 @@ class ComputeOptions:
         heldout_tokens: kept apart for measuring, with `auto`.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
         allow_poor: write a result that fails its gates.
+        fast: `auto` decides by errors of attention alone.
+        tune: `auto` tries the methods of `fit.TUNED`, where that does not take too long.
         fixed_clip: the clip of `recipe` is what the user wants; else it is fitted with `auto`.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
@@ -69,6 +74,7 @@ class ComputeOptions:
     output_dir: Path | None = None
     device: str = "cpu"
     dtype: Dtype = "auto"
+    stream_weights: bool | None = None
     engine: Literal["transformers", "sglang"] = "transformers"
     tensor_parallel: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +84,8 @@ class ComputeOptions:
     heldout_tokens: int = HELDOUT_TOKENS
     allow_overlap: bool = False
     allow_poor: bool = False
+    fast: bool = False
+    tune: bool = True
     fixed_clip: bool = False
     seed: int | None = None
     created: str | None = None
@@ -98,9 +106,15 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
         check_target(options.output_dir, force=options.force)
     if options.engine == "sglang" and auto:
         raise UsageError("auto measures with transformers.", hint="name a method with --engine sglang: --method wush")
+    if options.engine == "sglang" and any(method.tune for method in methods):
+        raise UsageError(f"{options.method} reads rows with transformers.", hint="with --engine sglang: --method wush")
     if options.engine == "transformers" and options.tensor_parallel > 1:
         raise UsageError("transformers runs tensor parallel 1.", hint="use --engine sglang, or data parallel: torchrun")
-    check_device(options.device)
+    check_device(options.device, several=options.engine == "transformers")
+    if options.device == DEVICES and rank_and_size()[1] > 1:
+        raise UsageError("--device auto gives every process all GPUs.", hint="start it without torchrun")
+    if options.stream_weights is not None and options.engine != "transformers":
+        raise UsageError("sglang loads weights itself.", hint="leave --stream-weights out, or --engine transformers")
     return methods
 
 

@@ -15,7 +15,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.fit import find_method, fit, possible_methods
+from oscar_zoo.compute.fit import find_method, fit, needs_model, possible_methods
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.errors import ComputeFailed
 
@@ -34,12 +34,14 @@ def refit(
         force: replace an artifact that stands there.
 
     Raises:
-        UsageError: no such method.
+        UsageError: no such method, or one that needs the model.
         MalformedFile, PathNotFound: the file is none of ours.
         ComputeFailed: it lacks what the method reads, or the result failed verification.
         OutputExists, StorageError: see `folder.check_target`.
     """
     chosen = find_method(method)
+    if chosen.tune is not None:
+        raise needs_model(chosen)
     sums, info = moments_file.load_moments(moments)
     if method not in possible_methods(sums):
         allowed = ", ".join(name for name in possible_methods(sums) if find_method(name).publishable)

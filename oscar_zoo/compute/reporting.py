@@ -7,9 +7,19 @@ from pathlib import Path
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.compute.choosing import Choice
+from oscar_zoo.compute.clip import ClipCurve as Curve
+from oscar_zoo.compute.decision import Choice
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.report.data import SUFFIX, Candidate, Comparison, Fact, ReportData
+from oscar_zoo.compute.report.data import (
+    SUFFIX,
+    Candidate,
+    ClipCurve,
+    ClipCurves,
+    Comparison,
+    Fact,
+    MethodErrors,
+    ReportData,
+)
 from oscar_zoo.compute.report.of_moments import headroom_of, spectra_of
 from oscar_zoo.compute.report.page import write_report
 from oscar_zoo.errors import MissingDependency
@@ -38,6 +48,8 @@ def report_of(
         layers=model.attention_layers,
         facts=tuple(facts),
         comparison=_comparison(choice) if choice else None,
+        errors=_errors(choice) if choice else (),
+        clip=_clips(choice) if choice else None,
         headroom=headroom_of(moments),
         spectra=spectra_of(moments),
         notes=tuple(notes),
@@ -66,15 +78,48 @@ def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[st
 def _comparison(choice: Choice) -> Comparison:
     rows = tuple(
         Candidate(
-            method=trial.method,
-            clip_k=trial.clip_k,
-            clip_v=trial.clip_v,
-            perplexity=trial.perplexity,
-            change_percent=trial.change_percent,
-            standard_error=trial.standard_error,
-            chosen=trial is choice.chosen,
-            gate=trial.gate,
+            method=row.method,
+            clip_k=row.clip_k,
+            clip_v=row.clip_v,
+            output_error=row.output_error_geo,
+            perplexity=row.perplexity,
+            change_percent=row.change_percent,
+            standard_error=row.standard_error,
+            recall=row.recall,
+            chosen=row is choice.chosen,
+            gate=row.gate,
         )
-        for trial in choice.trials
+        for row in choice.rows
     )
-    return Comparison(candidates=rows, bf16_perplexity=choice.bf16_perplexity, reason=choice.reason)
+    own = choice.questions.own
+    return Comparison(
+        candidates=rows,
+        bf16_perplexity=choice.base.perplexity.value if choice.base else None,
+        bf16_recall=own.value if own else None,
+        reason=choice.reason,
+    )
+
+
+def _errors(choice: Choice) -> tuple[MethodErrors, ...]:
+    """Of every method with the clip found for it, of the kept one with its own."""
+    kept = choice.trials[choice.at]
+    shown = {name: found.found for name, found in choice.errors.items()} | {kept.method: kept.errors}
+    return tuple(MethodErrors(method=name, layers=errors.output) for name, errors in shown.items())
+
+
+def _clips(choice: Choice) -> ClipCurves | None:
+    """Of the kept method; `None` where the clip was given."""
+    found, clip = choice.errors[choice.chosen.method], choice.recipe.clip
+    if len(found.k_curve.indices) < 2:
+        return None
+    return ClipCurves(
+        method=choice.chosen.method,
+        k=_clip_curve(found.k_curve, "retrieval", clip.k),
+        v=_clip_curve(found.v_curve, "output", clip.v),
+    )
+
+
+def _clip_curve(curve: Curve, error: str, chosen: float) -> ClipCurve:
+    """A ratio of 0 clips nothing, and so does 1, where it belongs on an axis."""
+    ratios = tuple(ratio or 1.0 for ratio in curve.ratios)
+    return ClipCurve(error=error, ratios=ratios, layers=curve.layers, mean=curve.mean, chosen=chosen or 1.0)

@@ -195,11 +195,15 @@ class SimulatedCache:
     def __init__(self, spec: CacheSpec, model: ModelBlock, device: torch.device) -> None:
         spec.check(model)
         self._windows = spec.recipe.windows
-        self._layers = {i: LayerCache(spec, model, i, device) for i in model.attention_layers}
+        self._spec, self._model = spec, model
+        self._layers = {(i, device): LayerCache(spec, model, i, device) for i in model.attention_layers}
 
     def __call__(self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of one layer; see `models.AttentionFn`."""
-        layer = self._layers[layer_id]
+        at = layer_id, key.device
+        if at not in self._layers:  # a model on several devices
+            self._layers[at] = LayerCache(self._spec, self._model, *at)
+        layer = self._layers[at]
         k, v = layer.encode(key, value)
         positions = torch.arange(query.shape[2], device=query.device)
         blocks = []

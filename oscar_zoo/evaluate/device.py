@@ -6,6 +6,8 @@ import torch
 
 from oscar_zoo.errors import UsageError
 
+AUTO = "auto"
+"""All GPUs, then main memory; for engines that can spread a model over them."""
 NAMES = "devices are called cpu, cuda or cuda:0"
 
 
@@ -14,8 +16,14 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def check_device(name: str) -> None:
-    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there; raises `UsageError`."""
+def check_device(name: str, *, several: bool = False) -> None:
+    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there; raises `UsageError`.
+
+    Args:
+        several: `auto` is allowed.
+    """
+    if several and name == AUTO:
+        return
     try:
         device = torch.device(name)
     except RuntimeError:

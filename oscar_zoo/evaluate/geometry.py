@@ -69,6 +69,34 @@ def model_block(config: Any, *, model_id: str, revision: str | None, config_sha2
         ) from None
 
 
+def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
+    """Rows and columns that share a scale in a float8 checkpoint; `None` when it is not quantized.
+
+    Raises:
+        UnsupportedModel: it is quantized in another way.
+        InvalidModel: the block makes no sense.
+    """
+    text = config.get_text_config(decoder=True)
+    given = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if given is None:
+        return None
+    method = str(_entry(given, "quant_method") or "an unnamed method")
+    if method != "fp8":
+        raise UnsupportedModel(
+            f"{model_id} is quantized with {method}, which is not read here.",
+            hint="use its bfloat16 or fp8 checkpoint, or --engine sglang",
+        )
+    block = _entry(given, "weight_block_size") or (128, 128)
+    if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
+        raise InvalidModel(f"{model_id} has weight_block_size {block!r}, not two sizes.", hint="check its config.json")
+    return int(block[0]), int(block[1])
+
+
+def _entry(given: Any, name: str) -> Any:
+    """Of a quantization configuration, which transformers may have parsed."""
+    return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
+
+
 def _required(text: Any, name: str, model_id: str) -> int:
     value = getattr(text, name, None)
     if not isinstance(value, int) or value <= 0:
@@ -139,6 +167,6 @@ def _weights(config: Any, text: Any) -> WeightsInfo | None:
     dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     if dtype is None:
         return None
-    quantization = getattr(config, "quantization_config", None) or {}
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    quantization = getattr(config, "quantization_config", None)
+    method = _entry(quantization, "quant_method") if quantization else None
     return WeightsInfo(dtype=str(dtype).removeprefix("torch."), quantization=method)

@@ -19,11 +19,10 @@ from typing import Any, Literal
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.errors import InvalidModel, MissingDependency, NetworkError, PathNotFound, StorageError, UnsupportedModel
 from oscar_zoo.evaluate import torchvision_ops  # noqa: F401  (transformers imports torchvision when it is there)
-from oscar_zoo.evaluate.geometry import model_block
+from oscar_zoo.evaluate.geometry import float8_block, model_block
 
 try:
     import torch
-    from safetensors import SafetensorError
     from torch import Tensor
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -32,6 +31,12 @@ try:
     from transformers.utils import logging as transformers_logging
 except ImportError as error:
     raise MissingDependency.for_extra(error.name or "transformers", "compute") from error
+
+# isort: split
+
+from oscar_zoo.evaluate import weights
+from oscar_zoo.evaluate.memory import FreeMemory, Workload, free_memory
+from oscar_zoo.evaluate.placing import Wish, place_model
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
@@ -44,6 +49,19 @@ BLOCKED = {"s_aux": "attention sinks", "softcap": "logit soft-capping", "positio
 
 
 @dataclass(frozen=True)
+class ModelSize:
+    """How large a model is.
+
+    Attributes:
+        parameters: all of them.
+        active: those that one token meets: of a mixture of experts only the experts that it is sent to.
+    """
+
+    parameters: int
+    active: int
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A causal language model in memory.
 
@@ -52,18 +70,28 @@ class LoadedModel:
         tokenizer: its tokenizer.
         block: what a manifest says about it.
         dtype: of its weights as loaded, such as `bfloat16`.
+        streamed: every decoder layer is read from its file when it runs: run many sequences through one at a time.
+        notes: what the user should know about how it was loaded.
     """
 
     model: Any
     tokenizer: Any
     block: ModelBlock
     dtype: str
+    streamed: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def device(self) -> torch.device:
-        """Where the input embedding lives."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        """Where token ids go, also when accelerate keeps the weights elsewhere."""
+        embedding = self.model.get_input_embeddings()
+        device: torch.device = embedding.weight.device
+        return torch.device(embedding._hf_hook.execution_device) if device.type == "meta" else device
+
+    @property
+    def spread(self) -> bool:
+        """Whether its layers are on several devices."""
+        return len(set(getattr(self.model, "hf_device_map", {}).values())) > 1
 
 
 def inspect_model(path_or_id: str, *, revision: str | None = None, model_id: str | None = None) -> ModelBlock:
@@ -79,7 +107,30 @@ def inspect_model(path_or_id: str, *, revision: str | None = None, model_id: str
         InvalidModel: the folder or repository has no readable configuration.
         UnsupportedModel: see `geometry.model_block`.
     """
-    return _read_config(path_or_id, revision, model_id)
+    return _read_config(path_or_id, revision, model_id)[1]
+
+
+def model_size(path_or_id: str, *, revision: str | None = None) -> ModelSize | None:
+    """Count parameters from `config.json` alone: the model is built without memory for its weights.
+
+    Returns:
+        The size, or `None` when this model class cannot be built that way.
+    """
+    where, source = _place(path_or_id, revision)
+    try:
+        config = AutoConfig.from_pretrained(where, **source)
+        with torch.device("meta"), _silent_transformers():
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception:  # a size is only told; what is wrong with a model is said by whoever loads it
+        return None
+    text = config.get_text_config(decoder=True)
+    counts = (getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    share = getattr(text, "num_experts_per_tok", None) or 1
+    number = next((count for count in counts if count), share)
+    sizes = [(parameter.numel(), ".experts." in name) for name, parameter in model.named_parameters()]
+    idle = sum(size for size, of_expert in sizes if of_expert) * (number - share) // number
+    total = sum(size for size, _ in sizes)
+    return ModelSize(total, total - idle)
 
 
 def load_model(
@@ -89,25 +140,38 @@ def load_model(
     dtype: Dtype = "auto",
     device: str = "cpu",
     model_id: str | None = None,
+    stream: bool | None = None,
+    workload: Workload | None = None,
+    free: FreeMemory = free_memory,
 ) -> LoadedModel:
     """Load weights and tokenizer; arguments as for `inspect_model`.
 
     Args:
-        dtype: of the weights in memory; `auto` keeps the type they are stored in.
-        device: a torch device that holds the whole model.
+        dtype: of the weights in memory; `auto` keeps the type they are stored in, bfloat16 for float8.
+        device: a torch device that holds the whole model, or `auto` for all GPUs and then main memory.
+        stream: read decoder layers when they run, one at a time; `None` does so when the model does not fit otherwise.
+        workload: what will run, for the memory it takes.
+        free: how much memory a device has.
 
     Raises:
-        PathNotFound, UnsupportedModel: as `inspect_model`.
+        PathNotFound, UnsupportedModel: as `inspect_model`; also a quantization that is not read here.
         InvalidModel: configuration, weights or tokenizer are missing, damaged, or not in safetensors.
+        NotEnoughMemory: it does not fit; known before weights are read.
+        MissingDependency: `auto` needs accelerate.
     """
-    block = _read_config(path_or_id, revision, model_id)
+    config, block = _read_config(path_or_id, revision, model_id)
+    blocks = float8_block(config, block.id)
     folder = _local_folder(path_or_id)
     if folder is not None:
         check_model_folder(folder)
     where, source = _place(path_or_id, block.revision or revision)
-    model = _load_weights(where, source, dtype)
+    stored = weights.open_weights(folder or _fetch_weights(where, source), block=blocks)
     tokenizer = load_tokenizer(path_or_id, revision=block.revision or revision)
-    return LoadedModel(model.to(device).eval(), tokenizer, block, str(model.dtype).removeprefix("torch."))
+    model = _build(where, config, stored, dtype)
+    wish = Wish(device, stream, workload or Workload(), free)
+    placed = place_model(model, block.id, block.num_layers, wish)
+    kind = str(model.dtype).removeprefix("torch.")
+    return LoadedModel(model.eval(), tokenizer, block, kind, placed.streamed, placed.notes)
 
 
 def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
@@ -192,7 +256,7 @@ def _local_folder(path_or_id: str) -> Path | None:
     raise PathNotFound.for_path(path_or_id, "model folder")
 
 
-def _read_config(path_or_id: str, revision: str | None, model_id: str | None) -> ModelBlock:
+def _read_config(path_or_id: str, revision: str | None, model_id: str | None) -> tuple[Any, ModelBlock]:
     folder = _local_folder(path_or_id)
     source = {"local_files_only": True} if folder else {"revision": revision or "main"}
     if folder and not (folder / "config.json").is_file():
@@ -203,7 +267,7 @@ def _read_config(path_or_id: str, revision: str | None, model_id: str | None) ->
         config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
     except Exception as error:  # a file anybody wrote, read by code that raises whatever it meets
         raise _unusable(path_or_id, "its config.json", error) from None
-    return model_block(
+    return config, model_block(
         config,
         model_id=model_id or (folder.name if folder else path_or_id),
         revision=None if folder else getattr(config, "_commit_hash", None),
@@ -231,19 +295,41 @@ def check_model_folder(folder: Path) -> None:
             )
 
 
-def _load_weights(where: str, source: dict[str, Any], dtype: Dtype) -> Any:
+def _fetch_weights(where: str, source: dict[str, Any]) -> Path:
+    """The folder with the weight files of a Hugging Face id, downloaded when they are not here."""
     try:
         with _silent_transformers():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                where,
+            single = cached_file(where, weights.SINGLE, _raise_exceptions_for_missing_entries=False, **source)
+            if single is not None:
+                return Path(single).parent
+            index = Path(cached_file(where, weights.INDEX, **source))
+            named = weights.index_files(index.read_bytes(), f"{weights.INDEX} of {where}")
+            for name in sorted(set(named.values())):
+                cached_file(where, name, **source)
+    except (OSError, ValueError) as error:
+        raise _unusable(where, "its weights", error) from None
+    return index.parent
+
+
+def _build(where: str, config: Any, stored: dict[str, weights.Stored], dtype: Dtype) -> Any:
+    """The model with weights that are not read: transformers renames, joins and ties what it gets for tensors."""
+    for part in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values():
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config  # `stored` stands for the weights as they were before
+    try:
+        with _silent_transformers():
+            with torch.device("meta"):
+                outline = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model, report = type(outline).from_pretrained(
+                None,
+                config=outline.config,
+                state_dict=stored,
                 dtype=dtype,
-                use_safetensors=True,
                 attn_implementation="sdpa",
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, with the name of a tensor
-                **source,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _unusable(where, "its weights", error) from None
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored, wanted = mismatched[0]

@@ -55,5 +55,5 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
     asked = ", ".join(hub.title for hub, _ in troubles)
     return ArtifactNotFound(
         f"{name} is on none of the hubs asked: {asked}.",
-        hint="see what they have: oscar-zoo list; or make it: oscar-zoo compute --help",
+        hint="see what they have: oscar-zoo list; or compute one: oscar-zoo pull MODEL --compute",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -33,6 +33,17 @@ class CalibrationDefaults(Spec):
         return self.sequences * self.sequence_length
 
 
+class WeightShapes(Spec):
+    """Shapes beside the KV cache's, enough to build a dense model of `family` with random weights for benchmarks."""
+
+    family: Literal["qwen3"]
+    hidden_size: Count
+    intermediate_size: Count
+    vocab_size: Count
+    max_position: Count
+    tied_embeddings: bool
+
+
 class ModelRecipe(Spec):
     """One model of the zoo.
 
@@ -49,6 +60,7 @@ class ModelRecipe(Spec):
     geometry: Geometry
     serving: ServingRecipe
     calibration: CalibrationDefaults
+    weights: WeightShapes | None = None
     sources: dict[str, Text]
 
     @model_validator(mode="after")

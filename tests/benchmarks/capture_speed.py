@@ -2,8 +2,9 @@
 
     python tests/benchmarks/capture_speed.py [--device cuda] [--geometry qwen3-8b] [--tokens 8192] [--seq-len 4096]
 
-Prints tokens per second of plain passes, of captures and of the captures' parts, peak memory, the time of all fits, and
-the size of the moments file. Needs torch, transformers and this package; no download, no checkpoint.
+Prints tokens per second of plain passes, of captures and of the captures' parts, peak memory, what each kind of sum
+costs, the time of all fits, and the size of the moments file. Needs torch, transformers and this package; no download,
+no checkpoint.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import torch
 
+from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture.transformers import capture, numerics
 from oscar_zoo.compute.coverage import observed
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.fit import METHODS, fit
-from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, save_moments
 from oscar_zoo.evaluate.geometry import model_block
 from oscar_zoo.evaluate.models import LoadedModel
@@ -51,6 +53,7 @@ def main() -> None:
     for needs in PARTS:
         time_of = timed(f"capture of {' '.join(sorted(needs))}", lambda n=needs: capture(loaded, data, needs=n), wanted)
         print(f"{'':42}{100 * (time_of / plain - 1):+.1f} % against the passes alone")
+    sums(GEOMETRIES[wanted.geometry], wanted, plain)
     moments = capture(loaded, data, needs=NEEDS)
     fits(moments, wanted.output or Path(tempfile.mkdtemp()) / "moments.safetensors", loaded, data)
 
@@ -108,6 +111,33 @@ def timed(what: str, call: Callable[[], object], wanted: argparse.Namespace) -> 
     peak = f", peak {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB" if device.type == "cuda" else ""
     print(f"{what:42}{middle:.4f} s ({runs[0]:.4f} .. {runs[-1]:.4f}), {wanted.tokens / middle:,.0f} tokens/s{peak}")
     return middle
+
+
+def sums(shape: tuple[int, ...], wanted: argparse.Namespace, plain: float) -> None:
+    """Time each kind of sum on rows of one layer and sequence, laid out as a model does; in a capture they overlap."""
+    device, length = torch.device(wanted.device), wanted.seq_len
+    hidden, _, layers, query_heads, heads, width, _ = shape
+
+    def rows(count: int) -> torch.Tensor:
+        return torch.randn(length, count, width, device=device).bfloat16().transpose(0, 1)
+
+    query, key, value, output = rows(query_heads), rows(heads), rows(heads), rows(query_heads)
+    layer = LayerMoments.zeros(heads, width, width, device=device)
+    layer.add(query, key, value)
+    target, o_proj = estimators.qqt(layer), torch.randn(hidden, query_heads * width, device=device).bfloat16()
+    per_layer = wanted.seq_len / wanted.tokens
+    parts: dict[str, tuple[float, Callable[[], object]]] = {
+        "q, k, v": (1, lambda: layer.add(query, key, value)),
+        "q, k, v and outputs": (1, lambda: layer.add(query, key, value, output)),
+        "weighted values": (1, lambda: layer.add_weighted(key, value, target)),
+        "their target": (per_layer, lambda: estimators.qqt(layer)),
+        "output projection": (per_layer, lambda: layer.set_weights(o_proj)),
+    }
+    for what, (times, call) in parts.items():
+        call()
+        once = statistics.median(seconds(lambda c=call: [c() for _ in range(20)], device) / 20 for _ in range(5))
+        share = 100 * once * times * layers * wanted.tokens / length / plain
+        print(f"{'sums of ' + what:42}{1e3 * once:.3f} ms a call, {share:.1f} % of the passes")
 
 
 def fits(moments: Moments, path: Path, loaded: LoadedModel, data: CalibrationData) -> None:

@@ -51,23 +51,18 @@ def manifest(result: FitResult, facts: Facts) -> Manifest:
 def test_the_blocks_of_the_caller_stand_in_the_manifest(oscar: FitResult) -> None:
     selection = {"rule": "auto/1", "candidates": ({"method": "oscar", "ppl": 9.5},), "chosen": "oscar"}
     source = MomentsFile(sha256="ab" * 32, size=12, location="moments.safetensors")
-    clips = {"k": {0: 0.97, 2: 0.95}, "v": {0: 0.9, 2: 0.91}}
     facts = replace(
         FACTS,
         selection=selection,
         quality={"gates": [{"name": "perplexity", "result": "pass"}]},
         moments=source,
-        clip_per_layer=clips,  # type: ignore[arg-type]
         coverage=observed(MOMENTS, tp=2, dp=3),
     )
     found = manifest(oscar, facts)
     assert found.fit.selection == {**selection, "candidates": [{"method": "oscar", "ppl": 9.5}]}
     assert found.fit.moments == source
     assert found.fit.coverage == facts.coverage
-    assert found.quality == {
-        "gates": [{"name": "perplexity", "result": "pass"}],
-        "clip_per_layer": {"k": {"0": 0.97, "2": 0.95}, "v": {"0": 0.9, "2": 0.91}},
-    }
+    assert found.quality == {"gates": [{"name": "perplexity", "result": "pass"}]}
     rotation = read_rotation(assemble(oscar, facts)["k_rotation_qqt_r_h_pbr.pt"], what="k")
     assert rotation.calibration["tp_size"] == 2
 

@@ -17,7 +17,7 @@ from capture_models import build, same_sum, sequences
 from safetensors.torch import load_file
 from torch import Tensor
 
-from oscar_zoo.compute.capture import checkpoint
+from oscar_zoo.compute.capture import checkpoint, state
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Position
 from oscar_zoo.compute.capture.transformers import capture, discard, numerics
 from oscar_zoo.compute.moments import LayerMoments, Need
@@ -154,11 +154,11 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, changed: dict[st
 @pytest.mark.parametrize("damage", ["state cut", "state of another version", "sums cut", "sums gone"])
 def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS, INFO))
-    state, sums = tmp_path / "state.json", next(tmp_path.glob("moments-*"))
+    place, sums = tmp_path / "state.json", next(tmp_path.glob("moments-*"))
     if damage == "state cut":
-        state.write_bytes(state.read_bytes()[:-9])
+        place.write_bytes(place.read_bytes()[:-9])
     elif damage == "state of another version":
-        state.write_bytes(state.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9"))
+        place.write_bytes(place.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9"))
     elif damage == "sums cut":
         os.truncate(sums, 900)
     else:
@@ -169,7 +169,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
 
 def interrupted(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture of `MODEL` that stopped in its third layer."""
-    monkeypatch.setattr(checkpoint, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(state, "MIN_SECONDS", 0.0)
 
     def stop(done: int, total: int, where: str) -> None:
         if where == "layer 3 of 6":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.errors import ComputeFailed, MissingDependency, UnsupportedModel
 
 LENGTHS = (9, 4)
+FACTS: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "accumulate": "float64", "weights": "0"}
 WHOLE = Geometry(num_layers=3, num_q_heads=8, num_kv_heads=2, head_dim=6, v_head_dim=4, attention_layers=(0, 2))
 
 
@@ -53,9 +55,7 @@ def report(sums: LayerMoments, lengths: Sequence[int] = LENGTHS) -> ranks.LayerR
 def write(folder: Path, name: str, layers: dict[int, LayerMoments], geometry: Geometry = WHOLE) -> None:
     own = geometry.model_copy(update={"attention_layers": tuple(layers)})
     reports = {layer: report(sums) for layer, sums in layers.items()}
-    ranks.write_rank(
-        folder, name, ranks.RankReport(geometry=own, dtype="bfloat16", device="cpu", layers=reports), layers
-    )
+    ranks.write_rank(folder, name, ranks.RankReport(**FACTS, geometry=own, layers=reports), layers)
 
 
 def assert_whole(folder: Path, count: int) -> None:

@@ -9,7 +9,11 @@ give the sums of one process to 1e-10 in every layer.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +31,9 @@ from torch.nn import functional
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
-from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
+from oscar_zoo.compute.capture import state
+from oscar_zoo.compute.capture.base import Progress
+from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang, discard
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.evaluate.models import attention_scope, inspect_model, load_model
 from oscar_zoo.sglang_plugin.launch import child_environment
@@ -48,17 +54,36 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 @dataclass
 class Run:
-    """One capture in a thread of its own."""
+    """One capture in a thread of its own.
+
+    Attributes:
+        kills: passes in which captures of processes of their own are killed, one after the other; what they left is
+            gone on with here.
+    """
 
     model: Path
     tensor_parallel: int = 1
     site: Path | None = None
+    kills: tuple[int, ...] = ()
     progress: list[tuple[int, int, str]] = field(default_factory=list)
 
+    def place(self, folder: Path) -> Path:
+        return folder / f"{self.model.name}-{self.tensor_parallel}-{len(self.kills)}"
+
     def capture(self, folder: Path) -> tuple[Moments, SglangFacts]:
-        private = folder / f"{self.model.name}-{self.tensor_parallel}"
+        private = self.place(folder)
         private.mkdir()
-        env = {**child_environment(os.environ, device="cpu", private=private), "OMP_NUM_THREADS": "1"}
+        for number in self.kills:
+            given = json.dumps([str(self.model), str(private), number, self.tensor_parallel])
+            code = "import sys, json, test_capture_sglang as t; t.killed(*json.loads(sys.argv[1]))"
+            path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+            command = [sys.executable, "-c", code, given]
+            ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
+            assert ended.returncode == -signal.SIGKILL
+        return self.here(private, resume=bool(self.kills), progress=lambda *news: self.progress.append(news))
+
+    def here(self, private: Path, *, resume: bool, progress: Progress) -> tuple[Moments, SglangFacts]:
+        env = {**child_environment(os.environ, device="cpu", kernels=private), "OMP_NUM_THREADS": "1"}
         if self.site is not None:
             env["PYTHONPATH"] = os.pathsep.join([str(self.site), env["PYTHONPATH"]])
         if self.tensor_parallel > 1:
@@ -71,9 +96,25 @@ class Run:
             tensor_parallel=self.tensor_parallel,
             geometry=inspect_model(str(self.model)),
             engine=CPU,
-            progress=lambda *state: self.progress.append(state),
+            progress=progress,
             work=private,
+            resume=resume,
         )
+
+
+def killed(model: str, private: str, number: int, tensor_parallel: int) -> None:
+    """Capture up to a pass, then kill this process group; in the second pass that of the engine first."""
+    state.MIN_SECONDS, state.SHARE = 0.0, 0
+
+    def told(done: int, total: int, where: str) -> None:
+        if not where.startswith(f"pass {number} "):
+            return
+        if number == 2:
+            for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                os.killpg(int(child), signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
+
+    Run(Path(model), tensor_parallel).here(Path(private), resume=True, progress=told)
 
 
 @dataclass(frozen=True)
@@ -94,7 +135,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     exact = write_exact_model(folder / "exact")
     shared = write_model(folder / "shared", kv_heads=1)
     site = site_for_shared_heads(folder / "site", folder / "rows")
-    by_name = {"two": Run(exact, 2), "one": Run(exact), "shared": Run(shared, 2, site)}
+    by_name = {
+        "killed": Run(exact, kills=(1, 2)),
+        "two": Run(exact, 2),
+        "one": Run(exact),
+        "shared": Run(shared, 2, site),
+    }
     with ThreadPoolExecutor(2) as pool:
         results = {name: pool.submit(run.capture, folder) for name, run in by_name.items()}
         yield Runs(by_name, results, folder / "rows")
@@ -187,6 +233,15 @@ def test_ranks_that_share_a_kv_head_give_the_sums_of_all_their_rows(runs: Runs) 
             assert error <= 1e-10, f"layer {layer}: {name} differs by {error:.1e}"
 
 
+def test_a_capture_killed_in_each_pass_ends_with_the_same_bits(runs: Runs) -> None:
+    got, wanted = runs.moments("killed"), runs.moments("one")
+    for layer, sums in wanted.layers.items():
+        assert_close(got.layers[layer], sums, 0.0)
+    done, total, where = runs.by_name["killed"].progress[0]
+    assert done >= (sum(LENGTHS) + LENGTHS[0]) // 2  # the engine may have been faster than the news of it
+    assert (total, where) == (sum(LENGTHS), "engine start")
+
+
 def test_facts_say_how_it_was_done(runs: Runs) -> None:
     _, facts = runs.results["two"].result()
     assert facts.tensor_parallel == 2
@@ -209,5 +264,7 @@ def test_progress_counts_both_passes(runs: Runs) -> None:
 def test_nothing_is_left_behind(runs: Runs) -> None:
     for name, run in runs.by_name.items():
         runs.moments(name)
-        private = runs.rows.parent / f"{run.model.name}-{run.tensor_parallel}"
-        assert not list(private.glob("oscar-zoo-capture-*"))
+        private = run.place(runs.rows.parent)
+        discard(private)
+        assert not (private / "ranks").exists()
+        assert not list(private.glob(".tmp.*"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.capture import ranks
-from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
-from oscar_zoo.compute.moments import Moments
-from oscar_zoo.errors import ComputeFailed, GeometryMismatch, MissingDependency, UnsupportedModel, UsageError
+from oscar_zoo.compute.capture import ranks, state
+from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang, discard
+from oscar_zoo.compute.moments import ROW_SUMS, LayerMoments, Moments
+from oscar_zoo.errors import (
+    ComputeFailed,
+    GeometryMismatch,
+    IntegrityError,
+    MissingDependency,
+    OutputExists,
+    UnsupportedModel,
+    UsageError,
+)
 
 GEOMETRY = Geometry(num_layers=1, num_q_heads=1, num_kv_heads=1, head_dim=4, v_head_dim=4, attention_layers=(0,))
 SEQUENCES = ((1, 2, 3, 4, 5), (6, 7))
@@ -42,28 +52,41 @@ class Engine:
     def __init__(self, **arguments):
         print("a line that SGLang prints")
         (HERE / "seen.json").write_text(json.dumps({"arguments": arguments, "environment": dict(os.environ)}))
-        self.sums, self.lengths, self.closed = LayerMoments.zeros(1, 4, 4), [], False
+        self.sums, self.lengths = LayerMoments.zeros(1, 4, 4), []
 
     def generate(self, input_ids, sampling_params):
+        with (HERE / "calls.txt").open("a") as calls:
+            print("generate", file=calls)
         assert len(input_ids) == 1 and sampling_params["max_new_tokens"] == 1
         rows = torch.eye(4)[torch.tensor(input_ids[0]) % 4][None]
         self.sums.add(rows, rows, rows)
         self.lengths.append(len(input_ids[0]))
         BODY
 
-    def collective_rpc(self, method, **options):
-        self.folder = Path(options.pop("folder"))
+    def collective_rpc(self, method, folder, **options):
+        self.folder, self.place = Path(folder), Path(options.get("place", ""))
+        with (HERE / "calls.txt").open("a") as calls:
+            print(method, file=calls)
+        if method == "oscar_tap_load":
+            report, layers = ranks.read_rank(self.place, "pp0-tp0")
+            self.sums, self.lengths = layers[0], list(report.layers[0].lengths)
         if method == "oscar_tap_save":
+            SAVE
             layer = ranks.LayerReport(heads=(0,), tokens=self.sums.tokens, query_rows=self.sums.query_rows,
                 output_rows=0, weighted_tokens=0, lengths=tuple(self.lengths), weighted_lengths=())
             geometry = Geometry(num_layers=1, num_q_heads=1, num_kv_heads=1, head_dim=4, v_head_dim=4,
                 attention_layers=(0,))
-            report = ranks.RankReport(geometry=geometry, dtype="bfloat16", device="GPU X", layers={0: layer})
-            ranks.write_rank(self.folder, "pp0-tp0", report, {0: self.sums})
+            report = ranks.RankReport(geometry=geometry, dtype="bfloat16", device="GPU X", accumulate="float64",
+                weights="0", layers={0: layer})
+            ranks.write_rank(self.place, "pp0-tp0", report, {0: self.sums})
+            SAVED
 
     def shutdown(self):
         (HERE / "closed").touch()
 """
+
+
+Result = tuple[Moments, SglangFacts]
 
 
 @pytest.fixture
@@ -76,15 +99,17 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def capture(folder: Path, body: str = "pass", **options: Any) -> tuple[Moments, SglangFacts]:
-    (folder / "sglang.py").write_text(ENGINE.replace("BODY", body))
+def capture(folder: Path, body: str = "pass", *, save: str = "pass", saved: str = "pass", **options: Any) -> Result:
+    text = ENGINE.replace("BODY", body).replace("SAVED", saved).replace("SAVE", save)
+    (folder / "sglang.py").write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OSCAR_")}
     given = {"model": "org/model", "needs": frozenset({"rows"}), "environment": environment, "work": folder}
-    return capture_with_sglang(data=SimpleNamespace(sequences=SEQUENCES), **{**given, **options})
+    return capture_with_sglang(**{"data": SimpleNamespace(sequences=SEQUENCES), **given, **options})
 
 
 def left(folder: Path) -> list[Path]:
-    return list(folder.glob("oscar-zoo-capture-*"))
+    """What a capture that ended kept, beside the sums to go on from."""
+    return list(folder.glob(".tmp.*"))
 
 
 def test_an_engine_is_told_to_run_each_sequence_whole_and_alone(
@@ -203,3 +228,74 @@ def test_the_engine_ends_when_its_parent_is_interrupted(stand_in: Path, fifo: Pa
     assert os.read(reader, 100) == b""  # comes back when nobody holds the pipe any more
     os.close(reader)
     assert not left(stand_in)
+
+
+# --- what a killed engine leaves is gone on with ---------------------------------------------------------------------
+
+KILL = "if len(self.lengths) == 2: os.killpg(0, signal.SIGKILL)"
+"""At the second of two sequences, everything that belongs to the engine."""
+
+
+@pytest.fixture
+def always_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(state, "SHARE", 0)
+
+
+def killed(folder: Path, **where: str) -> None:
+    with pytest.raises(ComputeFailed, match="no error in its log"):
+        capture(folder, **where)
+    assert (folder / "ranks/state.json").is_file() and not left(folder)
+    (folder / "calls.txt").unlink()
+
+
+@pytest.mark.parametrize("where", ["body", "save", "saved"])
+def test_a_killed_capture_ends_with_the_same_bits(stand_in: Path, always_saving: None, where: str) -> None:
+    """In the second sequence, and before and after the ranks wrote what they have of it."""
+    killed(stand_in, **{where: KILL})
+    told: list[tuple[int, int, str]] = []
+    got, _ = capture(stand_in, resume=True, progress=lambda *news: told.append(news))
+    wanted = LayerMoments.zeros(1, 4, 4)
+    for ids in SEQUENCES:
+        rows = torch.eye(4)[torch.tensor(ids) % 4][None]
+        wanted.add(rows, rows, rows)
+    assert all(torch.equal(getattr(got.layers[0], name), getattr(wanted, name)) for name in ROW_SUMS)
+    assert [path.name for path in (stand_in / "ranks").glob("sums-*")] == ["sums-2"]  # older ones are gone
+    assert told == [(5, 7, "engine start"), (7, 7, "pass 1 of 1")]
+    assert (stand_in / "calls.txt").read_text().split().count("generate") == 1
+    discard(stand_in)
+    assert not (stand_in / "ranks").exists()
+
+
+def test_a_capture_that_is_not_resumed_starts_anew(stand_in: Path, always_saving: None) -> None:
+    killed(stand_in, body=KILL)
+    moments, _ = capture(stand_in)
+    assert moments.tokens == 7
+    calls = (stand_in / "calls.txt").read_text().split()
+    assert calls.count("generate") == 2 and "oscar_tap_load" not in calls
+
+
+def test_only_the_same_capture_is_gone_on_with(stand_in: Path, always_saving: None) -> None:
+    killed(stand_in, body=KILL)
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"model": "org/other"},
+        "needs": {"needs": frozenset({"rows", "outputs"})},
+        "tensor parallel": {"tensor_parallel": 2},
+        "engine arguments": {"engine": {"dtype": "float16"}},
+        "data": {"data": SimpleNamespace(sequences=((1, 2, 3, 4, 5), (6, 8)))},
+    }
+    for what, changed in changes.items():
+        with pytest.raises(OutputExists, match=f"a capture with {what} "):
+            capture(stand_in, resume=True, **changed)
+    (stand_in / "ranks/sums-1/pp0-tp0/rank.json").write_text("{")
+    with pytest.raises(IntegrityError, match=r"sums-1 cannot be resumed.*left a report that cannot be read"):
+        capture(stand_in, resume=True)
+    shutil.rmtree(stand_in / "ranks/sums-1")
+    with pytest.raises(IntegrityError, match=r"state\.json cannot be resumed: sums-1 is missing"):
+        capture(stand_in, resume=True)
+
+
+def test_a_capture_that_cannot_succeed_leaves_nothing_to_go_on_from(stand_in: Path, always_saving: None) -> None:
+    with pytest.raises(ComputeFailed, match="trace of kk"):
+        capture(stand_in, "self.sums.kk.zero_()")
+    assert not list((stand_in / "ranks").iterdir())

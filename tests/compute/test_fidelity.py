@@ -13,7 +13,7 @@ from oscar_zoo.compute.fidelity import Fidelity, measure_fits
 from oscar_zoo.compute.heldout import LayerRows
 from oscar_zoo.compute.methods import identity
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.quality import layer_errors
+from oscar_zoo.compute.quality import LayerBench
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.cache import cache_side, hadamard_set
 
@@ -55,15 +55,15 @@ def test_numbers_are_those_of_one_cache_at_a_time(found: dict[str, Fidelity]) ->
     retrieval = []
     for position, layer in enumerate(GEOMETRY.attention_layers):
         cpu = torch.device("cpu")
-        sides = (
-            [cache_side(k, layer, QuantSpec(16, 16, 0.9), cpu)],
-            [cache_side(v, layer, QuantSpec(32, 16, 0.8), cpu)],
-        )
-        want = layer_errors(layer, source(layer), WINDOWS, sides, [(0, 0), (0, None), (None, 0)])
-        got = (errors.output[position], errors.k_only[position], errors.v_only[position])
-        assert got == pytest.approx(want.output, rel=1e-5)
-        assert errors.logit[position] == pytest.approx(want.logit[0], rel=1e-5)
-        retrieval.append((want.retrieval[0] * want.focus, want.focus))
+        side_k = cache_side(k, layer, QuantSpec(16, 16, 0.9), cpu)
+        side_v = cache_side(v, layer, QuantSpec(32, 16, 0.8), cpu)
+        bench = LayerBench(layer, source(layer), WINDOWS)
+        want = bench.caches([(side_k, side_v)])[0]
+        got = (errors.output[position], errors.k_only[position], errors.logit[position])
+        assert got == pytest.approx((want.output, want.k_only, want.logit), rel=1e-5)
+        assert errors.v_only[position] == pytest.approx(bench.values([side_v])[0], rel=1e-5)
+        (lost,), focus = bench.retrieval([side_k])
+        retrieval.append((lost * focus, focus))
     assert errors.retrieval == pytest.approx(sum(a for a, _ in retrieval) / sum(b for _, b in retrieval), rel=1e-5)
     assert errors.output_worst == max(errors.output)
     assert min(errors.output) < errors.output_geo < max(errors.output)

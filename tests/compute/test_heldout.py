@@ -45,9 +45,9 @@ def test_short_sequences_are_kept_whole() -> None:
     kept.add(3, query, key, value, 0.5)
     layer = kept(3)
     one = layer.sequences[0]
-    assert one.positions.tolist() == list(range(10, 40))
-    assert bool(one.even.all())
-    assert torch.equal(one.query, query[:, 10:])
+    for queries in (one.even, one.focused):
+        assert queries.positions.tolist() == list(range(10, 40))
+        assert torch.equal(queries.rows, query[:, 10:])
     assert torch.equal(one.key, key)
     assert torch.equal(one.value, value)
     assert layer.scaling == 0.5
@@ -63,17 +63,20 @@ def test_of_long_sequences_spaced_and_focused_queries_are_kept(monkeypatch: pyte
     kept = empty()
     kept.add(0, query, key, value, 1.0)
     one = kept(0).sequences[0]
-    spaced = one.positions[one.even]
-    assert spaced.diff().unique().tolist() == [-(-590 // EVEN)]
-    assert len(spaced) <= EVEN < len(one.positions) <= EVEN + FOCUSED
-    assert 333 in one.positions.tolist()
-    assert torch.equal(one.query, query[:, one.positions])
+    assert one.even.positions.diff().unique().tolist() == [-(-590 // EVEN)]
+    assert EVEN / 2 < len(one.even.positions) <= EVEN
+    assert len(one.focused.positions) == FOCUSED
+    assert 333 in one.focused.positions.tolist()
+    for queries in (one.even, one.focused):
+        assert queries.positions.tolist() == sorted(queries.positions.tolist())
+        assert torch.equal(queries.rows, query[:, queries.positions])
 
 
 def test_sequences_without_history_keep_no_query() -> None:
     kept = empty()
     kept.add(0, *rows(7), 1.0)
-    assert len(kept(0).sequences[0].positions) == 0
+    one = kept(0).sequences[0]
+    assert len(one.even.positions) == len(one.focused.positions) == 0
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -95,7 +98,8 @@ def test_rows_of_a_model_are_collected_layer_by_layer(loaded: LoadedModel) -> No
     for layer_id in block.attention_layers:
         layer = kept(layer_id)
         assert [one.key.shape for one in layer.sequences] == [(block.num_kv_heads, n, block.head_dim) for n in (60, 25)]
-        assert [len(one.positions) for one in layer.sequences] == [50, 15]
+        assert [len(one.even.positions) for one in layer.sequences] == [50, 15]
+        assert [len(one.focused.positions) for one in layer.sequences] == [50, 15]
         weights = loaded.model.model.layers[layer_id].self_attn.o_proj.weight
         assert torch.equal(layer.o_proj, weights)
         assert layer.scaling == pytest.approx(block.head_dim**-0.5)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.heldout import LayerRows, SequenceRows
+from oscar_zoo.compute.heldout import LayerRows, Queries, SequenceRows
 from oscar_zoo.evaluate.cache import Side
 
 WINDOWS = Windows(sink=3, recent=5)
@@ -21,7 +21,7 @@ def random_rows(
     seed: int = 0,
     windows: Windows = WINDOWS,
 ) -> LayerRows:
-    """All queries with history of sequences of some lengths; every third one is evenly spaced, say."""
+    """Queries with history of sequences of some lengths; every third one is evenly spaced, the others are focused."""
     draw = torch.Generator().manual_seed(seed)
 
     def rows(*shape: int) -> Tensor:
@@ -32,7 +32,8 @@ def random_rows(
         at = torch.arange(min(tokens, windows.sink + windows.recent), tokens)
         query = 2 * rows(heads[0], len(at), dims[0])
         key, value = rows(heads[1], tokens, dims[0]), rows(heads[1], tokens, dims[1])
-        sequences.append(SequenceRows(at, at % 3 == 0, query, key, value))
+        kinds = [Queries(at[kept], query[:, kept]) for kept in (at % 3 == 0, at % 3 != 0)]
+        sequences.append(SequenceRows(*kinds, key, value))
     return LayerRows(tuple(sequences), rows(24, heads[0] * dims[1]), dims[0] ** -0.5)
 
 

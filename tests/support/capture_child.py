@@ -23,7 +23,7 @@ from capture_models import build, sequences
 from safetensors.torch import save_file
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.compute.capture import checkpoint, layerwise
+from oscar_zoo.compute.capture import checkpoint, layerwise, state
 from oscar_zoo.compute.capture.distributed import rank_and_size
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.moments import Moments
@@ -54,7 +54,7 @@ def run(job: dict[str, Any]) -> None:
     layerwise.MEMORY_SHARE = 0.0 if job.get("passes") else 0.6
     checkpoint.LARGEST = job.get("largest", 256 << 20)
     saver = rank_and_size()[0] in job.get("savers", (0, 1))
-    checkpoint.MIN_SECONDS, checkpoint.SHARE = (0.0, 0) if saver else (1e9, 1)
+    state.MIN_SECONDS, state.SHARE = (0.0, 0) if saver else (1e9, 1)
     if "kill_in_save" in job:
         kill_in_save(*job["kill_in_save"])
     loaded = build(job["family"], torch.float32)

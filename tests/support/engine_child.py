@@ -139,14 +139,14 @@ def pool_contract() -> dict[str, Any]:
         except NotImplementedError as error:
             refused[name] = str(error)
     pool.k_buffer[2][7] = 9
-    pool.v_scale_buffer[1][7] = 3.0
+    pool.v_buffer[1][7] = 3.0
     pool.move_kv_cache(torch.tensor([11]), torch.tensor([7]))
     return {
         "bytes": sum(pool.get_kv_size_bytes()),
         "allocated": pool.slots.nbytes + pool.side.nbytes,
         "slots": pool.k_buffer[0].shape[0],
         "probes": [list(t.shape) for t in (*pool.get_kv_buffer(0), pool.get_key_buffer(1), pool.get_value_buffer(2))],
-        "moved": bool((pool.k_buffer[2][11] == 9).all() and (pool.v_scale_buffer[1][11] == 3.0).all()),
+        "moved": bool((pool.k_buffer[2][11] == 9).all() and (pool.v_buffer[1][11] == 3.0).all()),
         "refused": refused,
     }
 

@@ -63,7 +63,8 @@ def sample_report(layers: int = 4, *, fast: bool = False) -> ReportData:
 def _curve(layers: int, best: float) -> ClipCurve:
     ratios = (0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
     errors = tuple(tuple(0.2 + n / 10 + (ratio - best) ** 2 for ratio in ratios) for n in range(layers))
-    return ClipCurve(ratios=ratios, layers=errors, chosen=0.94)
+    mean = tuple(sum(column) / layers for column in zip(*errors, strict=True))
+    return ClipCurve(error="output", ratios=ratios, layers=errors, mean=mean, chosen=0.94)
 
 
 def _spectrum(target: str, layers: int, dim: int) -> Spectrum:

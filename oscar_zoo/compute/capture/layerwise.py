@@ -6,15 +6,14 @@ pass over the tokens is enough. In memory: the hidden states of all sequences, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from oscar_zoo.compute.capture.base import Meter, Run
 from oscar_zoo.compute.capture.checkpoint import Position
-from oscar_zoo.compute.capture.replay import Entangled, Plan, State
+from oscar_zoo.evaluate.memory import free_memory
+from oscar_zoo.evaluate.replay import Entangled, Plan, State
 
 LAYERS = "layers"
 MEMORY_SHARE = 0.6
@@ -90,11 +89,3 @@ def _run_layer(run: Run, plan: Plan, states: Sequence[State], index: int, meter:
 
 def _where(index: int, plan: Plan) -> str:
     return f"layer {index + 1} of {len(plan.layers)}"
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`, about."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + unused)
-    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate.unread import Unread, numbers
 
 _EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -58,7 +59,9 @@ class OutputProjections:
         if module is None:
             raise _refused(model_id, layer_id, "has no matrix of its own")
         weight: Tensor = module.weight  # type: ignore[assignment]
-        if weight.is_meta:  # kept elsewhere by accelerate until the layer runs
+        if isinstance(weight, Unread):  # in its file until the layer runs
+            weight = numbers(weight, lambda stored: stored.read(torch.device("cpu")))
+        elif weight.is_meta:  # kept elsewhere by accelerate until then
             weight = module._hf_hook.weights_map["weight"]  # type: ignore[union-attr, index]
         columns = geometry.num_q_heads * geometry.v_head_dim
         if weight.dtype not in _EXACT:

@@ -14,16 +14,27 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.specs import Geometry, Spec
+from oscar_zoo.compute.capture.state import unusable
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
-from oscar_zoo.errors import ComputeFailed, OscarZooError, UnsupportedModel
+from oscar_zoo.errors import (
+    ComputeFailed,
+    IntegrityError,
+    OscarZooError,
+    OutputExists,
+    StorageError,
+    UnsupportedModel,
+)
 
 VARIABLE = "OSCAR_ZOO_TAP"
 """Set in the environment of an engine whose attention is to be tapped."""
 
 _REPORT, _FAILURE = "rank.json", "failure.json"
+_KINDS = {kind.code: kind for kind in (UnsupportedModel, OutputExists, IntegrityError, StorageError)}
+"""Failures of a rank that are told as what they are; all others are told as `ComputeFailed`."""
 
 
 class LayerReport(Spec):
@@ -45,32 +56,54 @@ class RankReport(Spec):
         geometry: of the whole model; `attention_layers` are those of this rank.
         dtype: of the forward pass, such as `bfloat16`.
         device: name of the GPU, or `cpu`.
+        accumulate: how products are summed, see `products.accumulation`.
+        weights: `state.weights_digest` of what this rank holds.
         layers: by decoder layer index.
     """
 
     geometry: Geometry
     dtype: str
     device: str
+    accumulate: str
+    weights: str
     layers: dict[int, LayerReport]
 
 
 def write_rank(folder: Path, name: str, report: RankReport, sums: Mapping[int, LayerMoments]) -> None:
-    """Write what one rank has; the report comes last and stands for all of it.
+    """Write what one rank has, forced to disk; the report comes last and stands for all of it.
 
     Args:
         folder: of this capture.
         name: of the rank, different for every one.
         report: with an entry for every layer of `sums`.
         sums: by decoder layer index.
+
+    Raises:
+        StorageError: the disk refused.
     """
     own = folder / name
-    own.mkdir()
-    for layer_id, layer in sums.items():
-        tensors = {field: getattr(layer, field).cpu().contiguous() for field in (*ROW_SUMS, *WEIGHTED_SUMS)}
-        if layer.wo is not None:
-            tensors["wo"] = layer.wo.cpu().contiguous()
-        save_file(tensors, own / _layer_file(layer_id))
-    (own / _REPORT).write_text(report.model_dump_json(), encoding="utf-8")
+    with durable.storage_errors(f"cannot write to {own}"):
+        own.mkdir()
+        for layer_id, layer in sums.items():
+            tensors = {field: getattr(layer, field).cpu().contiguous() for field in (*ROW_SUMS, *WEIGHTED_SUMS)}
+            if layer.wo is not None:
+                tensors["wo"] = layer.wo.cpu().contiguous()
+            durable.write_new(own / _layer_file(layer_id), save(tensors))
+        durable.write_new(own / _REPORT, report.model_dump_json().encode())
+        durable.sync_folder(own)
+
+
+def read_rank(folder: Path, name: str) -> tuple[RankReport, dict[int, LayerMoments]]:
+    """What rank `name` wrote with `write_rank`, on the CPU.
+
+    Raises:
+        IntegrityError: it is not all there.
+    """
+    try:
+        report = _read_report(folder / name / _REPORT)
+        return report, {i: _read_layer(folder / name / _layer_file(i), layer) for i, layer in report.layers.items()}
+    except ComputeFailed as error:
+        raise unusable(folder, error.message) from None
 
 
 def write_failure(folder: Path, name: str, error: OscarZooError) -> None:
@@ -83,12 +116,11 @@ def raise_failure(folder: Path) -> None:
     """Raise what a rank left with `write_failure`, if any did.
 
     Raises:
-        UnsupportedModel, ComputeFailed: the error of the first rank by name.
+        UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: of the first rank by name.
     """
     for path in sorted(folder.glob(f"*.{_FAILURE}")):
         said = json.loads(path.read_text(encoding="utf-8"))
-        kind = UnsupportedModel if said["code"] == UnsupportedModel.code else ComputeFailed
-        raise kind(said["message"], hint=said["hint"])
+        raise _KINDS.get(said["code"], ComputeFailed)(said["message"], hint=said["hint"])
 
 
 def join_ranks(
@@ -156,6 +188,8 @@ def _check_lengths(name: str, report: RankReport, sent: tuple[int, ...], *, weig
 def _read_report(path: Path) -> RankReport:
     try:
         return RankReport.model_validate_json(path.read_bytes())
+    except OSError:
+        raise _incomplete(f"{path.parent.name} left no report") from None
     except ValidationError as error:
         raise _incomplete(
             f"{path.parent.name} left a report that cannot be read ({error.errors()[0]['msg']})"

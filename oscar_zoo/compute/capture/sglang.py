@@ -2,9 +2,9 @@
 
 `capture_with_sglang` starts an offline engine in a child process and talks to its ranks by `collective_rpc`; the tap
 of the plugin (`sglang_plugin/tap.py`, found by SGLang itself) sums in the ranks, each on its own device, and the
-parent joins what they wrote (`ranks.py`). The child is this module run as a program, in a process group of its own:
-SGLang kills the process that holds a broken engine, and ours has to say why. It ends with its parent, whatever ends
-that one.
+parent joins what they wrote (`ranks.py`). The child is `sglang_process.py` run as a program, in a process group of its
+own: SGLang kills the process that holds a broken engine, and ours has to say why. It ends with its parent, whatever
+ends that one; what the ranks saved until then is gone on with (`rank_store.py`).
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Numerics
-from oscar_zoo.artifact.specs import Geometry, Harness, Spec
-from oscar_zoo.compute.capture import ranks
+from oscar_zoo.artifact.specs import Geometry, Harness
+from oscar_zoo.compute.capture import ranks, sglang_process, state
 from oscar_zoo.compute.capture.base import Progress, no_progress
+from oscar_zoo.compute.capture.rank_store import Done, RankStore
+from oscar_zoo.compute.capture.sglang_process import Job, Scalar
 from oscar_zoo.compute.moments import Moments, Need
 from oscar_zoo.errors import ComputeFailed, GeometryMismatch, MissingDependency, UsageError
 
 ROOM = 512
 """Tokens of context and cache beyond the longest sequence; SGLang needs a few, and whole pages of up to 128."""
+STORE = "ranks"
+"""Folder in the work folder, of what the ranks saved."""
 TAIL_BYTES = 65_536
 NAMES_ERROR = re.compile(r"(?:\[[^\]]*\] )?(?:Exception: )?([\w.]*(?:Error|Exception|Mismatch)\b: .+)")
 """A line of a log that ends a traceback."""
-
-Scalar = str | int | float | bool | None
 
 
 class TokenSequences(Protocol):
@@ -65,17 +68,6 @@ class SglangFacts:
     tensor_parallel: int
 
 
-class _Job(Spec):
-    """What the child is told."""
-
-    folder: str
-    engine: dict[str, Scalar]
-    sequences: tuple[tuple[int, ...], ...]
-    outputs: bool
-    weights: bool
-    weighted: bool
-
-
 def capture_with_sglang(
     model: str,
     data: TokenSequences,
@@ -87,6 +79,7 @@ def capture_with_sglang(
     engine: Mapping[str, Scalar] | None = None,
     progress: Progress = no_progress,
     work: Path | None = None,
+    resume: bool = False,
 ) -> tuple[Moments, SglangFacts]:
     """Moments of `data`, from one prefill per sequence and pass in an SGLang engine of its own.
 
@@ -99,8 +92,9 @@ def capture_with_sglang(
         geometry: what the model must turn out to be; `None` takes the engine's word.
         engine: further arguments of `sglang.Engine`, such as `device`, `dtype`, `revision`, `mem_fraction_static`.
         progress: told after every sequence of every pass.
-        work: folder for the ranks' sums (float64, about 6 MB per layer of 8 KV heads of 128), removed afterwards; by
-            default the system's folder for temporary files.
+        work: folder for what an interrupted capture needs to go on, the ranks' sums (float64, about 6 MB per layer of
+            8 KV heads of 128); `discard` removes that again. `None` keeps nothing.
+        resume: go on from what is in `work`, if anything is; without it the capture starts anew.
 
     Returns:
         Sums on the CPU with full coverage of `needs`, and how they were made.
@@ -111,6 +105,9 @@ def capture_with_sglang(
         UnsupportedModel: MLA, sliding windows, or attention that is not plain softmax; named.
         GeometryMismatch: the model is not what `geometry` says.
         ComputeFailed: the engine did not start or died, or a head, layer or token was not seen exactly once.
+        OutputExists: with `resume`, `work` holds a capture of something else.
+        IntegrityError: with `resume`, what is in `work` is damaged.
+        StorageError: the disk refused.
     """
     if importlib.util.find_spec("sglang") is None:
         raise MissingDependency.for_extra("sglang", "serve")
@@ -119,30 +116,55 @@ def capture_with_sglang(
     local = Path(model).expanduser()
     where = str(local.resolve()) if local.is_dir() else model  # the child runs in a folder of its own
     arguments = _engine_arguments(where, max(lengths), tensor_parallel, engine or {})
-    with tempfile.TemporaryDirectory(prefix="oscar-zoo-capture-", dir=work and work.resolve()) as name:
-        folder = Path(name)
-        job = _Job(
-            folder=name,
+    facts = _facts(arguments, sequences, needs)
+    with _folders(work) as (kept, folder):
+        store = RankStore(kept, facts)
+        if not resume:
+            store.clear()
+        job = Job(
+            folder=str(folder),
+            store=str(kept),
+            facts=facts,
+            pace=(state.MIN_SECONDS, state.SHARE),
             engine=arguments,
             sequences=sequences,
             outputs="outputs" in needs,
             weights="weights" in needs,
             weighted="weighted" in needs,
         )
-        version = _run_child(job, folder, environment, progress)
-        moments, reports = ranks.join_ranks(folder, tensor_parallel, lengths, weighted=job.weighted)
-    if geometry is not None and (difference := _geometry_of(geometry).difference(moments.geometry)):
-        raise GeometryMismatch(
-            f"{model} is not the model it was taken for: {difference}.", hint="check its config.json"
-        )
-    moments.check_coverage(needs)
+        ran = _run_child(job, store.load(), environment, progress)
+        try:
+            moments, reports = _join(store, tensor_parallel, lengths, weighted=job.weighted)
+            if geometry is not None and (difference := _geometry_of(geometry).difference(moments.geometry)):
+                raise GeometryMismatch(
+                    f"{model} is not the model it was taken for: {difference}.", hint="check its config.json"
+                )
+            moments.check_coverage(needs)
+        except (ComputeFailed, GeometryMismatch):
+            store.clear()  # all was done, and going on from there would end here again
+            raise
     numerics = Numerics(
         forward_dtype=reports[0].dtype,
-        accumulate="float64",
-        engine=Harness(name="sglang", version=version),
+        accumulate=reports[0].accumulate,
+        engine=Harness(name="sglang", version=ran),
         device=reports[0].device,
     )
     return moments, SglangFacts(moments.geometry, numerics, tensor_parallel)
+
+
+def _join(
+    store: RankStore, count: int, lengths: Sequence[int], *, weighted: bool
+) -> tuple[Moments, tuple[ranks.RankReport, ...]]:
+    """What `count` ranks saved last; see `ranks.join_ranks`."""
+    if (done := store.load()) is None:
+        raise ComputeFailed("the capture is incomplete: no rank handed in sums.", hint="report the model")
+    return ranks.join_ranks(done.folder, count, lengths, weighted=weighted)
+
+
+def discard(work: Path) -> None:
+    """Remove what `capture_with_sglang` kept in `work`."""
+    durable.remove_tree(work / STORE)
+    durable.sweep(work, older_than=0)
 
 
 def _geometry_of(block: Geometry) -> Geometry:
@@ -176,20 +198,55 @@ def _engine_arguments(model: str, longest: int, ranks_wanted: int, given: Mappin
     return {"random_seed": 0, "watchdog_timeout": 3600, **fixed, **given}
 
 
-# --- the parent ----------------------------------------------------------------------------------------------------
+def _facts(arguments: Mapping[str, Scalar], sequences: Sequence[Sequence[int]], needs: Set[Need]) -> dict[str, str]:
+    """Everything that decides the bits of the sums, in words, but for the weights, which the ranks compare."""
+    rest = {name: value for name, value in arguments.items() if name not in ("model_path", "tp_size")}
+    return {
+        "engine": f"sglang {_version('sglang')}",
+        "torch": _version("torch"),
+        "model": str(arguments["model_path"]),
+        "data": sha256_hex(strict_json.canonical_bytes([list(ids) for ids in sequences])),
+        "needs": " ".join(sorted(needs)),
+        "tensor parallel": str(arguments["tp_size"]),
+        "engine arguments": sha256_hex(strict_json.canonical_bytes(rest))[:16],
+    }
 
 
-def _run_child(job: _Job, folder: Path, environment: Mapping[str, str], progress: Progress) -> str:
-    """Run this module as a program until it is done; the version of sglang.
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+@contextlib.contextmanager
+def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
+    """What is kept, and what is gone when the block ends; the second also ends with the child."""
+    with contextlib.ExitStack() as stack:
+        if work is None:
+            base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oscar-zoo-capture-")))
+        else:
+            base = work.absolute()
+            with durable.storage_errors(f"cannot write to {base}"):
+                durable.make_folders(base)
+        prefix = f"{durable.TEMP_PREFIX}capture-"  # what a kill of both processes leaves, `discard` sweeps
+        private = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True))
+        yield base / STORE, Path(private)
+
+
+def _run_child(job: Job, at: Done | None, environment: Mapping[str, str], progress: Progress) -> str:
+    """Run the child until it is done; the version of sglang.
 
     Raises:
-        UnsupportedModel, ComputeFailed: what a rank, the engine, or its log says.
+        UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: what a rank, the engine, or its log
+            says.
     """
+    folder = Path(job.folder)
     place, log = folder / "job.json", folder / "engine.log"
     place.write_text(job.model_dump_json(), encoding="utf-8")
     env = {**environment, ranks.VARIABLE: "1", "SGLANG_PLUGINS": "oscar"}
     env["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # a sequence may be as long as the model's context
-    progress(0, sum(map(len, job.sequences)), "engine start")
+    progress(job.tokens_done(at), sum(map(len, job.sequences)), "engine start")
     news: dict[str, Any] = {}
     with log.open("wb") as stream, _child([str(place)], env, folder, stream.fileno()) as child:
         for line in child.stdout or ():
@@ -206,7 +263,7 @@ def _run_child(job: _Job, folder: Path, environment: Mapping[str, str], progress
 @contextlib.contextmanager
 def _child(arguments: list[str], env: Mapping[str, str], folder: Path, log: int) -> Iterator[subprocess.Popen[bytes]]:
     """The child with news on its standard output; its whole process group is gone when the block ends."""
-    command = [sys.executable, "-P", "-m", __spec__.name, *arguments]
+    command = [sys.executable, "-P", "-m", sglang_process.__name__, *arguments]
     pipe = subprocess.PIPE
     # standard input is never written: its end tells the child that this process is gone
     child = subprocess.Popen(
@@ -238,69 +295,3 @@ def _hint(cause: str) -> str:
     if "oscar_tap" in cause:
         return "the plugin was not loaded: pip install oscar-zoo beside an sglang that it supports"
     return "try to serve the model with this SGLang first"
-
-
-# --- the child -----------------------------------------------------------------------------------------------------
-
-
-def _main() -> None:
-    """Run the job of the file that is named on the command line; news go out as lines of JSON."""
-    job = _Job.model_validate_json(Path(sys.argv[1]).read_bytes())
-    threading.Thread(target=_end_with_parent, args=(job.folder,), daemon=True).start()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        os.dup2(2, 1)  # what SGLang prints belongs in the log
-
-        def tell(**news: Any) -> None:
-            out.write(json.dumps(news) + "\n")
-            out.flush()
-
-        try:
-            tell(sglang=_drive(job, lambda *state: tell(progress=state)))
-        except Exception as error:  # the engine's own error types are not public
-            tell(error=" ".join(f"{type(error).__name__}: {error}".split())[:400].rstrip("."))
-
-
-def _end_with_parent(folder: str) -> None:
-    """End everything when nobody holds the other end of standard input any more, and remove what nobody else would."""
-    os.read(0, 1)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _drive(job: _Job, progress: Progress) -> str:
-    """One pass or two through one engine; the version of sglang."""
-    import sglang
-
-    engine = sglang.Engine(**job.engine)
-    try:
-        call = _caller(engine, job)
-        passes = 2 if job.weighted else 1
-        done, total = 0, sum(map(len, job.sequences))
-        for number in range(1, passes + 1):
-            if number == 1:
-                call("start", outputs=job.outputs, weights=job.weights)
-            else:
-                call("weigh")
-            for sequence in job.sequences:
-                engine.generate(input_ids=[list(sequence)], sampling_params={"temperature": 0.0, "max_new_tokens": 1})
-                call("check")
-                done += len(sequence)
-                progress(done // passes, total, f"pass {number} of {passes}")
-        call("save")
-    finally:
-        engine.shutdown()
-    return str(sglang.__version__)
-
-
-def _caller(engine: Any, job: _Job) -> Callable[..., None]:
-    """Calls a method of the tap on all ranks; SGLang passes on the errors of the first one, the others leave files."""
-
-    def call(step: str, **options: bool) -> None:
-        engine.collective_rpc(f"oscar_tap_{step}", folder=job.folder, **options)
-        ranks.raise_failure(Path(job.folder))
-
-    return call
-
-
-if __name__ == "__main__":
-    _main()

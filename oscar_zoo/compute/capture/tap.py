@@ -36,7 +36,7 @@ class Tap:
 
     def forward(self, ids: Sequence[int]) -> None:
         """The decoder over one sequence; logits over the vocabulary are not needed."""
-        tokens = torch.tensor([list(ids)], device=input_device(self.loaded.model))
+        tokens = torch.tensor([list(ids)], device=self.loaded.device)
         self.loaded.model.base_model(input_ids=tokens, use_cache=False)
 
     def saw(self, module: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, **rest: Any) -> None:
@@ -83,10 +83,3 @@ class Tap:
                 f"layer {wrong[0]} of {block.id} ({name}) attends {self.calls[wrong[0]]} times per token.",
                 hint="only layers with one cache each can be calibrated",
             )
-
-
-def input_device(model: Any) -> torch.device:
-    """Where token ids go, also when accelerate keeps the weights elsewhere."""
-    embedding = model.get_input_embeddings()
-    device: torch.device = embedding.weight.device
-    return torch.device(embedding._hf_hook.execution_device) if device.type == "meta" else device

@@ -8,7 +8,6 @@ those with more tokens than fit, run whole (`whole`), a second time where a fit 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -40,13 +39,15 @@ from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Saved
 from oscar_zoo.compute.capture.distributed import World, all_reduce_moments, world
 from oscar_zoo.compute.capture.projection import OutputProjections
-from oscar_zoo.compute.capture.replay import Plan, plan_replay
-from oscar_zoo.compute.capture.tap import Tap, input_device
+from oscar_zoo.compute.capture.state import weights_digest
+from oscar_zoo.compute.capture.tap import Tap
 from oscar_zoo.compute.data import CalibrationData, shard
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate.by_layer import remember_plan
+from oscar_zoo.evaluate.replay import Plan, plan_replay
 
 NAME = "oscar_zoo_capture"
 """Of the attention implementation, among those of transformers."""
@@ -85,7 +86,7 @@ def capture(
     if not needs:
         return Moments(loaded.block.geometry, {})
     check_model(loaded.block)
-    device = input_device(loaded.model)
+    device = loaded.device
     here = world(device)
     mine = shard(data, here.rank, here.size).sequences
     with _tapped(loaded) as tap, torch.inference_mode():
@@ -108,7 +109,7 @@ def capture(
             progress=progress,
             checkpoint=keeper,
         )
-        _run(run, known.plan, saved)
+        _run(run, known.plan, saved, streamed=loaded.streamed)
     moments = run.sums.moments()
     all_reduce_moments(moments, here)
     return moments
@@ -136,7 +137,7 @@ def discard(work: Path) -> None:
 
 def numerics(loaded: LoadedModel) -> Numerics:
     """What the manifest says of how the sums were made."""
-    device = input_device(loaded.model)
+    device = loaded.device
     return Numerics(
         forward_dtype=loaded.dtype,
         accumulate=accumulation(torch.empty(0, dtype=getattr(torch, loaded.dtype), device=device)),
@@ -215,6 +216,7 @@ def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
             tap.check_reached()
 
         plan = plan_replay(model, tap.loaded.block.num_layers, ids, forward=forward, outline=tap.forward)
+        remember_plan(model, plan)
         _KNOWN[model] = _Known(plan, projections)
     return _KNOWN[model]
 
@@ -228,9 +230,10 @@ def _nothing(sums: LayerMoments, layer: int) -> None:
     """No fit reads the output projection."""
 
 
-def _run(run: Run, plan: Plan | None, saved: Saved | None) -> None:
+def _run(run: Run, plan: Plan | None, saved: Saved | None, *, streamed: bool) -> None:
     """With the engine that all processes can use, from where an interrupted run of it stood."""
-    states = layerwise.start_states(run, plan) if plan and "weighted" in run.sums.needs else None
+    once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
+    states = layerwise.start_states(run, plan) if plan and once else None
     by_layer = bool(run.world.least(int(states is not None)))
     if saved and run.checkpoint and by_layer != (saved.position.phase == layerwise.LAYERS):
         run.checkpoint.clear()
@@ -264,7 +267,7 @@ def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], h
     return {
         "model": loaded.block.id,
         "configuration": loaded.block.config_sha256 or "",
-        "weights": _weights_digest(loaded.model),
+        "weights": weights_digest(loaded.model.parameters()),
         "data": data.prompts_sha256,
         "needs": " ".join(sorted(needs)),
         "process": f"{here.rank} of {here.size}",
@@ -274,10 +277,3 @@ def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], h
         "torch": torch.__version__,
         "transformers": str(facts.engine.version),
     }
-
-
-def _weights_digest(model: Any) -> str:
-    """Of the first numbers of every tensor: enough to tell checkpoints of one configuration apart."""
-    first = [one.detach().reshape(-1)[:8].double().cpu() for one in model.parameters() if not one.is_meta]
-    first.append(torch.zeros(0, dtype=torch.float64))  # all may be elsewhere
-    return hashlib.sha256(torch.cat(first).numpy().tobytes()).hexdigest()[:16]

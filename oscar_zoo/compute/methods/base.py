@@ -1,15 +1,19 @@
 """What a fitting method is: a name, what it needs to see, what it claims to compute, and one function of moments.
 
-A new method is one file with one `Method` value, entered in `fit.METHODS`; nothing else changes.
+A new method is one file with one `Method` value, entered in `fit.METHODS`, or in `fit.TUNED` where moments are not all
+that it reads; nothing else changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimators
@@ -51,6 +55,21 @@ class FittedPair:
     forecasts: Mapping[Role, Forecast] = field(default_factory=dict)
 
 
+class RowsOfText(Protocol):
+    """Rows that a model caches of some of the calibration text."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are wanted."""
+
+    @property
+    def group_size(self) -> int:
+        """Channels that will share a scale."""
+
+    def of(self, role: Role, layer_id: int) -> Tensor:
+        """`[num_kv_heads, T, d]` in the model's dtype, before any transform, on `device`."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A fitting method.
@@ -63,6 +82,7 @@ class Method:
         composition: how eigenvectors become matrices; `None` where that does not apply.
         fit: moments with full coverage to transforms.
         publishable: whether an artifact may hold the result; baselines are only measured.
+        tune: what it makes of that with rows, told `(steps done, steps in all)`; `None` where moments are all it reads.
     """
 
     name: str
@@ -72,3 +92,4 @@ class Method:
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]
     publishable: bool = True
+    tune: Callable[[FittedPair, RowsOfText, Callable[[int, int], None]], FittedPair] | None = None

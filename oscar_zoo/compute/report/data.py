@@ -153,24 +153,24 @@ class Spectra(Spec):
 
 
 class ClipCurve(Spec):
-    """Output error against the clip ratio (1 clips nothing), layer by layer; `chosen` is the ratio that is served."""
+    """Error against the clip ratio (1 clips nothing), layer by layer; `chosen` is the ratio that is served.
 
+    `mean` is over layers, as the clip was chosen by. `error` says which error, in a word.
+    """
+
+    error: Label
     ratios: Annotated[tuple[Share, ...], Field(min_length=2)]
     layers: tuple[tuple[NotNegative, ...], ...]
+    mean: tuple[NotNegative, ...]
     chosen: Share | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if list(self.ratios) != sorted(set(self.ratios)):
             raise ValueError("ratios must ascend")
-        if any(len(layer) != len(self.ratios) for layer in self.layers):
-            raise ValueError("a layer has one error per ratio")
+        if any(len(errors) != len(self.ratios) for errors in (*self.layers, self.mean)):
+            raise ValueError("a layer, and the mean, has one error per ratio")
         return self
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Geometric mean over layers, per ratio."""
-        return tuple(geometric_mean(column) for column in zip(*self.layers, strict=True))
 
 
 class ClipCurves(Spec):

@@ -37,15 +37,15 @@ def draw_headroom(figure: FigureBase, data: ReportData) -> None:
 
 
 def draw_clip(figure: FigureBase, data: ReportData) -> None:
-    """Change of the output error with the clip ratio: thin lines are layers, the thick one their geometric mean."""
+    """Change of the error with the clip ratio: thin lines are layers, the thick one is their mean."""
     assert data.clip is not None
     sides = [("Keys", data.clip.k, K_SIDE.light), ("Values", data.clip.v, V_SIDE.light)]
     present = [(name, curve, colour) for name, curve, colour in sides if curve is not None]
     panels = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
     for axes, (name, curve, colour) in zip(panels, present, strict=True):
-        axes.set_title(name)
+        axes.set_title(f"{name}: {wording.plain(curve.error)} error")
         _clip_panel(axes, curve, colour)
-    panels[0].set_ylabel("output error against no clipping")
+    panels[0].set_ylabel("error against no clipping")
     lines = [line for _, curve, _ in present for line in _against_last(curve)]
     low, high = min(map(min, lines)), max(map(max, lines))
     margin = max(0.06 * (high - low), 0.002)
@@ -63,9 +63,10 @@ def _clip_panel(axes: Axes, curve: ClipCurve, colour: str) -> None:
         ratio = min(curve.ratios, key=lambda value: abs(value - (curve.chosen or 1.0)))
         value = mean[curve.ratios.index(ratio)]
         axes.plot([ratio], [value], "o", color=colour, markersize=7)
+        text, paper = f"served: {wording.clip(curve.chosen)}", {"facecolor": PAGE.light, "alpha": 0.85, "linewidth": 0}
         axes.annotate(
-            f"served: {curve.chosen:g}", (ratio, value), (0, -9), textcoords="offset points", ha="center", va="top",
-            color=colour, weight="bold", bbox={"facecolor": PAGE.light, "alpha": 0.85, "linewidth": 0, "pad": 1},
+            text, (ratio, value), (0, -9), textcoords="offset points", ha="center", va="top",
+            color=colour, weight="bold", bbox=paper | {"pad": 1},
         )  # fmt: skip
     axes.xaxis.set_major_locator(FixedLocator(list(curve.ratios)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: "none" if ratio >= 1 else f"{ratio:.3g}"))

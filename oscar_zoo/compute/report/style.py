@@ -48,12 +48,12 @@ _METHODS: Mapping[str, Colour] = MappingProxyType(
         "oscar-exact": Colour("#2b8cb8", "#8ed0f0"),
         "oscar-per-head": Colour("#0a7a5c", "#45c79f"),
         "wush": Colour("#bf4a04", "#ff8d4a"),
+        "wush-tuned": Colour("#8c3b3b", "#e59a9a"),
     }
 )
 _OTHERS = (
     Colour("#7d6608", "#dcc04b"),
     Colour("#5a4fc0", "#a9a1fa"),
-    Colour("#8c3b3b", "#e59a9a"),
     Colour("#3f6b2a", "#9ccf80"),
     Colour("#7a4a1e", "#d3a373"),
     Colour("#44546a", "#a8b9d0"),

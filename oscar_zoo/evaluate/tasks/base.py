@@ -6,7 +6,7 @@ are kept, so two caches can be compared sequence by sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from oscar_zoo.evaluate.by_layer import run_by_layer
 from oscar_zoo.evaluate.cache import CacheSpec, SimulatedCache
 from oscar_zoo.evaluate.models import LoadedModel, attention_scope
 
@@ -83,12 +84,25 @@ def measure(
     scope = nullcontext() if cache is None else attention_scope(model, SimulatedCache(cache, model.block, model.device))
     parts = []
     with scope, torch.inference_mode():
-        for prompt in task.prompts:
-            logits = model.model(
-                prompt.ids[None].to(model.device),
-                use_cache=False,
-                logits_to_keep=prompt.scored.to(model.device),
-            ).logits[0]
+        for prompt, logits in zip(task.prompts, _all_logits(model, task.prompts), strict=True):
             parts.append(task.count(prompt, logits))
             tick()
     return Measurement(task.result(sum(t for t, _ in parts), sum(n for _, n in parts)), tuple(parts))
+
+
+def _all_logits(model: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Tensor]:
+    """`[n, vocabulary]` at the scored positions of each prompt, in order."""
+    if not model.streamed:
+        yield from (_logits(model, prompt) for prompt in prompts)
+        return
+    ids = [prompt.ids for prompt in prompts]
+    yield from run_by_layer(model.model, model.block.num_layers, ids, lambda number: _logits(model, prompts[number]))
+
+
+def _logits(model: LoadedModel, prompt: Prompt) -> Tensor:
+    ids, first = prompt.ids[None].to(model.device), int(prompt.scored[0])
+    if model.spread:  # positions would have to be on the device of the last layer
+        found: Tensor = model.model(ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
+        return found[(prompt.scored - first).to(found.device)]
+    output = model.model(ids, use_cache=False, logits_to_keep=prompt.scored.to(model.device))
+    return torch.as_tensor(output.logits[0])

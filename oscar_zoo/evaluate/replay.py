@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Result = TypeVar("Result")
 Forward = Callable[[Sequence[int]], None]
 
 PROBE_TOKENS = 32
@@ -23,7 +24,7 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments, beside tensors and tuples of these, through which layers cannot tell each other anything."""
 
 
-class Entangled(Exception):  # never leaves this package
+class Entangled(Exception):  # answered with a pass of the whole model
     """Layers exchange more than hidden states."""
 
 
@@ -96,6 +97,23 @@ class Plan:
             raise Entangled
         return State(hidden, calls)
 
+    def finish(self, whole: Callable[[], Result], state: State) -> Result:
+        """What `whole`, a pass of the whole model over the sequence of `state`, returns; no layer runs again.
+
+        Args:
+            state: behind the last layer.
+        """
+
+        def stand_in(index: int) -> Callable[..., Any]:
+            def passed(*args: Any, **kwargs: Any) -> Any:
+                given = state.hidden if index == len(self.layers) - 1 else _split(args, kwargs)[0]
+                return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
+
+            return passed
+
+        with _replaced(self.layers, stand_in):
+            return whole()
+
 
 def plan_replay(
     model: nn.Module, num_layers: int, ids: Sequence[int], *, forward: Forward, outline: Forward
@@ -113,7 +131,7 @@ def plan_replay(
     """
     probe = ids[:PROBE_TOKENS]
     other = [0 if any(probe) else 1] * len(probe)  # what a layer keeps for the next one would be of this sequence
-    for layers, returned in _outputs(list(_stacks(model, num_layers)), forward, probe):
+    for layers, returned in _outputs(list(find_stacks(model, num_layers)), forward, probe):
         if len(returned) != len(layers):
             continue  # a stack of something else
         try:
@@ -130,7 +148,7 @@ def plan_replay(
     return None
 
 
-def _stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
+def find_stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
     """Lists of `length` modules that lie in no other such list."""
     inside: set[int] = set()
     for module in model.modules():  # outer ones first

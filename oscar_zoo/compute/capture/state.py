@@ -1,0 +1,129 @@
+"""`state.json` of an interrupted capture: what is done, which files hold it, and what it belongs to.
+
+The files come first, then this names them: replaced in one step after they are on disk, so that a kill at any time
+leaves the state before or the one after. It belongs to one model, data set and set of options; that of another is
+refused. Saving takes at most about a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.errors import IntegrityError, OutputExists
+
+STATE = "state.json"
+MIN_SECONDS = 1.0
+"""Between two saves, at least."""
+SHARE = 20
+"""Time of work for one of saving."""
+
+
+class StateFile:
+    """The state of one folder.
+
+    Args:
+        folder: created when it is missing.
+        schema: name and version of what `save` is given.
+        facts: what the state belongs to, in words.
+        pace: `(MIN_SECONDS, SHARE)` where they are not those of this process.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+
+    def __init__(
+        self, folder: Path, schema: str, facts: Mapping[str, str], pace: tuple[float, float] | None = None
+    ) -> None:
+        self.folder = folder
+        self._schema = schema
+        self._facts = dict(facts)
+        self._pace = pace
+        self._last, self._took = time.monotonic(), 0.0
+        with durable.storage_errors(f"cannot write to {folder}"):
+            durable.make_folders(folder)
+
+    @contextmanager
+    def opened(self) -> Iterator[dict[str, Any] | None]:
+        """What was saved last, or `None`; the body may read the files that it names.
+
+        Raises:
+            OutputExists: it belongs to other facts.
+            IntegrityError: it is no state of this schema, or it or a file is damaged.
+        """
+        path = self.folder / STATE
+        if not path.is_file():
+            yield None
+            return
+        try:
+            state = strict_json.loads(path.read_bytes(), what=str(path))
+            if state["schema"] != self._schema:
+                raise ValueError(f"its schema is {str(state['schema'])[:60]!r}, not {self._schema}")
+            self._refuse_others(state["facts"])
+            yield state
+        except OutputExists:
+            raise
+        except (LookupError, TypeError, ValueError, OSError, SafetensorError) as error:
+            raise unusable(path, str(error)) from None
+
+    def clear(self) -> None:
+        """Forget what was saved."""
+        (self.folder / STATE).unlink(missing_ok=True)
+
+    def due(self) -> bool:
+        """Whether enough was done since the last save."""
+        least, share = self._pace or (MIN_SECONDS, SHARE)
+        return time.monotonic() - self._last >= max(least, share * self._took)
+
+    @contextmanager
+    def saving(self) -> Iterator[dict[str, Any]]:
+        """The body writes the files and fills in what names them; then that becomes the state.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        began = time.monotonic()
+        state: dict[str, Any] = {"schema": self._schema, "facts": self._facts}
+        with durable.storage_errors(f"cannot write to {self.folder}"):
+            yield state
+            durable.replace_file(self.folder / STATE, strict_json.canonical_bytes(state))
+        self._last = time.monotonic()
+        self._took = self._last - began
+
+    def _refuse_others(self, theirs: Mapping[str, str]) -> None:
+        for name, mine in self._facts.items():
+            if theirs[name] != mine:
+                raise another(self.folder, name, theirs[name], mine)
+
+
+def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
+    """The error of a capture of something else."""
+    return OutputExists(
+        f"{folder} holds a capture with {name} {theirs}, this one has {mine}.",
+        hint="name another work folder, or start again without --resume",
+    )
+
+
+def unusable(path: Path, why: str) -> IntegrityError:
+    """The error of a state or file that is damaged."""
+    return IntegrityError(f"{path} cannot be resumed: {why[:200].rstrip('.')}.", hint="start again without --resume")
+
+
+def weights_digest(parameters: Iterable[Tensor]) -> str:
+    """Of the first numbers of every tensor: enough to tell checkpoints of one configuration apart."""
+    digest = hashlib.sha256()
+    for one in parameters:
+        if one.is_meta or not one.numel():  # may be elsewhere
+            continue
+        row = one.detach()[(0,) * (one.dim() - 1)] if one.dim() else one.detach().reshape(1)
+        digest.update(row[:8].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

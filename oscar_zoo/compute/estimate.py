@@ -1,0 +1,139 @@
+"""How long a computation will take, said before it starts.
+
+The work is counted from the model's outline and the token budget, without reading weights; the speed of matrix
+products is measured on the device in a fraction of a second. What that leaves out (slow disks, downloads, other users
+of the machine) makes it an estimate: it is meant to tell minutes from hours.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.compute.calibration_rows import MOST_TOKENS
+from oscar_zoo.compute.fit import find_method
+from oscar_zoo.compute.methods import tuned
+from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions
+from oscar_zoo.evaluate.device import default_device
+from oscar_zoo.evaluate.models import ModelSize, model_size
+
+MEASURED_PASSES, FAST_PASSES = 48, 10
+"""How often `auto` reads as many tokens as are held out, all its measurements taken together, and with `fast`."""
+EFFICIENCY = 0.4
+"""Share of the speed of one large matrix product that a whole forward pass reaches (COMPUTE 10)."""
+DISK_BYTES_PER_SECOND = 1e9
+SECONDS_PER_FIT = 0.01
+"""Of all methods for one 128 x 128 matrix; 2.1 ms were measured for one method (COMPUTE 10)."""
+TUNING_EFFICIENCY = {"cpu": 0.25, "cuda": 0.2}
+"""Share of the speed of a large matrix product that tuning reaches, of the products alone."""
+SECONDS_PER_STEP = {"cpu": 5e-4, "cuda": 1.5e-3}
+"""Of a step of tuning some layers, however small they are."""
+LONGEST_TUNING = 300.0
+"""Seconds of tuning up to which `auto` tries it."""
+START_SECONDS = 3.0
+_PROBE = {"cpu": (512, 1024), "cuda": (4096, 4096)}
+"""Rows and columns of the product that is timed: long enough for a clock, short enough to wait for."""
+_BYTES = {"float32": 4, "float64": 8, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a computation costs.
+
+    Attributes:
+        seconds: from reading the weights to the written artifact.
+        weight_bytes: to read, and to download where they are not on this machine.
+    """
+
+    seconds: float
+    weight_bytes: int
+
+
+def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
+    """What `compute_artifact(options)` will cost; `None` for a model that cannot be outlined.
+
+    Args:
+        options: what to compute, in one process; of several devices one works at a time.
+        block: the model.
+    """
+    size = model_size(options.model, revision=options.revision)
+    if size is None:
+        return None
+    stored = block.weights.dtype if block.weights and block.weights.dtype else "bfloat16"
+    bytes_each = 1 if block.weights and block.weights.quantization else _BYTES.get(stored, 2)
+    dtype = getattr(torch, stored if options.dtype == "auto" else options.dtype, torch.bfloat16)
+    device = default_device() if options.device == "auto" else options.device
+    model_speed = matmul_speed(device, dtype if bytes_each > 1 else torch.bfloat16)
+    exact_speed = matmul_speed(device, torch.float32)
+    length = min(options.seq_len or LONGEST_DEFAULT, (block.rope and block.rope.max_position) or LONGEST_DEFAULT)
+    seconds = START_SECONDS + size.parameters * bytes_each / DISK_BYTES_PER_SECOND
+    seconds += options.calib_tokens * forward_flops(size, block, length) / (EFFICIENCY * model_speed)
+    seconds += options.calib_tokens * moment_flops(block) / (exact_speed / 2)
+    seconds += _fits(block, all_methods=options.method == AUTO)
+    if options.method == AUTO:
+        tokens = options.heldout_tokens * (FAST_PASSES if options.fast else MEASURED_PASSES)
+        seconds += tokens * forward_flops(size, block, length) / (EFFICIENCY * model_speed)
+        seconds += tokens * attention_flops(block, length) / exact_speed
+    if tunes(options):
+        cost = tuning_seconds(block, device)
+        if options.method != AUTO or cost <= LONGEST_TUNING:
+            tokens = min(options.calib_tokens, MOST_TOKENS)
+            seconds += cost + tokens * forward_flops(size, block, length) / (EFFICIENCY * model_speed)
+    return Estimate(seconds, size.parameters * bytes_each)
+
+
+def tunes(options: ComputeOptions) -> bool:
+    """Whether the options ask for a method that is tuned."""
+    if options.method == AUTO:
+        return options.tune and not options.fast
+    return find_method(options.method).tune is not None
+
+
+def tuning_seconds(block: ModelBlock, device: str) -> float:
+    """What tuning both sides of all layers takes; one layer after the other on a CPU, some at once on a GPU."""
+    kind = torch.device(device).type
+    calls = 2 * -(-len(block.attention_layers) // tuned.LAYERS_AT_ONCE[kind])
+    heads = 2 * len(block.attention_layers) * block.num_kv_heads
+    flops = 8.0 * tuned.STEPS * tuned.BATCH * heads * block.head_dim**2  # four products
+    speed = TUNING_EFFICIENCY[kind] * matmul_speed(device, torch.float32)
+    return flops / speed + tuned.STEPS * calls * SECONDS_PER_STEP[kind]
+
+
+def forward_flops(size: ModelSize, block: ModelBlock, length: int) -> float:
+    """Of one token in a sequence of `length`: a multiplication and an addition per weight, and causal attention."""
+    return 2.0 * size.active + attention_flops(block, length) / 2
+
+
+def attention_flops(block: ModelBlock, length: int) -> float:
+    """Of one query that looks at `length` keys in every layer, as the simulated cache does."""
+    return 2.0 * len(block.attention_layers) * block.num_q_heads * (block.head_dim + block.v_head_dim) * length
+
+
+def moment_flops(block: ModelBlock) -> float:
+    """Of one token's outer products in float64, in every layer (COMPUTE 5)."""
+    rows = 2 * block.num_q_heads + 4 * block.num_kv_heads
+    return 2.0 * len(block.attention_layers) * rows * block.head_dim**2
+
+
+def matmul_speed(device: str, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of a matrix product on `device`, measured now."""
+    rows, width = _PROBE[torch.device(device).type]
+    left = torch.ones(rows, width, dtype=dtype, device=device)
+    right = torch.ones(width, width, dtype=dtype, device=device)
+
+    def run() -> float:
+        began = time.perf_counter()
+        (left @ right)[0, 0].item()  # reading a number waits for the device
+        return max(time.perf_counter() - began, 1e-7)
+
+    run()
+    return 2.0 * rows * width * width / min(run() for _ in range(3))
+
+
+def _fits(block: ModelBlock, *, all_methods: bool) -> float:
+    matrices = 2 * len(block.attention_layers) * block.num_kv_heads
+    one = SECONDS_PER_FIT * (block.head_dim / 128) ** 3
+    return matrices * (one if all_methods else one / 4)

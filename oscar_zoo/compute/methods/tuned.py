@@ -1,0 +1,234 @@
+"""`wush-tuned`: WUSH's transforms, moved to where the real quantizer loses least on rows of the calibration text.
+
+WUSH is optimal for a model of the quantizer, in which an error depends on the mean energy of rows. The real one is a
+rounding residue times a scale, and the scale is set by the largest and the smallest entry of each row. Starting from
+WUSH's F0, a transform F = F0 N is found by Adam from N = I. With rows x of x0 = k F0, and Hs0 = F0^-1 Hs F0^-T,
+
+    loss = mean of e Hs' e^T,    e = r s,    s = (max - min) / 3 of each group of x = x0 N,    Hs' = N^-1 Hs0 N^-T.
+
+The rounding residue r in units of s is taken as it is: a straight-through gradient sees how s depends on N, and how
+N^-1 carries e back. With E = mean of e^T e, and G the gradient by x (0 but at the two entries that set a scale),
+
+    d loss / d N = x0^T G - 2 N^-T E Hs'.
+
+Nothing is clipped here: what is tuned without a clip is as good with one as what was tuned for it (measured). A head
+keeps WUSH's transform where the tuned one is no better on rows it was not tuned on, or less exact to serve. Rows are
+drawn in a fixed order, the same for all heads: repeatable bit for bit on one machine. Files are WUSH's, with the
+eigenvalues of the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oscar_kernels.quantizer import fake_quantize
+from oscar_kernels.spec import LEVELS, MIN_RANGE, QuantSpec
+from oscar_zoo.artifact.checks import CONDITION_LIMIT, FP32_LIMIT
+from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
+from oscar_zoo.artifact.manifest import Estimator, Estimators
+from oscar_zoo.artifact.specs import StatisticName
+from oscar_zoo.compute.methods import wush
+from oscar_zoo.compute.methods.base import FittedPair, Forecast, RowsOfText
+from oscar_zoo.compute.methods.parallel import each_layer
+from oscar_zoo.errors import ComputeFailed
+
+STEPS, BATCH, RATE, SEED = 300, 2048, 2e-2, 0
+"""Steps of Adam, rows of each, size of the first step (falls to 0 linearly), seed of the rows' order."""
+CHECKED = 8
+"""One of so many rows, the last ones, is kept to check the result on."""
+LEAST_ROWS = 16
+"""Rows per channel below which tuning would follow chance."""
+LAYERS_AT_ONCE = {"cpu": 1, "cuda": 8}
+"""Layers tuned together: a GPU is busy with many small products only."""
+_MATRICES: dict[Role, tuple[StatisticName, StatisticName]] = {"k": ("kk", "qq"), "v": ("vv", "wo")}
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Heads of one side of some layers, `n` in all; float64 on the device where to compute.
+
+    Attributes:
+        forward, partner: `[n, d, d]`, of WUSH.
+        gram, hessian: `[n, d, d]`, undamped.
+    """
+
+    forward: Tensor
+    partner: Tensor
+    gram: Tensor
+    hessian: Tensor
+
+
+def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -> FittedPair:
+    """Better transforms than WUSH's.
+
+    Args:
+        pair: of `wush.fit`.
+        rows: of text that the moments were made of.
+        tick: told `(steps done, steps in all)`, where a step is one for all heads of a layer's side.
+
+    Raises:
+        ComputeFailed: too few rows.
+    """
+    total, done, one_at_a_time = 2 * len(pair.k.layers) * STEPS, 0, Lock()
+
+    def told(layers: int) -> None:
+        nonlocal done
+        with one_at_a_time:
+            done += layers
+            tick(done, total)
+
+    sides = {role: _side(role, pair, rows, told) for role in ("k", "v")}
+    (k, k_forecast), (v, v_forecast) = sides["k"], sides["v"]
+    return replace(pair, k=k, v=v, forecasts={"k": k_forecast, "v": v_forecast})
+
+
+def minimise(rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], None] = lambda: None) -> Tensor:
+    """N after all steps.
+
+    Args:
+        rows: `[n, T, d]` float32, x0 of n heads.
+        hessian: `[n, d, d]` float32, Hs0; scales do not matter.
+        group_size: channels that share a scale.
+        tick: called after every step.
+
+    Returns:
+        `[n, d, d]` float32.
+    """
+    identity = torch.eye(rows.shape[-1], device=rows.device)
+    found = identity.expand_as(hessian).clone()
+    hessian = hessian / ((rows @ hessian) * rows).sum(-1).mean(-1)[:, None, None]
+    adam = torch.optim.Adam([found], lr=RATE)
+    draw = torch.Generator().manual_seed(SEED)
+    order = torch.randint(rows.shape[1], (STEPS, BATCH), generator=draw).to(rows.device)
+    for step in range(STEPS):
+        adam.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
+        found.grad = gradient(rows[:, order[step]], hessian, found, group_size)
+        adam.step()
+        tick()
+    return found
+
+
+def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tensor:
+    """d loss / d N at `n`, `[n, d, d]`; arguments as of `minimise`."""
+    inverse = torch.linalg.inv_ex(n).inverse
+    x = (rows @ n).unflatten(-1, (-1, group_size))
+    (high, at_high), (low, at_low) = x.max(-1, keepdim=True), x.min(-1, keepdim=True)
+    scale = (high - low).clamp_min(MIN_RANGE) / (LEVELS - 1)
+    codes = (x - low) / scale
+    residue = (codes + 0.5).floor().sub_(codes)
+    error = (residue * scale).flatten(-2)
+    seen = inverse @ hessian @ inverse.mT
+    share = 2 / rows.shape[1]
+    by_error = ((error @ seen) * share).unflatten(-1, (-1, group_size))
+    by_scale = (by_error * residue).sum(-1, keepdim=True) / (LEVELS - 1)
+    by_x = torch.zeros_like(x).scatter_(-1, at_high, by_scale)
+    by_x.scatter_(-1, at_low, -by_scale)  # the same entry twice in a constant group only, where nothing is lost
+    return rows.mT @ by_x.flatten(-2) - share * (inverse.mT @ (error.mT @ error) @ seen)
+
+
+def loss(rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int) -> Tensor:
+    """What INT2 without clip costs, as it is served: mean of e Hs e^T over rows, `[n]` float32.
+
+    Args:
+        rows: `[n, T, d]`, as they are cached.
+        forward, partner, hessian: `[n, d, d]` float64.
+        group_size: channels that share a scale.
+    """
+    x = rows.float() @ forward.float()
+    error = fake_quantize(x, QuantSpec(x.shape[-1], group_size)) - x
+    return ((error @ (partner.mT @ hessian @ partner).float()) * error).sum(-1).mean(-1)
+
+
+def _side(role: Role, pair: FittedPair, rows: RowsOfText, tick: Callable[[int], None]) -> tuple[RotationSet, Forecast]:
+    side, forecast = (pair.k, pair.forecasts["k"]) if role == "k" else (pair.v, pair.forecasts["v"])
+    gram, hessian = (torch.from_numpy(pair.targets[name]) for name in _MATRICES[role])
+
+    def some_layers(at: range) -> tuple[list[LayerTransform], Tensor]:
+        some = [side.layers[n] for n in at]
+        matrices = [torch.from_numpy(np.stack([getattr(one, name) for one in some])) for name in ("forward", "partner")]
+        device = rows.device
+        heads = _Heads(*(x.to(device).double().flatten(0, 1) for x in (*matrices, gram[list(at)], hessian[list(at)])))
+        kept = torch.cat([rows.of(role, one.layer_id) for one in some])
+        tuned = _tuned(heads, kept, rows.group_size, lambda: tick(len(at)))
+        forward, partner = (x.unflatten(0, (len(at), -1)).cpu() for x in (tuned.forward, tuned.partner))
+        numbers = torch.stack(_served(tuned)).unflatten(1, (len(at), -1)).cpu()
+        return [_layer(*one) for one in zip(some, forward, partner, strict=True)], numbers
+
+    chunks = _chunks(len(side.layers), LAYERS_AT_ONCE[rows.device.type])
+    found = each_layer(some_layers, chunks) if rows.device.type == "cpu" else [some_layers(at) for at in chunks]
+    layers = tuple(layer for some, _ in found for layer in some)
+    condition, bf16_error = torch.cat([numbers for _, numbers in found], 1).numpy()
+    return replace(side, layers=layers), Forecast(forecast.headroom, condition, bf16_error)
+
+
+def _tuned(heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None]) -> _Heads:
+    """The heads, tuned where that is better."""
+    width, held = rows.shape[-1], rows.shape[1] // CHECKED
+    if rows.shape[1] < LEAST_ROWS * width:
+        raise ComputeFailed(
+            f"{rows.shape[1]:,} tokens are too few to tune {width} channels with.",
+            hint=f"use at least {LEAST_ROWS * width:,} tokens",
+        )
+    learn, check = rows[:, :-held], rows[:, -held:]
+    before = heads.partner.mT @ heads.hessian @ heads.partner
+    n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick).double()
+    forward = heads.forward @ n
+    tuned = replace(heads, forward=forward, partner=torch.linalg.inv_ex(forward).inverse.mT)
+    lost = [loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)]
+    condition, bf16_error = _served(tuned)
+    better = (lost[0] < lost[1]) & (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT) & _exact(tuned)
+    chosen = [
+        torch.where(better[:, None, None], mine, theirs)
+        for mine, theirs in ((tuned.forward, heads.forward), (tuned.partner, heads.partner))
+    ]
+    return replace(heads, forward=chosen[0], partner=chosen[1])
+
+
+def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
+    """Condition and error of bfloat16 copies, `[n]` each; infinite where a matrix is not finite."""
+    norms = [torch.linalg.matrix_norm(x.nan_to_num(), 2) for x in (heads.forward, heads.partner)]
+    finite = heads.partner.isfinite().all(-1).all(-1)
+    error = wush.rounding_error(heads.forward, heads.partner, heads.gram, heads.hessian)
+    return torch.where(finite, norms[0] * norms[1], torch.inf), torch.where(finite, error, torch.inf)
+
+
+def _exact(heads: _Heads) -> Tensor:
+    """Whether float32 copies are inverse to each other with room to what verification allows, `[n]`."""
+    product = heads.forward.float().double() @ heads.partner.float().double().mT
+    identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
+    return (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2
+
+
+def _layer(before: LayerTransform, forward: Tensor, partner: Tensor) -> LayerTransform:
+    stored = [np.ascontiguousarray(x.numpy(), dtype=np.float32) for x in (forward, partner)]
+    return replace(before, forward=stored[0], partner=stored[1])
+
+
+def _chunks(number: int, size: int) -> Sequence[range]:
+    return [range(first, min(first + size, number)) for first in range(0, number, size)]
+
+
+_PARAMS: Mapping[str, float | int | str | bool] = {
+    "damping": wush.DAMPING,
+    "gamma": wush.GAMMA,
+    "steps": STEPS,
+    "batch": BATCH,
+    "rate": RATE,
+    "seed": SEED,
+}
+METHOD = replace(
+    wush.METHOD,
+    name="wush-tuned",
+    variant="wush-tuned",
+    estimators=Estimators(
+        k=Estimator(id="wush-tuned-k/1", params=dict(_PARAMS)), v=Estimator(id="wush-tuned-v/1", params=dict(_PARAMS))
+    ),
+    composition=None,  # of the start only
+    tune=tune,
+)

@@ -1,0 +1,103 @@
+"""How long a computation is said to take: the right order of things, without reading a weight."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
+from oscar_zoo.compute.options import ComputeOptions
+from oscar_zoo.evaluate.models import ModelSize, inspect_model, model_size
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
+BLOCK = inspect_model(str(MODEL))
+OPTIONS = ComputeOptions(
+    model=str(MODEL),
+    model_name="tiny-qwen3-hard",
+    calib_data="text.txt",
+    calib_tokens=1 << 20,
+    recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
+)
+
+
+def test_the_outline_has_the_parameters_of_the_file() -> None:
+    total = 0
+    for path in MODEL.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+        for shape in shapes:
+            size = 1
+            for width in shape:
+                size *= width
+            total += size
+    assert model_size(str(MODEL)) == ModelSize(total, total)
+
+
+def test_of_a_mixture_a_token_meets_only_its_experts(tmp_path: Path) -> None:
+    """Made wider by experts that stay idle, a model has more parameters, and a token meets only the router's."""
+    config = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"num_key_value_heads": 1, "head_dim": 32, "vocab_size": 128, "moe_intermediate_size": 32}
+    sizes = []
+    for experts in (4, 8):
+        folder = tmp_path / str(experts)
+        folder.mkdir()
+        facts = config | {"num_experts": experts, "num_experts_per_tok": 2}
+        (folder / "config.json").write_text(json.dumps(facts))
+        found = model_size(str(folder))
+        assert found is not None
+        sizes.append(found)
+    router = 2 * 64 * 4
+    assert sizes[1].active - sizes[0].active == router
+    assert sizes[1].parameters - sizes[0].parameters == router + 2 * 4 * 3 * 64 * 32
+
+
+def test_an_outline_that_cannot_be_made_gives_no_estimate(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nobody-knows"}')
+    assert model_size(str(tmp_path)) is None
+    assert estimate(replace(OPTIONS, model=str(tmp_path)), BLOCK) is None
+
+
+def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda device, dtype: 1e11)
+    costs = {
+        "one method": replace(OPTIONS, method="wush"),
+        "all, by errors of attention": replace(OPTIONS, fast=True),
+        "all but what is tuned": replace(OPTIONS, tune=False),
+        "all, measured": OPTIONS,
+        "twice the text": replace(OPTIONS, calib_tokens=1 << 21),
+    }
+    found = {name: estimate(options, BLOCK) for name, options in costs.items()}
+    seconds = [cost.seconds for cost in found.values() if cost is not None]
+    assert len(seconds) == 5 and seconds == sorted(set(seconds))
+    assert {cost.weight_bytes for cost in found.values() if cost} == {2 * ModelSize(3_476_224, 0).parameters}
+
+
+def test_a_speed_is_measured_on_the_device() -> None:
+    cost = estimate(OPTIONS, BLOCK)
+    assert cost is not None and cost.seconds > 0
+
+
+def test_work_is_counted_as_two_operations_per_weight_and_key() -> None:
+    """Of 4 layers with 4 query heads of 64 channels."""
+    assert attention_flops(BLOCK, 100) == 4 * 4 * (2 * 64 + 2 * 64) * 100
+    assert forward_flops(ModelSize(10, 7), BLOCK, 100) == 14 + attention_flops(BLOCK, 100) / 2
+
+
+def test_tuning_counts_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` leaves it out where it takes too long; who names it waits."""
+
+    def seconds(speed: float, **changes: object) -> float:
+        monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda device, dtype: speed)
+        found = estimate(replace(OPTIONS, device="cpu", **changes), BLOCK)  # type: ignore[arg-type]
+        assert found is not None
+        return found.seconds
+
+    assert seconds(1e11) > seconds(1e11, tune=False)
+    assert seconds(1e9) == seconds(1e9, tune=False)
+    assert seconds(1e9, method="wush-tuned") > seconds(1e9, method="wush") + LONGEST_TUNING
+    assert seconds(1e11, fast=True) == seconds(1e11, fast=True, tune=False)
