@@ -1,7 +1,8 @@
 """Where the memory of a worker goes, as one plan that is printed at start-up. Every byte we allocate is in it.
 
-`budget = profiled - side - transforms`, `tokens = budget // slot`: the side store (rings and sinks of all request
-rows) and the transforms come out of the budget before SGLang divides it by the bytes of a slot.
+`budget = profiled - side - transforms - scratch`, `tokens = budget // slot`: the side store (rings and sinks of all
+request rows), the transforms and the kernels' scratch come out of the budget before SGLang divides it by the bytes of
+a slot.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ class MemoryPlan:
         slot: of one token in the pool, all layers.
         side: of rings and sinks of all rows.
         transforms: of the transform table.
+        scratch: of tables and of prefixes read back in 16 bits.
     """
 
     slot: int
     side: int
     transforms: int
+    scratch: int = 0
 
     @property
     def fixed(self) -> int:
         """What has to be there before the first token."""
-        return self.side + self.transforms
+        return self.side + self.transforms + self.scratch
 
     def budget(self, profiled: int) -> int:
         """What is left for token slots.
@@ -46,16 +49,17 @@ class MemoryPlan:
         left = profiled - self.fixed
         if left <= 0:
             raise UsageError(
-                f"rings and sinks need {self.side / MB:.0f} MB and transforms {self.transforms / MB:.0f} MB, "
+                f"rings and sinks need {self.side / MB:.0f} MB, transforms and scratch "
+                f"{(self.transforms + self.scratch) / MB:.0f} MB, "
                 f"but only {profiled / MB:.0f} MB are there for the KV cache.",
                 hint="lower --max-running-requests, or --oscar-recent-size and --oscar-sink-size",
             )
         return left
 
 
-def plan(slots: SlotShape, side: SideShape, transforms: int, mode: str = "int2") -> MemoryPlan:
+def plan(slots: SlotShape, side: SideShape, transforms: int, mode: str = "int2", *, scratch: int = 0) -> MemoryPlan:
     """The plan of a worker with these stores."""
-    return MemoryPlan(slots.token_bytes(mode), side.nbytes, transforms)
+    return MemoryPlan(slots.token_bytes(mode), side.nbytes, transforms, scratch)
 
 
 def describe(plan: MemoryPlan, slots: SlotShape, side: SideShape, *, tokens: int) -> str:
@@ -66,5 +70,5 @@ def describe(plan: MemoryPlan, slots: SlotShape, side: SideShape, *, tokens: int
         f"{tokens} token slots of {plan.slot} bytes ({8 * plan.slot / elements:.2f} bits per element) = "
         f"{plan.slot * tokens / MB:.1f} MB, side store {plan.side / MB:.1f} MB for {side.num_rows} request rows "
         f"({side.sink} + {side.recent} tokens each), transforms {plan.transforms / MB:.1f} MB, "
-        f"together {total / MB:.1f} MB"
+        f"scratch {plan.scratch / MB:.1f} MB, together {total / MB:.1f} MB"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -18,7 +18,11 @@ from oscar_zoo.sglang_plugin import accounting, compat, hooks, refusals, worker
 from oscar_zoo.sglang_plugin.pool import Int2TokenPool
 from oscar_zoo.sglang_plugin.side_store import SideStore
 from oscar_zoo.sglang_plugin.step import Executor, Request, Step
+from oscar_zoo.sglang_plugin.torch_executor import TorchExecutor
 from oscar_zoo.sglang_plugin.transforms import TransformTable
+
+if TYPE_CHECKING:
+    from oscar_zoo.sglang_plugin.device_path import DevicePath
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 f"the INT2 KV cache is not in place: pool {type(pool).__name__}, hooks that did not run: {missing}.",
                 hint="is another plugin replacing the same functions? SGLANG_PLUGINS=oscar loads ours alone",
             )
-        refusals.check_server(compat.resolved(runner.server_args), os.environ, eager_only=worker.EXECUTOR.eager_only)
+        refusals.check_server(
+            compat.resolved(runner.server_args), os.environ, eager_only=worker.eager_only(runner.server_args)
+        )
         refusals.check_layers(compat.attention_layers(runner.model))
         chosen, artifact = worker.served()
         table = TransformTable.build(
@@ -67,11 +73,19 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.req_to_token = rows.req_to_token
         self.window_on_hit = chosen.window_on_hit.value
         self.mutant = chosen.knobs.mutant
-        self.executor: Executor = worker.EXECUTOR(pool.slots, pool.side, table, self.mutant)
+        self.device_path: DevicePath | None = None
+        self.executor: Executor | None = None
+        if worker.runs_kernels(str(pool.device), chosen):
+            from oscar_zoo.sglang_plugin.device_path import DevicePath
+
+            self.device_path = DevicePath(runner, pool, table, self._begin)
+        else:
+            self.executor = TorchExecutor(pool.slots, pool.side, table, self.mutant)
         self.transform_bytes = table.nbytes
         self.batch: _Batch | None = None
         rows.oscar_hand_out = self.side.hand_out
-        plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode)
+        scratch = worker.scratch_bytes(str(pool.device), chosen, pool.side.shape, compat.longest_request(runner))
+        plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode, scratch=scratch)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         logger.info("INT2 KV cache: %s", accounting.describe(plan, pool.slots.shape, pool.side.shape, tokens=pool.size))
 
@@ -87,10 +101,13 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Reset rows with a new owner, then work out where every request reads its cached tokens."""
-        rows = forward_batch.req_pool_indices.tolist()
-        lengths = forward_batch.seq_lens.tolist()
         if "alloc" not in hooks.FIRED:
             raise ServerFailed("the hook that watches request rows did not run; request rows cannot be trusted.")
+        if self.device_path is not None:
+            self.device_path.start(forward_batch)
+            return
+        rows = forward_batch.req_pool_indices.tolist()
+        lengths = forward_batch.seq_lens.tolist()
         decode = not forward_batch.forward_mode.is_extend()
         if decode:
             self._check_decode(rows)
@@ -106,6 +123,21 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             ),
             decode,
         )
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Tables have fixed addresses from the start."""
+        if self.device_path is None:
+            raise ServerFailed("the plain PyTorch executor cannot be captured in a CUDA graph.")
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Fill the tables that a decode graph reads, in front of its capture and of every replay."""
+        if self.device_path is None:
+            raise ServerFailed("the plain PyTorch executor cannot be captured in a CUDA graph.")
+        self.device_path.start(forward_batch, refill_only=not in_capture)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Padding requests have one token: that of row 0 and slot 0, which are nobody's."""
+        return 1
 
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
@@ -152,7 +184,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             raise NotImplementedError(
                 f"oscar-zoo INT2 KV cache: attention without its own keys and values, or with {unknown}"
             )
-        if self.batch is None:
+        if self.device_path is not None:
+            return self.device_path.forward(q, k, v, layer)
+        if self.batch is None or self.executor is None:
             raise ServerFailed("a forward pass without metadata.")
         total = sum(request.new for request in self.batch.requests)
         slots = compat.write_location(forward_batch.out_cache_loc)[:total].long()

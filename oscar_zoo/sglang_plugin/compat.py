@@ -142,6 +142,15 @@ def max_requests_per_worker(configurator: Any) -> int:
     return int(get_schedule().max_running_requests) // int(dp)
 
 
+def longest_request(owner: Any) -> int:
+    """Tokens that a row of SGLang's slot table can hold, at most; it has a few more than the context.
+
+    Args:
+        owner: model runner or pool configurator.
+    """
+    return int(owner.model_config.context_len) + 64
+
+
 def local_kv_heads(model_config: Any) -> range:
     """Global ids of the KV heads of this worker; with fewer heads than workers, heads are replicated."""
     from sglang.srt.runtime_context import get_parallel

@@ -101,7 +101,7 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
         if idle:
             logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
         return
-    refusals.check_server(compat.resolved(args), os.environ, eager_only=worker.EXECUTOR.eager_only)
+    refusals.check_server(compat.resolved(args), os.environ, eager_only=worker.eager_only(args))
     chosen, artifact = worker.served()
     for warning in chosen.warnings:
         logger.warning("INT2 KV cache: %s", warning)
@@ -147,7 +147,8 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     slots = worker.slot_shape(self, num_slots=0)
     side = worker.side_shape(self, num_rows=compat.max_requests_per_worker(self) + 1)
     transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
-    plan = accounting.plan(slots, side, transforms, chosen.knobs.mode)
+    scratch = worker.scratch_bytes(str(self.device), chosen, side, compat.longest_request(self))
+    plan = accounting.plan(slots, side, transforms, chosen.knobs.mode, scratch=scratch)
     left = plan.budget(int(result))
     FACTS.update(profiled=int(result), subtracted=plan.fixed, plan=asdict(plan))
     return left

@@ -62,7 +62,7 @@ class ServeOptions:
         recipe: serving recipe in force.
         device: `cpu`, `cuda` or `None` to let the engine choose.
         host, port: where to listen.
-        private: private folder for caches and the key file.
+        kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
         config_file: file with the API key in the engine's own configuration format, or `None`.
         extra: engine flags of the user, already split.
@@ -72,7 +72,7 @@ class ServeOptions:
     rotations: Path
     rotations_sha256: str
     recipe: ServingRecipe
-    private: Path
+    kernels: Path
     device: str | None = None
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
@@ -121,7 +121,7 @@ def check_extra_flags(extra: Sequence[str]) -> None:
                 raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
 
 
-def child_environment(parent: Mapping[str, str], *, device: str | None, private: Path) -> dict[str, str]:
+def child_environment(parent: Mapping[str, str], *, device: str | None, kernels: Path) -> dict[str, str]:
     """The server's whole environment.
 
     Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the plugin filter, a
@@ -131,7 +131,7 @@ def child_environment(parent: Mapping[str, str], *, device: str | None, private:
     Args:
         parent: usually `os.environ`.
         device: `cpu` adds what a machine without a GPU needs.
-        private: folder only this user may enter.
+        kernels: folder only this user may enter, for compiled kernels.
     """
     env = {
         name: value
@@ -140,12 +140,26 @@ def child_environment(parent: Mapping[str, str], *, device: str | None, private:
     }
     env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     env["SGLANG_PLUGINS"] = "oscar"
-    env["TRITON_CACHE_DIR"] = str(private / "triton")
+    env["TRITON_CACHE_DIR"] = str(kernels / "triton")
     env["PYTHONUNBUFFERED"] = "1"
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
         env["PYTHONPATH"] = str(cpu_site_dir())
     return env
+
+
+def cache_flags(rotations: Path, rotations_sha256: str, recipe: ServingRecipe) -> dict[str, str]:
+    """The engine's flags for an INT2 cache with the staged `rotations` and the settings of `recipe`."""
+    return {
+        "--kv-cache-dtype": "int2",
+        "--oscar-rotation-path": str(rotations),
+        "--oscar-rotation-sha256": rotations_sha256,
+        "--oscar-sink-size": str(recipe.windows.sink),
+        "--oscar-recent-size": str(recipe.windows.recent),
+        "--oscar-k-clip": repr(recipe.clip.k),
+        "--oscar-v-clip": repr(recipe.clip.v),
+        "--oscar-group-size": str(recipe.group_size),
+    }
 
 
 def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
@@ -155,19 +169,11 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         UsageError: a denied extra flag.
     """
     check_extra_flags(options.extra)
-    recipe = options.recipe
     flags = {
         "--model-path": options.model,
         "--host": options.host,
         "--port": str(options.port),
-        "--kv-cache-dtype": "int2",
-        "--oscar-rotation-path": str(options.rotations),
-        "--oscar-rotation-sha256": options.rotations_sha256,
-        "--oscar-sink-size": str(recipe.windows.sink),
-        "--oscar-recent-size": str(recipe.windows.recent),
-        "--oscar-k-clip": repr(recipe.clip.k),
-        "--oscar-v-clip": repr(recipe.clip.v),
-        "--oscar-group-size": str(recipe.group_size),
+        **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
     }
     if options.revision is not None:
         flags["--revision"] = options.revision
@@ -179,7 +185,7 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
     argv += _cpu_flags(options.extra) if options.device == "cpu" else []
     argv += options.extra
     address = f"[{options.host}]" if ":" in options.host else options.host
-    env = child_environment(environ, device=options.device, private=options.private)
+    env = child_environment(environ, device=options.device, kernels=options.kernels)
     return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}")
 
 

@@ -44,9 +44,9 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         shape = replace(shape, num_slots=self.size + self.page_size)
         self.slots = SlotStore(shape, self.device, self._mode)
         self.side = SideStore(self._side_shape, self.device)
-        # SGLang's code that moves slots or counts bytes knows these four names.
-        self.k_buffer, self.v_buffer = self.slots.k_codes, self.slots.v_codes
-        self.k_scale_buffer, self.v_scale_buffer = self.slots.k_affine, self.slots.v_affine
+        # SGLang's code that counts bytes or looks at addresses knows these two names; a record holds K and V together.
+        self.k_buffer, self.v_buffer = self.slots.codes, self.slots.affine
+        self.k_scale_buffer = self.v_scale_buffer = None
         self.native_k_scale_buffer = self.native_v_scale_buffer = None
         self.dq_k_buffer = self.dq_v_buffer = None
         self._probe = {

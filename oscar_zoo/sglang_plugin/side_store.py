@@ -39,8 +39,8 @@ class SideShape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole store: windows, and two int32 per row."""
-        return self.num_rows * ((self.sink + self.recent) * self.token_bytes + 8)
+        """Bytes of the whole store: windows, and three int32 per row."""
+        return self.num_rows * ((self.sink + self.recent) * self.token_bytes + 12)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class SideStore:
         self.sink_k, self.sink_v = store(shape.sink, shape.k_head_dim), store(shape.sink, shape.v_head_dim)
         self.ring_start = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)
         self.sink_from = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)
+        self.sink_block = torch.arange(shape.num_rows, dtype=torch.int32, device=device)
 
     def hand_out(self, rows: list[int]) -> None:
         """SGLang gave these rows to new owners. Runs in the scheduler: touches the host only."""
@@ -143,7 +144,8 @@ class SideStore:
 
     def buffers(self) -> Iterator[Tensor]:
         """Every tensor of the store."""
-        yield from (self.ring_k, self.ring_v, self.sink_k, self.sink_v, self.ring_start, self.sink_from)
+        yield from (self.ring_k, self.ring_v, self.sink_k, self.sink_v)
+        yield from (self.ring_start, self.sink_from, self.sink_block)
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Every cached token as INT2, in the slot that SGLang gave it: packed codes, and scale and offset per group.
+"""Every cached token as INT2, in the slot that SGLang gave it: records as `oscar_kernels.cache` lays them out.
 
 Complete at write time, so any request may read any slot of a shared prefix. Codes come from the one quantizer, on
 rows that are already transformed and still float32. Needs no sglang.
@@ -54,9 +54,12 @@ class SlotStore:
             return [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
 
         k, v = shape.k, shape.v
-        affine = quantizer.SCALE_DTYPES[k.scale_dtype]
-        self.k_codes, self.v_codes = (rows((layout.code_bytes(s),), torch.uint8) for s in (k, v))
-        self.k_affine, self.v_affine = (rows((s.num_groups, 2), affine) for s in (k, v))
+        split, groups = layout.code_bytes(k), k.num_groups
+        self.codes = rows((split + layout.code_bytes(v),), torch.uint8)
+        self.affine = rows((2 * (groups + v.num_groups),), quantizer.SCALE_DTYPES[k.scale_dtype])
+        self.k_codes, self.v_codes = [r[..., :split] for r in self.codes], [r[..., split:] for r in self.codes]
+        pairs = [r.unflatten(-1, (-1, 2)) for r in self.affine]
+        self.k_affine, self.v_affine = [p[..., :groups, :] for p in pairs], [p[..., groups:, :] for p in pairs]
         exact = mode == "lossless"
         self.k_exact = rows((k.head_dim,), torch.float32) if exact else []
         self.v_exact = rows((v.head_dim,), torch.float32) if exact else []
@@ -91,8 +94,8 @@ class SlotStore:
             buffer[target] = buffer[source]
 
     def buffers(self) -> Iterator[Tensor]:
-        """Every tensor of the store."""
-        for group in (self.k_codes, self.v_codes, self.k_affine, self.v_affine, self.k_exact, self.v_exact):
+        """Every tensor of the store; `k_codes` and the like are views into them."""
+        for group in (self.codes, self.affine, self.k_exact, self.v_exact):
             yield from group
 
     @property

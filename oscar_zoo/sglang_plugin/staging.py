@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from oscar_zoo import paths
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.durable import write_new
+from oscar_zoo.artifact.durable import make_folders, storage_errors, write_new
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.errors import DigestMismatchError, VerificationFailed
+from oscar_zoo.errors import DigestMismatchError, StorageError, VerificationFailed
 
 PREFIX = "oscar-zoo-serve-"
 FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
@@ -38,6 +40,23 @@ def private_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def kernels_folder() -> Path:
+    """Where compiled kernels stay from one start to the next: a folder of the cache that only this user may enter.
+
+    Raises:
+        StorageError: it cannot be made, or others could put code there.
+    """
+    folder = paths.cache_dir() / "kernels"
+    with storage_errors(f"cannot make {folder}"):
+        make_folders(folder, mode=0o700)
+        status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StorageError(
+            f"{folder} holds compiled code, and others than you can write or read there.", hint=f"chmod 700 {folder}"
+        )
+    return folder
 
 
 def _sweep(parent: Path) -> None:

@@ -51,9 +51,6 @@ class Step:
 class Executor(Protocol):
     """Attention over the cache, including all writes to it. One implementation per kind of machine."""
 
-    eager_only: bool
-    """Whether it cannot be captured in a CUDA graph."""
-
     def extend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, *, scaling: float) -> Tensor:
         """Cache the new tokens and let them read the prefix and each other.
 

@@ -2,9 +2,9 @@
 
 A hook around `RadixAttention.forward` has q, k and v of the worker's own heads after norms and RoPE, and the output
 before any gate and o_proj, for every model and attention backend. It is installed only where the environment asks for
-it (`ranks.VARIABLE`), and sums only between `oscar_tap_start` and `oscar_tap_save`, which the driving process
-(`compute/capture/sglang.py`) calls on all ranks at once. An error in a forward pass is kept and raised by the next
-call, because an exception in the middle of a batch would end the engine without a word.
+it (`ranks.VARIABLE`), and sums only from `oscar_tap_start` on, which the driving process
+(`compute/capture/sglang_process.py`) calls on all ranks at once, as all of `METHODS`. An error in a forward pass is
+kept and raised by the next call, because an exception in the middle of a batch would end the engine without a word.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from torch import Tensor
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture import ranks
-from oscar_zoo.compute.moments import LayerMoments
+from oscar_zoo.compute.capture.state import another, unusable, weights_digest
+from oscar_zoo.compute.coverage import check_finite
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import ComputeFailed, OscarZooError, UnsupportedModel
 from oscar_zoo.sglang_plugin import compat, refusals
 
@@ -82,6 +85,15 @@ class LayerTap:
                 hint="its code does not use SGLang's attention layer, or ran inside a CUDA graph",
             )
         self.target = estimators.qqt(self.sums)
+
+    def restore(self, sums: LayerMoments, report: ranks.LayerReport) -> None:
+        """Go on from what an earlier worker in this place had."""
+        device = self.sums.qq.device
+        for name in (*ROW_SUMS, *WEIGHTED_SUMS, "wo"):
+            tensor = getattr(sums, name)
+            setattr(sums, name, None if tensor is None else tensor.to(device))
+        self.sums = sums
+        self.lengths, self.weighted_lengths = list(report.lengths), list(report.weighted_lengths)
 
     def report(self) -> ranks.LayerReport:
         """Counts for the driving process, which compares them with what it sent."""
@@ -183,18 +195,45 @@ def weigh(scheduler: Any, folder: str) -> None:
         tap.weigh()
 
 
-def save(scheduler: Any, folder: str) -> None:
-    """Write what this worker has to `folder`; see `ranks.write_rank`."""
+def save(scheduler: Any, folder: str, *, place: str) -> None:
+    """Write what this worker has to `place`; see `ranks.write_rank`.
+
+    Raises:
+        ComputeFailed: sums are not finite, or an error in a forward pass since `start`.
+        StorageError: the disk refused.
+    """
     check(scheduler, folder)
     runner, taps = compat.scheduler_runner(scheduler), _taps(scheduler)
+    for tap in taps:
+        check_finite(tap.layer_id, tap.sums)
     device = taps[0].sums.qq.device if taps else torch.device("cpu")
+    dtype: torch.dtype = runner.model_config.dtype
     report = ranks.RankReport(
         geometry=_geometry(runner.model_config, [tap.layer_id for tap in taps]),
-        dtype=str(runner.model_config.dtype).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        accumulate=accumulation(torch.empty(0, dtype=dtype, device=device)),
+        weights=weights_digest(runner.model.parameters()),
         layers={tap.layer_id: tap.report() for tap in taps},
     )
-    ranks.write_rank(Path(folder), compat.rank_name(), report, {tap.layer_id: tap.sums for tap in taps})
+    ranks.write_rank(Path(place), compat.rank_name(), report, {tap.layer_id: tap.sums for tap in taps})
+
+
+def load(scheduler: Any, folder: str, *, place: str) -> None:
+    """Go on from what the worker of this rank wrote with `save`.
+
+    Raises:
+        IntegrityError: it is not all there, or belongs to another split of the model.
+        OutputExists: it belongs to other weights.
+    """
+    runner, taps = compat.scheduler_runner(scheduler), _taps(scheduler)
+    report, sums = ranks.read_rank(Path(place), compat.rank_name())
+    if {tap.layer_id: tap.sums.heads for tap in taps} != {layer: one.heads for layer, one in sums.items()}:
+        raise unusable(Path(place), "it has other layers or heads")
+    if report.weights != (mine := weights_digest(runner.model.parameters())):
+        raise another(Path(place).parent, "weights", report.weights, mine)
+    for tap in taps:
+        tap.restore(sums[tap.layer_id], report.layers[tap.layer_id])
 
 
 def _reporting(step: Callable[..., None]) -> Callable[..., None]:
@@ -212,7 +251,7 @@ def _reporting(step: Callable[..., None]) -> Callable[..., None]:
 
 
 METHODS: Mapping[str, Callable[..., None]] = {
-    f"oscar_tap_{step.__name__}": _reporting(step) for step in (start, check, weigh, save)
+    f"oscar_tap_{step.__name__}": _reporting(step) for step in (start, load, check, weigh, save)
 }
 """What `Engine.collective_rpc` may call on a tapped engine, each with `folder=`, the private folder of the capture."""
 

@@ -46,8 +46,6 @@ class TorchExecutor:
         mutant: a deliberate bug of the test suite.
     """
 
-    eager_only = True
-
     def __init__(self, slots: SlotStore, side: SideStore, transforms: TransformTable, mutant: str = "") -> None:
         self.slots = slots
         self.side = side

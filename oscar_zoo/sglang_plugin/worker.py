@@ -15,10 +15,6 @@ from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import compat, loading, refusals, settings
 from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.slot_store import SlotShape
-from oscar_zoo.sglang_plugin.torch_executor import TorchExecutor
-
-EXECUTOR = TorchExecutor
-"""The executor in force."""
 
 
 @functools.cache
@@ -32,6 +28,29 @@ def served() -> tuple[settings.PluginSettings, loading.ServedArtifact]:
     artifact = loading.load(given.source.value, given.expected_digest)
     final = settings.read_settings(os.environ, artifact.recipe)
     return replace(final, warnings=final.warnings + artifact.warnings), artifact
+
+
+def runs_kernels(device: str, chosen: settings.PluginSettings) -> bool:
+    """Whether attention runs on the GPU kernels; test modes and CPUs have the plain executor."""
+    return device.startswith("cuda") and chosen.knobs.mode == "int2" and not chosen.knobs.mutant
+
+
+def eager_only(server_args: Any) -> bool:
+    """Whether the executor in force cannot be captured in a CUDA graph; reads the settings anew, keeps nothing."""
+    return not runs_kernels(str(compat.resolved(server_args).device), settings.read_settings(os.environ))
+
+
+def scratch_bytes(device: str, chosen: settings.PluginSettings, side: SideShape, max_tokens: int) -> int:
+    """What the executor in force allocates beside pool and transforms.
+
+    Args:
+        max_tokens: of one request.
+    """
+    if not runs_kernels(device, chosen):
+        return 0
+    from oscar_zoo.sglang_plugin.device_path import DevicePath
+
+    return DevicePath.nbytes(side, max_tokens)
 
 
 def check_model(model_config: Any) -> None:

@@ -23,13 +23,13 @@ def side(rows: int) -> SideShape:
 
 def test_one_request_of_qwen3_8b() -> None:
     assert side(1).token_bytes == 147_456
-    assert side(1).nbytes == 320 * 147_456 + 8
+    assert side(1).nbytes == 320 * 147_456 + 12
 
 
 def test_the_budget_is_what_is_left() -> None:
     whole = plan(QWEN3_8B, side(65), transforms=4_718_592)
     assert whole.slot == 20_736
-    assert whole.budget(10**10) == 10**10 - 65 * (320 * 147_456 + 8) - 4_718_592
+    assert whole.budget(10**10) == 10**10 - 65 * (320 * 147_456 + 12) - 4_718_592
 
 
 def test_no_budget_names_the_flag_to_lower() -> None:

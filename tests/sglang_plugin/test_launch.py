@@ -21,7 +21,7 @@ def options(tmp_path: Path, **changes: object) -> launch.ServeOptions:
         "rotations": tmp_path / "rotations",
         "rotations_sha256": "sha256:" + "a" * 64,
         "recipe": RECIPE,
-        "private": tmp_path,
+        "kernels": tmp_path,
     }
     return launch.ServeOptions(**(values | changes))  # type: ignore[arg-type]
 

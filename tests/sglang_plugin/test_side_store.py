@@ -105,7 +105,7 @@ def test_windows_keep_the_type_of_the_model() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_are_counted_before_they_are_allocated(dtype: torch.dtype) -> None:
     side = store(dtype=dtype)
-    assert side.nbytes == side.shape.nbytes == 3 * ((SINK + RECENT) * 2 * 2 * 20 * dtype.itemsize + 8)
+    assert side.nbytes == side.shape.nbytes == 3 * ((SINK + RECENT) * 2 * 2 * 20 * dtype.itemsize + 12)
 
 
 def test_a_window_needs_one_token() -> None:

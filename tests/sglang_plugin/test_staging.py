@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oscar_zoo.errors import StorageError
 from oscar_zoo.sglang_plugin import staging
 
 
@@ -37,3 +38,14 @@ def test_what_a_killed_process_left_behind_goes_at_the_next_start(temp: Path) ->
         (folder / "engine.yaml").write_text("api-key: secret")
     with staging.private_folder():
         assert not left.exists() and all((folder / "engine.yaml").exists() for folder in kept)
+
+
+def test_compiled_kernels_stay_in_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscar_zoo.paths.cache_dir", lambda: tmp_path / "cache")
+    folder = staging.kernels_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "kept").write_text("x")
+    assert (staging.kernels_folder() / "kept").exists()
+    folder.chmod(0o777)
+    with pytest.raises(StorageError, match="others than you"):
+        staging.kernels_folder()

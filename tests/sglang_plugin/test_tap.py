@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
-from oscar_zoo.errors import ComputeFailed, UnsupportedModel
+from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists, UnsupportedModel
 from oscar_zoo.sglang_plugin import compat, tap
 from oscar_zoo.sglang_plugin.tap import LayerTap
 
@@ -185,11 +186,88 @@ def test_a_failure_is_raised_by_the_next_call_and_left_for_the_parent(
     monkeypatch.setattr(compat, "attention_layers", lambda _: [SimpleNamespace(oscar_tap=one)])
     monkeypatch.setattr(compat, "rank_name", lambda: "pp0-tp1")
     scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=None)))
-    for step in ("check", "weigh", "save"):
+    for step, options in (("check", {}), ("weigh", {}), ("save", {"place": str(tmp_path)})):
         with pytest.raises(ComputeFailed, match="from position 5"):
-            tap.METHODS[f"oscar_tap_{step}"](scheduler, str(tmp_path))
+            tap.METHODS[f"oscar_tap_{step}"](scheduler, str(tmp_path), **options)
     with pytest.raises(ComputeFailed, match="from position 5"):
         ranks.raise_failure(tmp_path)
+
+
+# --- a worker that goes on from what another one saved --------------------------------------------------------------
+
+LENGTHS = [4, 9]
+
+
+@dataclass
+class Worker:
+    """A scheduler of one layer, as the methods of the tap see it."""
+
+    tap: LayerTap
+    weight: Tensor = field(default_factory=lambda: torch.ones(3, 5))
+
+    def call(self, monkeypatch: pytest.MonkeyPatch, step: str, place: Path) -> None:
+        config = SimpleNamespace(
+            dtype=torch.float32,
+            num_hidden_layers=8,
+            num_attention_heads=8,
+            get_total_num_kv_heads=lambda: 4,
+            head_dim=DIM,
+            v_head_dim=V_DIM,
+        )
+        model = SimpleNamespace(parameters=lambda: iter([self.weight]))
+        monkeypatch.setattr(compat, "attention_layers", lambda _: [SimpleNamespace(oscar_tap=self.tap)])
+        monkeypatch.setattr(compat, "rank_name", lambda: "pp0-tp1")
+        runner = SimpleNamespace(model=model, model_config=config)
+        scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+        place.mkdir(exist_ok=True)
+        tap.METHODS[f"oscar_tap_{step}"](scheduler, str(place.parent), place=str(place))
+
+
+@pytest.mark.parametrize("stopped", ["in the first pass", "between", "in the second pass"])
+def test_a_worker_goes_on_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: str) -> None:
+    data = rows(sum(LENGTHS))
+    parts = ([x[:4] for x in data], [4]), ([x[4:] for x in data], [9])
+    one, other = Worker(new_tap()), Worker(new_tap())
+    steps = [*parts, None, *parts]  # None begins the second pass
+    done = {"in the first pass": 1, "between": 2, "in the second pass": 4}[stopped]
+
+    def do(worker: Worker, some: Sequence[Any]) -> None:
+        for step in some:
+            worker.tap.weigh() if step is None else run(worker.tap, *step)
+
+    do(one, steps[:done])
+    one.call(monkeypatch, "save", tmp_path / "sums-1")
+    other.call(monkeypatch, "load", tmp_path / "sums-1")
+    do(one, steps[done:])
+    do(other, [*([None] if stopped == "in the second pass" else []), *steps[done:]])
+    assert other.tap.report() == one.tap.report()
+    assert other.tap.report().weighted_lengths == tuple(LENGTHS)
+    for name in (*ROW_SUMS, *WEIGHTED_SUMS):
+        assert torch.equal(getattr(other.tap.sums, name), getattr(one.tap.sums, name)), name
+
+
+def test_a_worker_goes_on_only_with_its_own_weights_and_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one = Worker(new_tap())
+    run(one.tap, rows(4), [4])
+    one.call(monkeypatch, "save", tmp_path / "sums-1")
+    other = Worker(new_tap(), weight=torch.full((3, 5), 2.0))
+    with pytest.raises(OutputExists, match="a capture with weights"):
+        other.call(monkeypatch, "load", tmp_path / "sums-1")
+    heads = Worker(LayerTap(7, LayerMoments.zeros(KV_HEADS, DIM, V_DIM, heads=[0, 1]), Q_HEADS, True))
+    with pytest.raises(IntegrityError, match="other layers or heads"):
+        heads.call(monkeypatch, "load", tmp_path / "sums-1")
+    (tmp_path / "sums-1/pp0-tp1/layer-0007.safetensors").unlink()
+    with pytest.raises(IntegrityError, match="left no sums in layer-0007"):
+        one.call(monkeypatch, "load", tmp_path / "sums-1")
+
+
+def test_sums_that_are_not_finite_are_not_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, data = Worker(new_tap()), rows(4)
+    data[1][2, 0, 0] = torch.nan
+    run(one.tap, data, [4])
+    with pytest.raises(ComputeFailed, match="layer 7: kk has NaN"):
+        one.call(monkeypatch, "save", tmp_path / "sums-1")
+    assert not list((tmp_path / "sums-1").iterdir())
 
 
 # --- real SGLang, without an engine --------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""The comparison as data: one JSON object, and rows for a CSV file. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oscar_zoo.sglang_plugin.bench.job import Case
+from oscar_zoo.sglang_plugin.bench.run import CaseResult, SideResult
+from oscar_zoo.sglang_plugin.bench.sides import Cache
+
+SCHEMA = "oscar-zoo.bench-serve/1"
+LABELS: dict[Cache, str] = {"bf16": "BF16", "int2": "INT2"}
+NUMBERS = ("ttft_s", "ttft_median_s", "ms_per_token", "tokens_per_second")
+COLUMNS = ("cache", "attention_backend", "batch", "context", "new_tokens", *NUMBERS, "capacity_tokens", "note")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Both sides over the same cases.
+
+    Attributes:
+        model: that was measured.
+        random_weights: whether its weights were random.
+        artifact: label and digest of the rotations of the INT2 side.
+        device: name of the machine's GPU, or `CPU`.
+        new_tokens: of every request.
+        cases: in order.
+        sides: results by cache, in the order they ran.
+    """
+
+    model: str
+    random_weights: bool
+    artifact: tuple[str, str]
+    device: str
+    new_tokens: int
+    cases: tuple[Case, ...]
+    sides: dict[Cache, SideResult]
+
+    @property
+    def errors(self) -> dict[Cache, str]:
+        """One line per side that ended early."""
+        return {cache: side.error for cache, side in self.sides.items() if side.error is not None}
+
+    @property
+    def capacity_ratio(self) -> float | None:
+        """How many times the tokens of BF16 the INT2 cache holds."""
+        bf16, int2 = (getattr(self.sides.get(cache), "capacity", None) for cache in ("bf16", "int2"))
+        return int2 / bf16 if bf16 and int2 else None
+
+    def note(self, cache: Cache, case: Case) -> str | None:
+        """Why a case has no figures, or `None`."""
+        result = self._result(cache, case)
+        return "not measured" if result is None else result.refused
+
+    def speedup(self, case: Case) -> float | None:
+        """How many times as fast as BF16 one decode step of INT2 is."""
+        bf16, int2 = self._result("bf16", case), self._result("int2", case)
+        slow, fast = _number(bf16, "ms_per_token"), _number(int2, "ms_per_token")
+        return slow / fast if slow and fast else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with the schema's name."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "weights": "random" if self.random_weights else "loaded",
+            "artifact": {"name": self.artifact[0], "digest": self.artifact[1]},
+            "device": self.device,
+            "new_tokens": self.new_tokens,
+            "sides": {cache: self._side(side) for cache, side in self.sides.items()},
+            "speedup": [{**case.model_dump(), "int2_over_bf16": self.speedup(case)} for case in self.cases],
+            "capacity_ratio": self.capacity_ratio,
+        }
+
+    def to_csv(self) -> str:
+        """One line per side and case; numbers in full, empty where there is none."""
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for cache, side in self.sides.items():
+            for case in self.cases:
+                result = side.of(case)
+                row: dict[str, Any] = {"cache": cache, "attention_backend": side.engine.get("attention_backend")}
+                row |= {**case.model_dump(), "new_tokens": self.new_tokens, "capacity_tokens": side.capacity}
+                row |= {name: _number(result, name) for name in NUMBERS}
+                writer.writerow(row | {"note": self.note(cache, case)})
+        return stream.getvalue()
+
+    def _result(self, cache: Cache, case: Case) -> CaseResult | None:
+        side = self.sides.get(cache)
+        return None if side is None else side.of(case)
+
+    def _side(self, side: SideResult) -> dict[str, Any]:
+        return {
+            "sglang": side.sglang,
+            "engine": side.engine,
+            "start_s": side.up_s,
+            "capacity_tokens": side.capacity,
+            "cases": [_case(result) for result in side.cases],
+            "error": side.error,
+        }
+
+
+def _case(result: CaseResult) -> dict[str, Any]:
+    numbers = asdict(result.figures) if result.figures else {}
+    return {**result.case.model_dump(), **{name: numbers.get(name) for name in NUMBERS}, "note": result.refused}
+
+
+def _number(result: CaseResult | None, name: str) -> float | None:
+    value = getattr(result.figures, name) if result is not None and result.figures is not None else None
+    return None if value is None else float(value)

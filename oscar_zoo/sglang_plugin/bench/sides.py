@@ -1,0 +1,127 @@
+"""The two engines of a comparison as command lines: the same model, prompts and flags, another cache. Pure.
+
+Prompts are random token ids, so neither side loads a tokenizer, and the prefix cache is off: every prompt is computed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin import launch, settings
+from oscar_zoo.sglang_plugin.bench.job import Case
+
+Cache = Literal["bf16", "int2"]
+CACHES: tuple[Cache, ...] = ("bf16", "int2")
+BASELINES = {"cuda": "flashinfer", "cpu": "torch_native"}
+"""Attention backend of the BF16 side, by device."""
+CPU_TOKENS = 16_384
+"""Slots of the pool on a CPU, unless the cases need more; there is no memory fraction that fits all of them."""
+REFUSED_FLAGS = {
+    "--attention-backend": "for the BF16 side use --baseline",
+    "--prefill-attention-backend": "for the BF16 side use --baseline",
+    "--decode-attention-backend": "for the BF16 side use --baseline",
+    "--load-format": "use --dummy-weights",
+    "--revision": "use oscar-zoo bench serve --revision",
+}
+NO_PLUGIN = "none"
+"""Value of SGLANG_PLUGINS that names no plugin: the BF16 side is stock SGLang alone."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What both sides share, and what the INT2 side needs.
+
+    Attributes:
+        model: local folder or Hugging Face id.
+        random_weights: fill the model with random numbers instead of reading its weights.
+        rotations: private folder with the files this library wrote.
+        rotations_sha256: artifact digest of these files.
+        recipe: serving recipe in force.
+        device: `cuda` or `cpu`.
+        baseline: attention backend of the BF16 side.
+        kernels: private folder of compiled kernels.
+        cases: to be measured.
+        new_tokens: that every request generates.
+        port: a free one; engines take the ports of their workers from its neighbourhood.
+        revision: commit of the model on its hub.
+        extra: engine flags of the user, for both sides.
+    """
+
+    model: str
+    random_weights: bool
+    rotations: Path
+    rotations_sha256: str
+    recipe: ServingRecipe
+    device: str
+    baseline: str
+    kernels: Path
+    cases: tuple[Case, ...]
+    new_tokens: int
+    port: int
+    revision: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+def check_flags(extra: Sequence[str]) -> None:
+    """Refuse what `serve` refuses after `--`, and flags that would make the two sides differ.
+
+    Raises:
+        UsageError: naming the flag and what to use in its place.
+    """
+    launch.check_extra_flags(extra)
+    for token in extra:
+        name = token.split("=", 1)[0].replace("_", "-")
+        for refused, reason in REFUSED_FLAGS.items():
+            if name == refused or (len(name) > 3 and refused.startswith(name)):
+                raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo bench serve --help")
+
+
+def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
+    """The server's command line for one side; flags of the user come last and win."""
+    flags = {"--model-path": engines.model, "--port": str(engines.port)}
+    if engines.revision is not None:
+        flags["--revision"] = engines.revision
+    if engines.random_weights:
+        flags["--load-format"] = "dummy"
+    if cache == "int2":
+        flags |= launch.cache_flags(engines.rotations, engines.rotations_sha256, engines.recipe)
+    else:
+        flags["--attention-backend"] = engines.baseline
+    most = max(case.batch for case in engines.cases)
+    flags["--max-running-requests"] = str(max(most, settings.MAX_RUNNING_REQUESTS if engines.device != "cpu" else 1))
+    flags |= _cpu_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
+    switches = ["--skip-tokenizer-init", "--disable-radix-cache", "--grammar-backend=none"]
+    switches += ["--disable-cuda-graph" if engines.device == "cpu" else "--disable-prefill-cuda-graph"]
+    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.extra)
+
+
+def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str]) -> launch.LaunchPlan:
+    """The child process of one side; it reads `job`, which holds `arguments`."""
+    from oscar_zoo.sglang_plugin.bench import engine_process
+
+    env = launch.child_environment(environ, device="cpu" if engines.device == "cpu" else None, kernels=engines.kernels)
+    # No server listens here, so the packages may come from where this process has its own.
+    paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
+    if any(paths):
+        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    if cache == "bf16":
+        env["SGLANG_PLUGINS"] = NO_PLUGIN
+    return launch.LaunchPlan((sys.executable, "-P", "-m", engine_process.__name__, str(job)), env, "")
+
+
+def _cpu_flags(engines: Engines) -> dict[str, str]:
+    need = max(case.batch * (case.context + engines.new_tokens) for case in engines.cases)
+    return {
+        "--device": "cpu",
+        "--dtype": "float32",
+        "--mem-fraction-static": "0.5",
+        "--max-total-tokens": str(max(CPU_TOKENS, 2 * need)),
+        "--watchdog-timeout": "3600",
+    }

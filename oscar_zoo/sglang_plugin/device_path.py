@@ -1,0 +1,120 @@
+"""From SGLang's batch to the kernels, on a GPU: what `backend` does step by step on a CPU, without waiting for it.
+
+A decode step reads nothing back: its tables are filled by kernels in front of the graph, and the graph holds views of
+them. An extend step asks for its request rows once, to reset those that have a new owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.sglang_plugin import compat
+from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, DecodeTables, ExtendBatch, extend_batch
+from oscar_zoo.sglang_plugin.flashinfer_prefill import FlashInferPrefill
+from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, scratch_bytes
+from oscar_zoo.sglang_plugin.side_store import SideShape
+from oscar_zoo.sglang_plugin.transforms import TransformTable
+
+SCRATCH_TOKENS = 32_768
+"""Of a prefix that is read in 16 bits at once; 134 MB at 8 KV heads of 128."""
+
+Begin = Callable[[list[int], list[int]], None]
+"""Request rows and their cached tokens, at the start of an extend step."""
+
+
+class DevicePath:
+    """Kernels and tables of one worker.
+
+    Args:
+        runner: SGLang's model runner.
+        pool: our token pool.
+        table: transforms of this worker.
+        begin: resets rows with a new owner.
+
+    Raises:
+        UnsupportedModel: attention layers that differ in their scaling.
+        MissingDependency: no FlashInfer.
+    """
+
+    def __init__(self, runner: Any, pool: Any, table: TransformTable, begin: Begin) -> None:
+        self._pool, self._begin = pool, begin
+        self._slots_of: Tensor = runner.req_to_token_pool.req_to_token
+        layers = list(compat.attention_layers(runner.model))
+        scalings = {float(layer.scaling) for layer in layers}
+        if len(scalings) != 1:
+            raise UnsupportedModel(f"attention layers with different scaling ({sorted(scalings)}) are not served.")
+        side = pool.side.shape
+        prefill = FlashInferPrefill(
+            num_q_heads=layers[0].tp_q_head_num,
+            num_kv_heads=side.num_kv_heads,
+            head_dims=(side.k_head_dim, side.v_head_dim),
+            scaling=scalings.pop(),
+            dtype=side.dtype,
+            device=pool.device,
+        )
+        self.prefill = prefill
+        self.executor = KernelExecutor(
+            pool.slots,
+            pool.side,
+            table,
+            num_q_heads=layers[0].tp_q_head_num,
+            max_batch=side.num_rows,
+            scratch_tokens=SCRATCH_TOKENS,
+            prefill=prefill,
+        )
+        self._tables = DecodeTables(side.num_rows, compat.longest_request(runner), pool.device)
+        self.batch: DecodeBatch | ExtendBatch | None = None
+
+    @staticmethod
+    def nbytes(side: SideShape, max_tokens: int) -> int:
+        """What it allocates beside the pool and the transforms; workspaces of a few MB are left out.
+
+        Args:
+            side: of the worker.
+            max_tokens: of one request.
+        """
+        dims = side.k_head_dim + side.v_head_dim
+        rows = scratch_bytes(SCRATCH_TOKENS, side.num_kv_heads, dims, side.dtype.itemsize)
+        return rows + DecodeTables.nbytes(side.num_rows, max_tokens)
+
+    def start(self, forward_batch: Any, *, refill_only: bool = False) -> None:
+        """Prepare the layers of one forward pass; `refill_only` for a graph that holds its views already."""
+        rows, lengths = forward_batch.req_pool_indices, forward_batch.seq_lens
+        written = compat.write_location(forward_batch.out_cache_loc)
+        if forward_batch.forward_mode.is_extend():
+            prefixes, counts = (
+                [int(n) for n in numbers]
+                for numbers in (forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu)
+            )
+            self._begin(rows.tolist(), prefixes)
+            written = written[: sum(counts)]
+            windows = self.executor.windows
+            batch = extend_batch(self._slots_of, rows, written, prefixes, counts, windows, piece=SCRATCH_TOKENS)
+            self.prefill.begin(batch)
+            self.batch = batch
+            return
+        self._tables.fill(self._slots_of, rows, lengths)
+        if not refill_only:
+            self.batch = self._tables.batch(rows, lengths, written, self.executor.windows)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: Any) -> Tensor:
+        """Attention of one layer; `q`, `k`, `v` flat, of the local heads, after RoPE."""
+        heads, dims = (layer.tp_q_head_num, layer.tp_k_head_num), (layer.qk_head_dim, layer.v_head_dim)
+        q, k, v = q.view(-1, heads[0], dims[0]), k.view(-1, heads[1], dims[0]), v.view(-1, heads[1], dims[1])
+        local = layer.layer_id - self._pool.start_layer
+        if isinstance(self.batch, DecodeBatch):
+            return self.executor.decode(local, q, k, v, self.batch, scaling=layer.scaling).flatten(1)
+        if self.batch is None:
+            raise RuntimeError("a forward pass without metadata")
+        total = sum(self.batch.lengths)
+        out = self.executor.extend(local, q[:total], k[:total], v[:total], self.batch, scaling=layer.scaling)
+        if total == len(q):
+            return out.flatten(1)
+        padded: Tensor = torch.zeros(len(q), heads[0], dims[1], dtype=q.dtype, device=q.device)
+        padded[:total] = out
+        return padded.flatten(1)

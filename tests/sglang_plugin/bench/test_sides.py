@@ -1,0 +1,89 @@
+"""Command lines of the two engines: alike but for the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin.bench import sides
+from oscar_zoo.sglang_plugin.bench.job import Case, Job
+
+ENGINES = sides.Engines(
+    model="/m",
+    random_weights=True,
+    rotations=Path("/r"),
+    rotations_sha256="sha256:1",
+    recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
+    device="cuda",
+    baseline="flashinfer",
+    kernels=Path("/k"),
+    cases=(Case(batch=1, context=100), Case(batch=100, context=50)),
+    new_tokens=10,
+    port=31000,
+    extra=("--tp=2",),
+)
+
+
+def flags(cache: sides.Cache, engines: sides.Engines = ENGINES) -> dict[str, str]:
+    return dict(f"{argument}=".split("=")[:2] for argument in sides.arguments(cache, engines))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_sides_differ_in_the_cache_only(device: str) -> None:
+    engines = replace(ENGINES, device=device)
+    bf16, int2 = flags("bf16", engines), flags("int2", engines)
+    assert {name for name in bf16.keys() | int2.keys() if bf16.get(name) != int2.get(name)} == {
+        "--attention-backend",
+        "--kv-cache-dtype",
+        *(name for name in int2 if name.startswith("--oscar-")),
+    }
+    assert bf16["--attention-backend"] == "flashinfer" and int2["--kv-cache-dtype"] == "int2"
+    assert bf16["--load-format"] == "dummy" and bf16["--max-running-requests"] == "100"
+
+
+def test_flags_of_the_user_come_last() -> None:
+    assert sides.arguments("bf16", ENGINES)[-1] == "--tp=2"
+
+
+def test_a_cpu_gets_a_pool_in_which_the_largest_case_fits() -> None:
+    large = replace(ENGINES, device="cpu", cases=(Case(batch=4, context=30_000),))
+    assert int(flags("bf16", large)["--max-total-tokens"]) >= 4 * 30_010
+
+
+def test_real_weights_are_not_asked_to_be_random() -> None:
+    assert "--load-format" not in flags("int2", replace(ENGINES, random_weights=False))
+    assert flags("int2", replace(ENGINES, revision="abc"))["--revision"] == "abc"
+
+
+def test_the_bf16_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
+    environ = {"PATH": "/bin", "HF_TOKEN": "secret", "PYTHONPATH": "/extra"}
+    bf16, int2 = (sides.command(cache, ENGINES, tmp_path / "job", environ) for cache in sides.CACHES)
+    assert (bf16.env["SGLANG_PLUGINS"], int2.env["SGLANG_PLUGINS"]) == ("none", "oscar")
+    assert "HF_TOKEN" not in int2.env and int2.env["PYTHONPATH"] == "/extra"
+    assert bf16.argv == int2.argv and bf16.argv[-1] == str(tmp_path / "job")
+
+
+@pytest.mark.parametrize(
+    ("flag", "seen"),
+    [
+        ("--attention-backend=triton", "--baseline"),
+        ("--attention", "--baseline"),
+        ("--load_format=auto", "--dummy-weights"),
+        ("--trust-remote-code", "runs code"),
+        ("--kv-cache-dtype=auto", "INT2"),
+    ],
+)
+def test_flags_that_would_make_them_differ_are_refused(flag: str, seen: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        sides.check_flags(["--tp=2", flag])
+    assert seen in caught.value.message
+    sides.check_flags(["--tp=2", "--mem-fraction-static", "0.8"])
+
+
+def test_progress_counts_the_warm_up_too() -> None:
+    job = Job(arguments=(), cases=ENGINES.cases, new_tokens=10, news="n")
+    assert job.total_tokens == 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
