@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render
 from oscar_zoo.cli.outcomes import warning_text
-from oscar_zoo.cli.targets import artifact_folders, artifact_name, existing_path, geometry_from_path, looks_like_path
+from oscar_zoo.cli.targets import (
+    artifact_folders,
+    existing_path,
+    geometry_from_path,
+    looks_like_path,
+    model_folder,
+    wanted_reference,
+)
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.pull import refuse
@@ -26,7 +34,7 @@ class OpenArtifact:
         verified: the outcome, with both rotation sets.
         manifest: its `oscar.json`, or `None`.
         recipe: serving recipe of the manifest, or of the model's entry in the zoo, or `None`.
-        base_model: hub id of its base model, or `None`.
+        base_model: folder that was asked for, else hub id of its base model, or `None`.
     """
 
     label: str
@@ -39,13 +47,17 @@ class OpenArtifact:
 def open_artifact(text: str, *, hubs: tuple[str, ...] = (), quiet: bool) -> OpenArtifact:
     """Open `text`; a name that is not in the store is pulled from `hubs` first, or the configured ones.
 
+    A folder with a model stands for the artifact of its name.
+
     Raises:
         PathNotFound, ArtifactNotFound, AmbiguousName: it means nothing, or too much.
         VerificationFailed, DigestMismatchError: it must not be used.
+        UsageError: the artifact of a folder's name was made for another model.
     """
-    if looks_like_path(text):
+    folder = model_folder(text)
+    if folder is None and looks_like_path(text):
         return _from_folder(existing_path(text))
-    return _from_registry(text, hubs, quiet)
+    return open_reference(wanted_reference(text), hubs=hubs, folder=folder, quiet=quiet)
 
 
 def _from_folder(path: Path) -> OpenArtifact:
@@ -69,7 +81,11 @@ def _from_folder(path: Path) -> OpenArtifact:
     return _open(manifest.artifact_id.reference if manifest else str(path), verified, manifest, names)
 
 
-def _from_registry(text: str, hubs: tuple[str, ...], quiet: bool) -> OpenArtifact:
+def open_reference(
+    reference: Reference, *, hubs: tuple[str, ...] = (), folder: Path | None = None, quiet: bool
+) -> OpenArtifact:
+    """The same for a name; `folder` is the model it was asked for by, if any."""
+    from oscar_zoo.cli.models import check_made_for
     from oscar_zoo.hubs import address, config
     from oscar_zoo.registry.pins import PinFile
     from oscar_zoo.registry.pull import pull, verify_stored
@@ -79,7 +95,7 @@ def _from_registry(text: str, hubs: tuple[str, ...], quiet: bool) -> OpenArtifac
     offline = config.load(hubs).offline
     with render.progress("bytes", enabled=not quiet) as advance:
         result = pull(
-            artifact_name(text),
+            reference,
             address.open_hubs(hubs, offline=offline),
             Store(),
             trust=Trust(lock=PinFile.of_project(), write_lock=False),
@@ -91,8 +107,12 @@ def _from_registry(text: str, hubs: tuple[str, ...], quiet: bool) -> OpenArtifac
         render.note(f"note: {warning_text(note)}", quiet=quiet)
     outcome = result.verified or verify_stored(result.artifact)
     if not isinstance(outcome, Verified):
-        refuse(text, outcome)
-    return _open_stored(result.artifact, outcome)
+        refuse(str(reference), outcome)
+    opened = _open_stored(result.artifact, outcome)
+    if folder is None:
+        return opened
+    check_made_for(folder, opened.manifest)
+    return replace(opened, base_model=str(folder))
 
 
 def _open_stored(stored: StoredArtifact, verified: Verified) -> OpenArtifact:

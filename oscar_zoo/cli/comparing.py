@@ -7,18 +7,29 @@ from typing import TYPE_CHECKING
 from oscar_zoo.cli import render
 
 if TYPE_CHECKING:
-    from oscar_zoo.compute.choosing import Choice
+    from oscar_zoo.compute.decision import Choice
 
 
 def print_choice(choice: Choice) -> None:
-    """The comparison table, best clip of each method first seen first, with the one that was kept marked."""
-    table = render.table("METHOD", "K CLIP", "V CLIP", "PERPLEXITY", "vs BF16", "± SE", "", right=(1, 2, 3, 4, 5))
-    table.add_row("BF16", "", "", f"{choice.bf16_perplexity:,.3f}", "", "", "")
-    for trial in choice.trials:
-        clip = [f"{ratio:.2f}" if ratio else "-" for ratio in (trial.clip_k, trial.clip_v)]
-        change = f"{trial.change_percent:+,.2f} %" if trial.change_percent < 1e6 else "broken"
-        noise = f"{trial.standard_error:.2f}" if trial.standard_error < 1e6 else "-"
-        value = f"{trial.perplexity:,.3f}" if trial.perplexity < 1e6 else "-"
-        table.add_row(trial.method, *clip, value, change, noise, "kept" if trial is choice.chosen else "")
+    """The comparison table, with the candidate that was kept marked; columns that nothing was measured for are left."""
+    heads = ["METHOD", "K CLIP", "V CLIP", "OUTPUT ERROR"]
+    heads += [] if choice.base is None else ["PERPLEXITY", "vs BF16", "± SE", "RECALL"]
+    table = render.table(*heads, "", right=tuple(range(1, len(heads))))
+    if choice.base is not None:
+        own = choice.questions.own
+        recall = _number(own.value if own else None, ".1%")
+        table.add_row("BF16", "", "", "", _number(choice.base.perplexity.value, ",.3f"), "", "", recall, "")
+    for row in choice.rows:
+        cells = [f"{ratio:.2f}" if ratio else "-" for ratio in (row.clip_k, row.clip_v)]
+        cells.append(f"{row.output_error_geo:.2g}")
+        if choice.base is not None:
+            cells += [_number(row.perplexity, ",.3f"), _number(row.change_percent, "+,.2f", " %")]
+            cells += [_number(row.standard_error, ".2f"), _number(row.recall, ".1%")]
+        table.add_row(row.method, *cells, "kept" if row is choice.chosen else "")
     render.out().print(table)
     render.out().print(f"Kept {choice.chosen.method}: {choice.reason}")
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    """A number that may not have been measured, or is as good as infinite."""
+    return "-" if value is None else "broken" if value >= 1e6 else f"{value:{form}}{unit}"

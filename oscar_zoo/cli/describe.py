@@ -125,7 +125,7 @@ def print_facts(facts: dict[str, Any]) -> None:
     for note in facts["notes"]:
         _line("note", note)
     if not facts["artifacts"] and not facts["installed"] and not facts["offered"]:
-        console.print("No published rotation is known; make one: oscar-zoo compute --help")
+        console.print("No published rotation is known; make one: oscar-zoo pull NAME --compute")
     for manifest in facts["artifacts"]:
         _print_manifest(manifest)
 

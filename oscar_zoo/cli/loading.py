@@ -44,13 +44,17 @@ def parse_clip(text: str) -> Clip:
         ) from None
 
 
-def pick_device(wanted: str | None) -> str:
-    """The device to run on: what was asked for, else the first GPU, else the CPU; raises `UsageError`."""
+def pick_device(wanted: str | None, *, several: bool = False) -> str:
+    """The device to run on: what was asked for, else the first GPU, else the CPU; raises `UsageError`.
+
+    Args:
+        several: `auto`, for all GPUs, is allowed.
+    """
     from oscar_zoo.evaluate.device import check_device, default_device
 
     if wanted is None:
         return default_device()
-    check_device(wanted)
+    check_device(wanted, several=several)
     return wanted
 
 
@@ -78,7 +82,7 @@ def compute_options(
         check_model_id(choices["model_id"])
     block = inspect_model(choice.source, revision=revision, model_id=choices["model_id"] or choice.model_id)
     recipe = serving_recipe(choice, block.geometry)
-    device = pick_device(choices["device"])
+    device = pick_device(choices["device"], several=choices["engine"] == "transformers")
     calibration = choice.recipe.calibration if choice.recipe else None
     return ComputeOptions(
         model=choice.source,
@@ -93,6 +97,7 @@ def compute_options(
         output_dir=choices["output_dir"],
         device=device,
         dtype=choices["dtype"],
+        stream_weights=choices.get("stream_weights"),
         engine=choices["engine"],
         tensor_parallel=choices["tensor_parallel"],
         environment=_engine_environment(device) if choices["engine"] == "sglang" else {},
@@ -102,6 +107,8 @@ def compute_options(
         chat_template=choices["chat_template"],
         allow_overlap=choices["allow_overlap"],
         allow_poor=choices["allow_poor"],
+        fast=choices["fast"],
+        tune=not choices.get("no_tune"),
         fixed_clip=clip is not None,
     )
 
@@ -117,19 +124,23 @@ def refit_options(moments: Path, clip: str | None, group_size: int | None) -> tu
 
 def _engine_environment(device: str) -> dict[str, str]:
     """Of an SGLang engine that calibrates: as for `serve`, with the tap instead of a cache."""
-    from oscar_zoo import paths
-    from oscar_zoo.artifact import durable
     from oscar_zoo.sglang_plugin.launch import child_environment
+    from oscar_zoo.sglang_plugin.staging import kernels_folder
 
-    private = paths.cache_dir() / "kernels"
-    durable.make_folders(private, mode=0o700)
-    return child_environment(os.environ, device="cpu" if device == "cpu" else None, private=private)
+    return child_environment(os.environ, device="cpu" if device == "cpu" else None, kernels=kernels_folder())
 
 
-def load_for(choice: ModelChoice, *, device: str | None, dtype: Any, revision: str | None = None) -> LoadedModel:
-    """Load the model of `choice`."""
+def load_for(choice: ModelChoice, choices: Mapping[str, Any], *, longest: int) -> LoadedModel:
+    """Load the model of `choice`, as the options of a command say, for sequences of up to `longest` tokens."""
+    from oscar_zoo.evaluate.memory import Workload
     from oscar_zoo.evaluate.models import load_model
 
     return load_model(
-        choice.source, revision=revision, dtype=dtype, device=pick_device(device), model_id=choice.model_id
+        choice.source,
+        revision=choices["revision"],
+        dtype=choices["dtype"],
+        device=pick_device(choices["device"], several=True),
+        model_id=choice.model_id,
+        stream=choices["stream_weights"],
+        workload=Workload(longest),
     )

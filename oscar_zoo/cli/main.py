@@ -45,6 +45,7 @@ COMMANDS = {
     "plot": "Draw the report of a fit again, as a page or as a picture.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
+    "bench": "Measure INT2 serving against BF16 on this machine.",
     "cache": "List, check, remove and clean up what is stored on this machine.",
     "login": "Log in to a hub, with the login of its own client.",
     "doctor": "Check hubs, versions, tokens, disk, GPU and engine.",
@@ -175,6 +176,8 @@ def _report(error: BaseException, as_json: bool) -> None:
         hint = f"{context.command_path} --help" if context is not None else None
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
+        first = error.__cause__ or error  # click makes an Abort of what interrupted it
+        hint = next(iter(getattr(first, "__notes__", ())), None)
     elif isinstance(error, SystemExit):
         code, message = "terminated", "stopped by SIGTERM; nothing was left half-written"
     elif isinstance(error, BrokenPipeError):

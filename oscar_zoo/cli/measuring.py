@@ -14,6 +14,8 @@ from oscar_zoo.errors import UsageError
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.run import EvalReport
 
+LONGEST = 2048
+"""Tokens of a sequence when the user does not say."""
 NAMES = {
     "bf16": "BF16",
     "int2": "INT2, no transform",
@@ -30,8 +32,11 @@ def measure(
     data: str,
     choices: Mapping[str, Any],
     progress: render.ProgressCallback,
+    *,
+    quiet: bool = False,
 ) -> EvalReport:
     """Run `eval`; `choices` holds the options of the command that pass through."""
+    from oscar_zoo.evaluate.memory import memory_errors
     from oscar_zoo.evaluate.run import evaluate
     from oscar_zoo.evaluate.texts import read_text
 
@@ -41,22 +46,25 @@ def measure(
     if name is None:
         raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
     choice = choose_model(name)
-    loaded = load_for(choice, device=choices["device"], dtype=choices["dtype"], revision=choices["revision"])
+    loaded = load_for(choice, choices, longest=choices["length"] or LONGEST)
+    for note in loaded.notes:
+        render.note(f"note: {note}", quiet=quiet)
     recipe = opened.recipe or serving_recipe(choice, loaded.block.geometry)
     if opened.verified.k is None or opened.verified.v is None:
         raise UsageError(
             f"{artifact} has only one side; a cache needs K and V.", hint="give the folder that holds both"
         )
     sizes = {key: choices[key] for key in ("windows", "length", "answers") if choices[key] is not None}
-    return evaluate(
-        loaded,
-        text,
-        tasks=tuple(tasks),
-        artifact=(opened.verified.k, opened.verified.v),
-        recipe=with_overrides(recipe, clip=choices["clip"]),
-        progress=progress,
-        **sizes,
-    )
+    with memory_errors(loaded.block.id, loaded.device):
+        return evaluate(
+            loaded,
+            text,
+            tasks=tuple(tasks),
+            artifact=(opened.verified.k, opened.verified.v),
+            recipe=with_overrides(recipe, clip=choices["clip"]),
+            progress=progress,
+            **sizes,
+        )
 
 
 def print_report(report: EvalReport) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.errors import InvalidName, PathNotFound, UsageError
@@ -54,6 +56,24 @@ def choose_model(text: str) -> ModelChoice:
         if close
         else "give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo",
     )
+
+
+def check_made_for(folder: Path, manifest: Manifest | None) -> None:
+    """Refuse the artifact of a folder's name when it was computed for another model of that name.
+
+    Names that the zoo knows mean one model everywhere; a folder may have any name.
+
+    Raises:
+        UsageError: the configurations differ.
+    """
+    made_for = manifest.model.config_sha256 if manifest else None
+    if made_for is None or choose_model(str(folder)).recipe is not None:
+        return
+    if made_for != sha256_hex((folder / "config.json").read_bytes()):
+        raise UsageError(
+            f"{manifest.id if manifest else 'it'} was made for another model than {folder}: config.json differs.",
+            hint="give the folder a name of its own",
+        )
 
 
 def check_model_id(text: str) -> None:

@@ -85,6 +85,38 @@ def device_option(function: F) -> F:
     )(function)
 
 
+def computing_options(function: F) -> F:
+    """`--compute` and what goes with it: for commands that can make an artifact that nobody has published."""
+    for option in (
+        click.option(
+            "--calib-data",
+            metavar="SOURCE",
+            help="With --compute: text to calibrate on, as for oscar-zoo compute. [default: manuals]",
+        ),
+        click.option("--compute", is_flag=True, help="Where no artifact exists, compute one and keep it in your zoo."),
+    ):
+        function = option(function)
+    return function
+
+
+def devices_option(function: F) -> F:
+    """`--device`, for what can run on several."""
+    return click.option(
+        "--device",
+        metavar="cpu|cuda[:N]|auto",
+        help="Where to run; auto spreads the model over all GPUs. Default: cuda if there is one, else cpu.",
+    )(function)
+
+
+def stream_option(function: F) -> F:
+    """`--stream-weights`: for models that are larger than memory."""
+    return click.option(
+        "--stream-weights/--no-stream-weights",
+        default=None,
+        help="Read weights layer by layer, so that one layer needs to fit. Default: when the model does not fit.",
+    )(function)
+
+
 def dtype_option(function: F) -> F:
     """`--dtype`: of the model's weights in memory."""
     return click.option(

@@ -1,15 +1,18 @@
-"""`pull` of many artifacts at once: how they run side by side, and what people and programs see of it."""
+"""`pull` of many artifacts at once: how they run side by side, what nobody has, and what people and programs see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli import render
+from oscar_zoo.cli.models import ModelChoice, check_made_for
+from oscar_zoo.cli.offering import Wish, command_line, model_to_compute, plan_computing, refusal
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.hubs.deadline import in_parallel
@@ -24,13 +27,14 @@ PARALLEL_ARTIFACTS = 4
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for, besides the names."""
+    """What the command line asks for, besides the names; `folders` are the models that some were asked for by."""
 
     hubs: tuple[Hub, ...]
     trust: Trust
     offline: bool = False
     output: Path | None = None
     force: bool = False
+    folders: Mapping[Reference, Path] = field(default_factory=dict)
 
 
 def everything(hubs: Sequence[Hub]) -> list[Reference]:
@@ -63,6 +67,48 @@ def plan_all(names: Sequence[Reference], request: Request) -> list[dict[str, Any
     return in_parallel([partial(_attempt, partial(_plan, name, request, store)) for name in names])
 
 
+def compute_missing(
+    texts: Mapping[Reference, str],
+    results: Sequence[dict[str, Any] | OscarZooError],
+    request: Request,
+    wish: Wish,
+    *,
+    dry_run: bool,
+) -> list[dict[str, Any] | OscarZooError]:
+    """`results` with what nobody had computed, one after the other; without that wish, with computing as next step.
+
+    Args:
+        texts: the names as they were typed, in the order of `results`.
+        wish: what the command line says about computing.
+        dry_run: only say what would be computed.
+    """
+    done: list[dict[str, Any] | OscarZooError] = []
+    for text, result in zip(texts.values(), results, strict=True):
+        choice = model_to_compute(text, result) if isinstance(result, OscarZooError) else None
+        if choice is None or not isinstance(result, OscarZooError):
+            done.append(result)
+        elif not wish.compute:
+            done.append(refusal(result, command_line("pull", text)))
+        else:
+            make = _plan_made if dry_run else _make
+            done.append(_attempt(partial(make, choice, request, wish, result)))
+    return done
+
+
+def _plan_made(choice: ModelChoice, request: Request, wish: Wish, error: OscarZooError) -> dict[str, Any]:
+    plan = plan_computing(choice, wish, error)
+    facts = {"id": None, "model": choice.source, "digest": None, "already_present": False, "computed": True}
+    return facts | {"files": [], "bytes": 0, "warnings": [], "estimated_seconds": plan.seconds, "plan": plan.sentence}
+
+
+def _make(choice: ModelChoice, request: Request, wish: Wish, error: OscarZooError) -> dict[str, Any]:
+    from oscar_zoo.cli.computing import obtain
+
+    obtained = obtain(plan_computing(choice, wish, error), request.trust, silent=wish.silent)
+    row = _row(obtained.pulled)
+    return _exported(row | obtained.facts, obtained.pulled, request)
+
+
 def _attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | OscarZooError:
     try:
         return call()
@@ -76,7 +122,12 @@ def _tell(advance: render.ProgressCallback, label: str, file: str, done: int, to
 
 def _pull(name: Reference, request: Request, store: Store, progress: Progress) -> dict[str, Any]:
     result = pull(name, request.hubs, store, trust=request.trust, offline=request.offline, progress=progress)
-    row = _row(result)
+    if name in request.folders:
+        check_made_for(request.folders[name], result.artifact.manifest)
+    return _exported(_row(result), result, request)
+
+
+def _exported(row: dict[str, Any], result: PullResult, request: Request) -> dict[str, Any]:
     if request.output is not None:
         row["output"] = str(export(result.artifact, request.output, replace=request.force))
     return row
@@ -95,6 +146,7 @@ def _row(result: PullResult) -> dict[str, Any]:
         "hub": result.hub,
         "revision": record.revision,
         "notes": list(result.notes),
+        "computed": False,
     }
 
 
@@ -112,6 +164,7 @@ def _plan(name: Reference, request: Request, store: Store) -> dict[str, Any]:
         "warnings": list(found.warnings),
         "hub": found.hub.name,
         "revision": found.hub.revision,
+        "computed": False,
         "files": files,
         "bytes": sum(file.size for file in found.files) if files else 0,
     }
@@ -125,7 +178,10 @@ def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
     reference = str(row["id"]).replace("/", ":", 1)
     for text in row["notes"]:
         render.note(f"note: {text}", quiet=quiet)
-    if row["already_present"]:
+    if row["computed"]:
+        console.print(f"Computed {render.clean(reference)}  {row['digest']}")
+        console.print(f"verified to level {row['level']}; kept in {render.clean(row['path'])}")
+    elif row["already_present"]:
         console.print(f"Already here and intact: {render.clean(reference)}  {row['digest']}")
     else:
         commit = f" @ {row['revision'][:7]}" if row["revision"] else ""
@@ -139,12 +195,18 @@ def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
         console.print(
             f"Copied to {render.clean(row['output'])}  for OSCAR scripts: ROT_DIR={render.clean(row['output'])}"
         )
-    render.note(f"Next: oscar-zoo serve {reference}", quiet=quiet)
+    if row.get("report"):
+        render.note(f"Report: {row['report']}", quiet=quiet)
+    folder = f" --model {quote(row['model'])}" if row["computed"] and Path(row["model"]).is_dir() else ""
+    render.note(f"Next: oscar-zoo serve {reference}{folder}", quiet=quiet)
 
 
 def print_planned(row: dict[str, Any]) -> None:
     """One artifact that would be fetched."""
     console = render.out()
+    if row["computed"]:
+        console.print(f"Would compute one for {render.clean(row['model'])} from {render.clean(row['plan'])}")
+        return
     reference = render.clean(str(row["id"]).replace("/", ":", 1))
     if row["already_present"]:
         console.print(f"Already here: {reference}  {row['digest']}")

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo import paths
+from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.cli import render
-from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
+from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
 from oscar_zoo.cli.loading import pick_device, require_serve, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
-from oscar_zoo.errors import PathNotFound, ServerFailed, UsageError
+from oscar_zoo.cli.offering import Wish, agreed, can_ask, command_line, model_to_compute, plan_computing, refusal
+from oscar_zoo.cli.targets import model_folder
+from oscar_zoo.errors import ArtifactNotFound, OscarZooError, PathNotFound, ServerFailed, UsageError
+from oscar_zoo.hubs import config
 from oscar_zoo.sglang_plugin import launch, server, staging
 
 
@@ -36,6 +40,19 @@ class ServeRequest:
     device: str | None
     quiet: bool
     as_json: bool
+    compute: bool
+    calib_data: str | None
+
+    @property
+    def silent(self) -> bool:
+        """Whether to show neither progress nor notes."""
+        return self.quiet or self.as_json
+
+    @property
+    def wish(self) -> Wish:
+        """What to do where nobody has the artifact."""
+        offline = config.load(self.hubs).offline
+        return Wish(self.compute, self.calib_data, self.device, self.revision, offline=offline, silent=self.silent)
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,7 @@ def serve(request: ServeRequest) -> int:
     """Run `serve` until the server ends or is told to stop; the exit code."""
     launch.check_extra_flags(request.extra)
     _check_exposure(request)
+    request.wish.check()
     require_serve()
     server.check_port_free(request.expose or launch.LOOPBACK, request.port)
     with ExitStack() as stack:
@@ -69,9 +87,9 @@ def _check_exposure(request: ServeRequest) -> None:
 
 
 def _prepare(request: ServeRequest, private: Path) -> _Prepared:
-    artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.quiet or request.as_json)
-    choice = _choose_model(request, artifact)
-    recipe = _fit_to_model(request, artifact, choice)
+    artifact = _open(request)
+    choice = model_for(artifact, request.model)
+    recipe = with_overrides(recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip)
     staged = private / "rotations"
     digest = staging.stage_rotations(artifact.verified, staged)
     key_file = None
@@ -86,7 +104,7 @@ def _prepare(request: ServeRequest, private: Path) -> _Prepared:
         rotations=staged,
         rotations_sha256=digest,
         recipe=recipe,
-        private=private,
+        kernels=staging.kernels_folder(),
         device=pick_device(request.device).split(":")[0],
         host=request.expose or launch.LOOPBACK,
         port=request.port,
@@ -96,39 +114,71 @@ def _prepare(request: ServeRequest, private: Path) -> _Prepared:
     return _Prepared(artifact, choice, recipe, launch.plan(wanted, os.environ), staged, digest)
 
 
-def _choose_model(request: ServeRequest, artifact: OpenArtifact) -> ModelChoice:
-    if request.model is not None:
-        return choose_model(request.model)
+def _open(request: ServeRequest) -> OpenArtifact:
+    """The artifact; one that nobody has is computed, if that is wanted or somebody at a terminal agrees."""
+    try:
+        return open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
+    except OscarZooError as error:
+        choice = model_to_compute(request.artifact, error, request.model)
+        if choice is None:
+            raise
+        ask = isinstance(error, ArtifactNotFound) and can_ask() and not request.as_json
+        plan = plan_computing(choice, request.wish, error) if request.compute or ask else None
+        if plan is None or not (request.compute or agreed(plan)):
+            raise refusal(error, command_line("serve", request.artifact)) from None
+    from oscar_zoo.cli.computing import obtain
+    from oscar_zoo.registry.pins import PinFile
+    from oscar_zoo.registry.trust import Trust
+
+    found = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), silent=request.silent)
+    record = found.pulled.artifact.record
+    reference = Reference(record.id.model, record.id.tag, record.digest)
+    return open_reference(reference, folder=model_folder(request.artifact), quiet=request.silent)
+
+
+def model_for(artifact: OpenArtifact, model: str | None) -> ModelChoice:
+    """The model to run with `artifact`: the one that was asked for, else its base model; raises `UsageError`."""
+    if model is not None:
+        return choose_model(model)
     if artifact.base_model is None:
         raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
     return choose_model(artifact.base_model)
 
 
-def _fit_to_model(request: ServeRequest, artifact: OpenArtifact, choice: ModelChoice) -> ServingRecipe:
-    """The recipe in force, once artifact and model are known to have one shape."""
-    if Path(choice.source).is_dir():
-        from oscar_zoo.evaluate.models import check_model_folder, inspect_model
+def recipe_for_model(artifact: OpenArtifact, choice: ModelChoice, geometry: Geometry | None) -> ServingRecipe:
+    """The recipe in force, once artifact and model are known to have one shape.
 
-        check_model_folder(Path(choice.source))
-        geometry: Geometry | None = inspect_model(choice.source, model_id=choice.model_id).geometry
-    else:
-        geometry = choice.recipe.geometry if choice.recipe else None
+    Args:
+        geometry: of the model, where it is known.
+
+    Raises:
+        GeometryMismatch: they have not.
+        UsageError: nobody has a recipe.
+    """
     if geometry is not None and artifact.verified.k is not None and artifact.verified.v is not None:
         artifact.verified.k.require_geometry("k", geometry, choice.name)
         artifact.verified.v.require_geometry("v", geometry, choice.name)
     if artifact.recipe is not None:
-        recipe = artifact.recipe
-    elif geometry is not None:
-        recipe = serving_recipe(choice, geometry)
-    else:
-        raise UsageError(
-            "neither the artifact nor the zoo has a serving recipe.", hint="serve an artifact with an oscar.json"
-        )
-    return with_overrides(recipe, clip=request.clip)
+        return artifact.recipe
+    if geometry is not None:
+        return serving_recipe(choice, geometry)
+    raise UsageError(
+        "neither the artifact nor the zoo has a serving recipe.", hint="serve an artifact with an oscar.json"
+    )
+
+
+def model_geometry(choice: ModelChoice) -> Geometry | None:
+    """Geometry of a model before it is loaded: of a folder, whose files are looked at, or as the zoo knows it."""
+    if not Path(choice.source).is_dir():
+        return choice.recipe.geometry if choice.recipe else None
+    from oscar_zoo.evaluate.models import check_model_folder, inspect_model
+
+    check_model_folder(Path(choice.source))
+    return inspect_model(choice.source, model_id=choice.model_id).geometry
 
 
 def _run(request: ServeRequest, prepared: _Prepared) -> int:
-    silent = request.quiet or request.as_json
+    silent = request.silent
     log = _log_file(request.port)
     started = time.monotonic()
     render.note(f"Starting SGLang for {prepared.choice.source} (log: {log})", quiet=silent)

@@ -47,6 +47,25 @@ def artifact_name(text: str) -> Reference:
     return Reference.parse(text)
 
 
+def model_folder(text: str) -> Path | None:
+    """The folder that `text` names, if it holds a model and no artifact."""
+    path = Path(text).expanduser()
+    if not (path / "config.json").is_file() or (path / FILE_NAME).exists():
+        return None
+    from oscar_zoo.artifact.verify import find_artifacts
+
+    return None if find_artifacts(path) else path
+
+
+def wanted_reference(text: str) -> Reference:
+    """The artifact that `text` asks for: a name, or a folder with a model, whose name is meant; raises `UsageError`."""
+    if model_folder(text) is None:
+        return artifact_name(text)
+    from oscar_zoo.cli.models import choose_model
+
+    return Reference(choose_model(text).name)
+
+
 def artifact_folders(path: Path) -> list[Path]:
     """The folders of artifacts at and below `path`; raises `PathNotFound` when there are none."""
     from oscar_zoo.artifact.verify import find_artifacts

@@ -202,3 +202,12 @@ def test_a_clip_that_is_none(artifact: Path, clip: str) -> None:
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("sglang is not installed")
     assert "--clip" in refused(2, "serve", artifact, "--model", MODEL, "--clip", clip)
+
+
+def test_too_few_tokens_to_fit_anything(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time.\n" * 40)
+    target = tmp_path / "out"
+    line = refused(1, "compute", MODEL, "--calib-data", text, "--calib-tokens", 30, "--output-dir", target)
+    assert "gives 30 tokens for 64 channels per head. Use more text" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

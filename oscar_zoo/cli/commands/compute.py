@@ -10,7 +10,7 @@ import click
 
 from oscar_zoo.cli import options, render
 
-METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
+METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned", "hadamard")
 
 
 @click.command("compute")
@@ -47,6 +47,8 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Shuffle the documents. [default: as they come]")
 @click.option("--allow-overlap", is_flag=True, help="Calibrate although the text holds questions of an evaluation set.")
 @click.option("--allow-poor", is_flag=True, help="Write a result that fails its quality gates.")
+@click.option("--fast", is_flag=True, help="With auto, choose by errors of attention alone: no perplexity, no recall.")
+@click.option("--no-tune", is_flag=True, help="With auto, leave out wush-tuned, which runs over the text once more.")
 @click.option("--resume", is_flag=True, help="Go on from what an interrupted run of the same command left.")
 @click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
 @click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")
@@ -56,7 +58,8 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "hadamard")
 )
 @click.option("--group-size", type=click.IntRange(4), metavar="N", help="Channels per scale. [default: the recipe's]")
 @options.dtype_option
-@options.device_option
+@options.devices_option
+@options.stream_option
 @click.option("--force", is_flag=True, help="Replace an artifact that is already in the output folder.")
 @options.quiet_option
 @options.json_option
@@ -91,7 +94,7 @@ def command(
         facts |= {"notes": list(result.notes)}
         facts |= {"moments": str(result.moments) if result.moments else None, "seconds": dict(result.seconds)}
         facts |= {"report": str(result.report) if result.report else None}
-        facts |= {"selection": result.choice.selection if result.choice else None}
+        facts |= {"selection": result.manifest.fit.selection, "quality": result.manifest.quality}
         render.emit_json(facts | artifact_summary(result.manifest))
         return
     if result.choice is not None:

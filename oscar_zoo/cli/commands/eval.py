@@ -23,7 +23,8 @@ TASKS = ("perplexity", "recall")
 @options.dtype_option
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
 @options.hubs_option
-@options.device_option
+@options.devices_option
+@options.stream_option
 @options.quiet_option
 @options.json_option
 def command(
@@ -43,7 +44,7 @@ def command(
 
     require_compute()
     with render.progress("", enabled=not (quiet or as_json)) as advance:
-        report = measure(artifact, model, tasks or TASKS, data, choices, advance)
+        report = measure(artifact, model, tasks or TASKS, data, choices, advance, quiet=quiet or as_json)
     if as_json:
         render.emit_json(report.to_json())
     else:

@@ -13,7 +13,9 @@ from oscar_zoo.cli.commands.compute import METHODS
 
 @click.command("fit")
 @click.argument("moments", metavar="MOMENTS", type=click.Path(path_type=Path))
-@click.option("--method", type=click.Choice(METHODS[1:]), required=True, help="How to fit.")
+@click.option(
+    "--method", type=click.Choice(METHODS[1:]), required=True, help="How to fit; wush-tuned needs the model: compute."
+)
 @click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
 @click.option("--clip", metavar="K,V", help="Clip ratios to record for serving. [default: the zoo's, else 0.96,0.92]")
 @click.option("--group-size", type=click.IntRange(4), metavar="N", help="Channels per scale. [default: the zoo's]")

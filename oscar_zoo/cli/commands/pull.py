@@ -1,4 +1,4 @@
-"""`oscar-zoo pull`: fetch, verify, keep. Needs no torch."""
+"""`oscar-zoo pull`: fetch, verify, keep. Needs no torch, unless it computes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from oscar_zoo.cli import options, render
 @click.option("--no-lock", is_flag=True, help="Neither read nor write oscar-zoo.lock.")
 @click.option("--accept-new-digest", is_flag=True, help="Take bytes that differ from those seen before, and pin them.")
 @click.option("--allow-downgrade", is_flag=True, help="Accept a hub index that is older than one seen before.")
+@options.computing_options
+@options.devices_option
 @options.offline_option
 @options.hubs_option
 @options.quiet_option
@@ -36,25 +38,46 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, *
     pinned in oscar-zoo.lock (of the project in this folder) and among the artifacts you have seen: other bytes under
     the same name are an error from then on. A name that is pinned and here already is hashed again, without a request.
 
+    With --compute a model that nobody has an artifact for (a name of the zoo, an id such as Qwen/Qwen3-8B, or a local
+    folder) gets one made here, as by oscar-zoo compute with its defaults, and published to your own zoo.
+
     \b
     Examples:
       oscar-zoo pull Qwen3-8B
       oscar-zoo pull Qwen3-8B:seq20000_prompt83_group128 Qwen3-32B --output ./rotations
       oscar-zoo pull Qwen3-8B@sha256:3f9a12b4c5d6 --hub hf:my-org/zoo
+      oscar-zoo pull ./my-model --compute --calib-data my-text.txt
     """
     from oscar_zoo.cli import pulling
 
+    silent = quiet or as_json
+    wish = _wish(flags, silent)
     wanted, request = _request(names, flags)
     if dry_run:
-        results = pulling.plan_all(wanted, request)
+        results = pulling.plan_all(list(wanted), request)
     else:
-        results = pulling.pull_all(wanted, request, progress=not (quiet or as_json))
+        results = pulling.pull_all(list(wanted), request, progress=not silent)
+    results = pulling.compute_missing(wanted, results, request, wish, dry_run=dry_run)
     return _show(results, as_json=as_json, quiet=quiet, dry_run=dry_run)
 
 
-def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[list[Any], Any]:
+def _wish(flags: dict[str, Any], silent: bool) -> Any:
+    from oscar_zoo.cli.offering import Wish
+    from oscar_zoo.errors import UsageError
+    from oscar_zoo.hubs import config
+
+    if flags["compute"] and flags["locked"]:
+        raise UsageError("--locked takes what the lock has; --compute makes something new.", hint="drop one of the two")
+    given = {name: flags[name] for name in ("compute", "calib_data", "device")}
+    offline = config.load(flags["hubs"], offline=flags["offline"]).offline
+    wish = Wish(**given, offline=offline, silent=silent)
+    wish.check()
+    return wish
+
+
+def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, str], Any]:
     from oscar_zoo.cli.pulling import Request, everything
-    from oscar_zoo.cli.targets import artifact_name
+    from oscar_zoo.cli.targets import model_folder, wanted_reference
     from oscar_zoo.errors import UsageError
     from oscar_zoo.hubs import address, config
     from oscar_zoo.registry.pins import PinFile
@@ -72,8 +95,14 @@ def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[list[Any], 
     )
     offline = config.load(flags["hubs"], offline=flags["offline"]).offline
     hubs = address.open_hubs(flags["hubs"], offline=offline)
-    wanted = everything(hubs) if flags["everything"] else list(dict.fromkeys(map(artifact_name, names)))
-    return wanted, Request(hubs, trust, offline, flags["output"], flags["force"])
+    wanted = {name: str(name) for name in everything(hubs)} if flags["everything"] else {}
+    folders = {}
+    for text in names:
+        folder, reference = model_folder(text), wanted_reference(text)
+        wanted.setdefault(reference, text)
+        if folder is not None:
+            folders[reference] = folder
+    return wanted, Request(hubs, trust, offline, flags["output"], flags["force"], folders)
 
 
 def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool) -> int:

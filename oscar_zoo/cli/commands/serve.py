@@ -10,7 +10,7 @@ from oscar_zoo.cli import options
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": False})
-@click.argument("artifact", metavar="NAME|DIR")
+@click.argument("artifact", metavar="NAME|DIR|MODEL")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
 @click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
@@ -34,6 +34,7 @@ from oscar_zoo.cli import options
     metavar="SECONDS",
     help="How long to wait until it is ready.",
 )
+@options.computing_options
 @options.hubs_option
 @options.device_option
 @options.quiet_option
@@ -44,10 +45,14 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
     The artifact (a NAME of the zoo or a folder) is verified, rewritten from the verified arrays into a private folder,
     and handed to stock SGLang. Everything after -- goes to SGLang, except flags that would open the server.
 
+    Where nobody has an artifact for the model, one can be computed first: on a terminal you are asked, elsewhere
+    --compute says so. It goes to your own zoo, where the next run finds it.
+
     \b
     Examples:
       oscar-zoo serve Qwen3-8B
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
+      oscar-zoo serve ./my-model --compute
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
     """
     from oscar_zoo.cli.serving import ServeRequest, serve

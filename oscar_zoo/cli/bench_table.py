@@ -1,0 +1,58 @@
+"""The comparison of two caches as a table: a row per case and cache, then why there are gaps, then capacities."""
+
+from __future__ import annotations
+
+from oscar_zoo.cli import render
+from oscar_zoo.sglang_plugin.bench.job import Case
+from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
+from oscar_zoo.sglang_plugin.bench.sides import Cache
+
+
+def print_report(report: Report) -> None:
+    """Everything of `report`, on stdout."""
+    console = render.out()
+    weights = "random weights" if report.random_weights else "its own weights"
+    console.print(f"{render.clean(report.model)}, {weights}, {render.clean(report.device)}")
+    table = render.table(
+        "BATCH", "CONTEXT", "CACHE", "FIRST TOKEN", "PER TOKEN", "TOKENS/S", "vs BF16", right=(0, 1, 3, 4, 5, 6)
+    )
+    for case in report.cases:
+        for cache in report.sides:
+            table.add_row(f"{case.batch:,}", f"{case.context:,}", LABELS[cache], *_cells(report, cache, case))
+    console.print(table)
+    for line in (*_notes(report), *_capacity(report)):
+        console.print(line)
+
+
+def _cells(report: Report, cache: Cache, case: Case) -> list[str]:
+    result = report.sides[cache].of(case)
+    if result is None or result.figures is None:
+        return ["-", "-", "-"]
+    found, speedup = result.figures, report.speedup(case) if cache == "int2" else None
+    return [
+        f"{found.ttft_s:,.3f} s",
+        "too few" if found.ms_per_token is None else f"{found.ms_per_token:,.2f} ms",
+        "too few" if found.tokens_per_second is None else f"{found.tokens_per_second:,.0f}",
+        "" if speedup is None else f"{speedup:.2f} x",
+    ]
+
+
+def _notes(report: Report) -> list[str]:
+    """Why there are gaps in the table; sides that ended early have said so."""
+    return [
+        f"{LABELS[cache]} {result.case}: {render.clean(result.refused)}"
+        for cache, side in report.sides.items()
+        for result in side.cases
+        if result.refused is not None
+    ]
+
+
+def _capacity(report: Report) -> list[str]:
+    parts = [
+        f"{LABELS[cache]} ({side.engine.get('attention_backend', 'no backend')}) {side.capacity:,} tokens"
+        for cache, side in report.sides.items()
+        if side.capacity is not None
+    ]
+    ratio = f" ({report.capacity_ratio:.1f} times)" if report.capacity_ratio else ""
+    note = "; on a CPU it is what --max-total-tokens says, and numbers have 32 bits" if report.device == "CPU" else ""
+    return [f"Capacity  {' · '.join(parts)}{ratio}{note}"] if parts else []

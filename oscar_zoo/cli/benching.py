@@ -1,0 +1,229 @@
+"""The `bench serve` use case on a terminal: check, prepare, run both sides, show, write."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo import paths
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.cli import machine, render
+from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
+from oscar_zoo.cli.bench_table import print_report
+from oscar_zoo.cli.loading import pick_device, require_serve
+from oscar_zoo.cli.models import ModelChoice, choose_model
+from oscar_zoo.cli.serving import model_for, model_geometry, recipe_for_model
+from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
+from oscar_zoo.sglang_plugin import staging
+from oscar_zoo.sglang_plugin.bench import dummy, run, sides
+from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
+
+MOST_CASES = 64
+HELP = "oscar-zoo bench serve --help"
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """The command line of `bench serve`, parsed; see its help for the meaning of each."""
+
+    artifact: str | None
+    extra: tuple[str, ...]
+    batch: str
+    context: str
+    new_tokens: int
+    dummy_weights: str | None
+    model: str | None
+    revision: str | None
+    baseline: str | None
+    csv: Path | None
+    plot: Path | None
+    timeout: float
+    hubs: tuple[str, ...]
+    device: str | None
+    quiet: bool
+    as_json: bool
+
+    @property
+    def silent(self) -> bool:
+        """Whether to show neither progress nor notes."""
+        return self.quiet or self.as_json
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Every batch with every context; raises `UsageError`."""
+        batches, contexts = numbers("--batch", self.batch), numbers("--context", self.context)
+        if len(batches) * len(contexts) > MOST_CASES:
+            raise UsageError(f"{len(batches) * len(contexts)} cases are more than {MOST_CASES}.", hint=HELP)
+        return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(case.context for case in self.cases) + self.new_tokens
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured: the model, and the artifact of the INT2 side."""
+
+    choice: ModelChoice
+    source: str
+    geometry: Geometry | None
+    artifact: OpenArtifact
+
+
+def bench(request: BenchRequest) -> int:
+    """Run `bench serve`; 1 when a side failed."""
+    _check(request)
+    require_serve()
+    with ExitStack() as stack:
+        private = stack.enter_context(staging.private_folder())
+        report = _compare(request, _subject(request, private), private)
+    if request.csv is not None:
+        _write(request.csv, report.to_csv().encode())
+    if request.plot is not None:
+        from oscar_zoo.sglang_plugin.bench.chart import render_png
+
+        _write(request.plot, render_png(report))
+    if request.as_json:
+        render.emit_json(report.to_json())
+    else:
+        print_report(report)
+        for path in (request.csv, request.plot):
+            render.note(f"Saved {path}", quiet=request.quiet or path is None)
+    return 1 if report.errors else 0
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """The whole numbers in `1,16`, each once; raises `UsageError`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 24 for part in parts):
+        raise UsageError(f"{option} {text!r} is not a list of whole numbers.", hint=f"for example {option} 1,16")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _check(request: BenchRequest) -> None:
+    """Refuse before anything is loaded what could only fail at the end; raises `UsageError` and its kin."""
+    sides.check_flags(request.extra)
+    _ = request.cases
+    if request.artifact is None and request.dummy_weights is None:
+        raise UsageError("nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B")
+    if request.model is not None and request.dummy_weights is not None:
+        raise UsageError("--model and --dummy-weights exclude each other.", hint="give one of them")
+    if request.plot is not None:
+        if request.plot.suffix.lower() != ".png":
+            raise UsageError(f"--plot {request.plot} is not a PNG file.", hint="end its name in .png")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise MissingDependency.for_extra("matplotlib", "compute")
+    for path in (request.csv, request.plot):
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path} is a folder.", hint="name a file")
+        if path is not None and not path.parent.is_dir():
+            raise PathNotFound.for_path(path.parent, "folder")
+
+
+def _subject(request: BenchRequest, private: Path) -> _Subject:
+    """The model and the verified artifact; with `--dummy-weights` made here as far as nobody named them."""
+    if request.dummy_weights is None:
+        artifact = open_artifact(request.artifact or "", hubs=request.hubs, quiet=request.silent)
+        choice = model_for(artifact, request.model)
+        if Path(choice.source).is_dir():
+            room = dummy.longest_context(dummy.config_of_folder(Path(choice.source)))
+            if room is not None and request.longest > room:
+                raise UsageError(
+                    f"{choice.name} reads up to {room:,} tokens, {request.longest:,} are wanted.",
+                    hint="lower --context or --new-tokens",
+                )
+        return _Subject(choice, choice.source, model_geometry(choice), artifact)
+    choice = choose_model(request.dummy_weights)
+    folder = private / choice.name
+    geometry = _write_dummy(choice, folder, request.longest)
+    if request.artifact is not None:
+        artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
+    else:
+        dummy.write_rotations(private / "hadamard", geometry)
+        artifact = open_artifact(str(private / "hadamard"), quiet=True)
+    return _Subject(choice, str(folder), geometry, artifact)
+
+
+def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
+    """Write the configuration of a model without weights; the geometry of its cache."""
+    from oscar_zoo.evaluate.models import inspect_model
+
+    if Path(choice.source).is_dir():
+        config = dummy.config_of_folder(Path(choice.source))
+    elif choice.recipe is not None:
+        config = dummy.config_of_recipe(choice.recipe)
+    else:
+        raise UsageError(
+            f"the shapes of {choice.source} are not known here.", hint="give a folder that holds its config.json"
+        )
+    dummy.write_model(folder, config, longest=longest)
+    return inspect_model(str(folder), model_id=choice.model_id).geometry
+
+
+def _compare(request: BenchRequest, subject: _Subject, private: Path) -> Report:
+    device = pick_device(request.device).split(":")[0]
+    staged = private / "rotations"
+    digest = staging.stage_rotations(subject.artifact.verified, staged)
+    engines = sides.Engines(
+        model=subject.source,
+        random_weights=request.dummy_weights is not None,
+        rotations=staged,
+        rotations_sha256=digest,
+        recipe=recipe_for_model(subject.artifact, subject.choice, subject.geometry),
+        device=device,
+        baseline=request.baseline or sides.BASELINES[device],
+        kernels=staging.kernels_folder(),
+        cases=request.cases,
+        new_tokens=request.new_tokens,
+        port=run.free_port(),
+        revision=request.revision,
+        extra=request.extra,
+    )
+    made = request.dummy_weights is not None and request.artifact is None
+    cards = machine.gpu().facts["gpus"] if device == "cuda" else []
+    return Report(
+        model=subject.choice.name,
+        random_weights=engines.random_weights,
+        artifact=("Hadamard" if made else subject.artifact.label, subject.artifact.verified.digest),
+        device=cards[0]["name"] if cards else device.upper(),
+        new_tokens=request.new_tokens,
+        cases=request.cases,
+        sides={cache: _side(cache, engines, request, private) for cache in sides.CACHES},
+    )
+
+
+def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, private: Path) -> run.SideResult:
+    label, log = LABELS[cache], _log_file(cache)
+    render.note(f"{label}: starting SGLang (log: {log})", quiet=request.silent)
+    job = Job(
+        arguments=sides.arguments(cache, engines),
+        cases=engines.cases,
+        new_tokens=engines.new_tokens,
+        news=str(private / f"{cache}.news"),
+    )
+    place = private / f"{cache}.json"
+    place.write_text(job.model_dump_json(), encoding="utf-8")
+    plan = sides.command(cache, engines, place, os.environ)
+    with render.progress("tokens", enabled=not request.silent) as advance:
+        result = run.measure(plan, job, log, limit=request.timeout, progress=advance)
+    if result.error is not None:
+        render.print_error("server", f"{label}: {result.error}.", f"log: {log}", as_json=False)
+    return result
+
+
+def _log_file(cache: str) -> Path:
+    folder = paths.state_dir() / "logs"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"bench-{cache}.log"
+
+
+def _write(path: Path, content: bytes) -> None:
+    with durable.storage_errors(f"cannot write {path}"):
+        durable.replace_file(path, content)

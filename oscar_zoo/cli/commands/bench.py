@@ -1,0 +1,86 @@
+"""`oscar-zoo bench`: what an INT2 cache does for the speed of a server, measured on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from oscar_zoo.cli import options
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure on this machine.
+
+    \b
+    Examples:
+      oscar-zoo bench serve Qwen3-8B
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+    """
+
+
+@command.command("serve", short_help="Compare stock SGLang with a BF16 cache and with an INT2 cache.")
+@click.argument("artifact", metavar="[NAME|DIR]", required=False)
+@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+@click.option("--batch", default="1,16", show_default=True, metavar="N,...", help="Requests at the same time.")
+@click.option("--context", default="8000,30000", show_default=True, metavar="N,...", help="Tokens of a prompt.")
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(8, 100_000),
+    default=96,
+    show_default=True,
+    metavar="N",
+    help="Tokens every request generates.",
+)
+@click.option(
+    "--dummy-weights",
+    metavar="NAME|DIR",
+    help="Measure a model of this shape with random weights: a name of the zoo, or a folder with a config.json.",
+)
+@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
+@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@click.option(
+    "--baseline",
+    metavar="BACKEND",
+    help="Attention backend of the BF16 side. [default: flashinfer; torch_native on a CPU]",
+)
+@click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write the figures to this file.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Also draw them; needs matplotlib.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=1800,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the start of an engine may take, and each case.",
+)
+@options.hubs_option
+@options.device_option
+@options.quiet_option
+@options.json_option
+def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices: object) -> int:
+    """Start SGLang with a BF16 cache, then with an INT2 cache, and send both the same prompts.
+
+    For every batch and context: the time until the last request of the batch has its first token, milliseconds per
+    token (median over the last three quarters of the new tokens, while all requests run), tokens per second of the
+    whole batch, and how many tokens the cache holds. Before a case is timed, a batch of the same shape runs, so that
+    compiling is not counted. Prompts are random tokens; the prefix cache is off.
+
+    The artifact is found and verified as for oscar-zoo serve. With --dummy-weights nothing needs to be there: weights
+    are random, and without an artifact the rotation is a Hadamard matrix. The speed depends on neither.
+
+    Everything after -- goes to both engines, except flags that would make them differ. A side that fails is reported
+    and the other still runs; the exit code is 1 then.
+
+    \b
+    Examples:
+      oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
+    """
+    from oscar_zoo.cli.benching import BenchRequest, bench
+
+    if artifact is not None and artifact.startswith("-"):  # click cannot tell what stood behind the --
+        engine_flags, artifact = (artifact, *engine_flags), None
+    return bench(BenchRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""What is said and asked where nobody has an artifact that could be computed: the next step, and how long it takes."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import click
+
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.cli import render
+from oscar_zoo.cli.models import ModelChoice, choose_model
+from oscar_zoo.cli.targets import wanted_reference
+from oscar_zoo.errors import ArtifactNotFound, NetworkError, OscarZooError, UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.compute.job import ComputeOptions
+
+_KEPT = re.compile(r"did you mean [^?]*\?|it is published on [^;]*|to use it anyway.*")
+"""Parts of the hints of a failed search that are worth more than computing."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a command line says about computing.
+
+    Attributes:
+        compute: without asking.
+        calib_data, device, revision: as for `oscar-zoo compute`; `None` for its defaults.
+        offline: no request may leave.
+        silent: neither progress nor notes.
+    """
+
+    compute: bool = False
+    calib_data: str | None = None
+    device: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    silent: bool = False
+
+    def check(self) -> None:
+        """Refuse options that only mean something beside `--compute`, or while it is possible; raises `UsageError`."""
+        if self.calib_data and not self.compute:
+            raise UsageError("--calib-data goes with --compute.", hint="add --compute, or leave it out")
+        if self.compute and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "this computes in one process.", hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A computation that can be started.
+
+    Attributes:
+        choice: the model.
+        options: everything but the output folder.
+        seconds: how long it will take, or `None` where that cannot be told.
+        weight_bytes: to read, or to fetch.
+    """
+
+    choice: ModelChoice
+    options: ComputeOptions
+    seconds: float | None
+    weight_bytes: int | None
+
+    @property
+    def about(self) -> str:
+        """How long, for people."""
+        return "nobody can say how long" if self.seconds is None else f"about {duration(self.seconds)}"
+
+    @property
+    def sentence(self) -> str:
+        """What will be done."""
+        options = self.options
+        text = f"{options.calib_tokens:,} tokens of {options.calib_data} on {options.device}: {self.about}."
+        if self.weight_bytes and not Path(self.choice.source).is_dir():
+            text += f" Its weights, {self.weight_bytes / 1e9:.1f} GB, are fetched first unless they are here."
+        return text
+
+
+def model_to_compute(text: str, error: OscarZooError, model: str | None = None) -> ModelChoice | None:
+    """The model from which an artifact for `text` can be made, now that looking for one gave `error`.
+
+    `None` for errors that say something else, for names of one version, and where no model is meant. `model` is where
+    its weights are, if that was said; it must have the same name.
+    """
+    if not isinstance(error, ArtifactNotFound | NetworkError):
+        return None
+    reference = wanted_reference(text)
+    if reference.tag is not None or reference.digest is not None:
+        return None
+    try:
+        choice = choose_model(model or text)
+    except OscarZooError:
+        return None
+    return choice if _is_called(choice, reference) else None
+
+
+def refusal(error: OscarZooError, command: str) -> OscarZooError:
+    """`error` of a search, with computing as the next step."""
+    kept = _KEPT.search(error.hint or "") if isinstance(error, ArtifactNotFound) else None
+    more = error.hint if isinstance(error, NetworkError) else kept and kept[0]
+    if more is None:
+        error.hint = f"compute one: {command}"
+    else:
+        error.hint = f"{more}{' To' if more.endswith('?') else '; to'} compute one: {command}"
+    return error
+
+
+def plan_computing(choice: ModelChoice, wish: Wish, error: OscarZooError) -> Plan:
+    """What `oscar-zoo compute` would do with its defaults, and how long that takes; no weights are read.
+
+    Args:
+        choice: the model.
+        wish: what the command line says.
+        error: what looking for an artifact gave.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        OscarZooError: as `compute`, for what can be found wrong before it starts.
+    """
+    from oscar_zoo.cli.commands.compute import command
+    from oscar_zoo.cli.loading import compute_options, require_compute
+
+    require_compute()
+    if isinstance(error, NetworkError):  # there may be one after all
+        render.note(f"note: {error.message}", quiet=wish.silent)
+    if wish.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read by the libraries that the next lines import
+    from oscar_zoo.compute.estimate import estimate
+    from oscar_zoo.compute.options import check_options
+    from oscar_zoo.evaluate.models import inspect_model
+
+    given = {"--calib-data": wish.calib_data, "--device": wish.device, "--revision": wish.revision}
+    arguments = [part for name, value in given.items() if value for part in (name, value)]
+    with command.make_context("compute", [*arguments, choice.source]) as context:
+        values = dict(context.params)
+    options = compute_options(values["model"], values["calib_data"], values["clip"], values["group_size"], values)
+    check_options(options)
+    block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+    cost = estimate(options, block)
+    return Plan(choice, options, cost.seconds if cost else None, cost.weight_bytes if cost else None)
+
+
+def agreed(plan: Plan) -> bool:
+    """Ask, on a terminal, whether to compute now."""
+    return click.confirm(
+        f"No artifact for {plan.choice.name} exists. Compute one now ({plan.about})?", default=True, err=True
+    )
+
+
+def can_ask() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def announce(plan: Plan, *, silent: bool) -> None:
+    """Say what starts now."""
+    render.note(f"No artifact for {plan.choice.name} was found. Computing one: {plan.sentence}", quiet=silent)
+    render.note("Ctrl-C stops it; the same command goes on from there.", quiet=silent)
+
+
+def command_line(command: str, text: str) -> str:
+    """The command line that computes."""
+    return f"oscar-zoo {command} {quote(text)} --compute"
+
+
+def duration(seconds: float) -> str:
+    """A time nobody should take for exact."""
+    if seconds <= 50:
+        return f"{10 * max(1, math.ceil(seconds / 10))} s"
+    if seconds < 90 * 60:
+        minutes = math.ceil(seconds / 60)
+        return f"{minutes} minute{'s' if minutes > 1 else ''}"
+    return f"{seconds / 3600:.0f} hours"
+
+
+def _is_called(choice: ModelChoice, reference: Reference) -> bool:
+    from oscar_zoo.registry.catalog import recipe_for
+
+    recipe = recipe_for(reference.name)
+    name = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
+    return choice.name.casefold() == name.casefold()

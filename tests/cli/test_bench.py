@@ -1,0 +1,151 @@
+"""`oscar-zoo bench serve`: both sides in stock SGLang on the CPU with the example model, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_child import Cli
+from engines import MODEL, environment, needs_sglang
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.cli.main import run
+
+CASES = [(batch, context) for batch in (1, 2) for context in (64,)]
+ROOM = 512
+DUMMY = ("--dummy-weights", "tiny-qwen3-hard")
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    (tmp_path / "tmp").mkdir()
+    return Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(600)
+@needs_sglang
+def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
+    """One engine per side; the last context does not fit into the cache, which is no failure."""
+    artifact = write_folder(cli.folder / "rotation", artifact_files())
+    options = ["--batch=1,2", "--context=64,1000", "--new-tokens=8", "--csv=a.csv", "--plot=a.png", "--json"]
+    flags = [f"--max-total-tokens={ROOM}"]
+    done = cli("bench", "serve", str(artifact), "--model", str(MODEL), *options, "--", *flags, timeout=500)
+    assert (done.code, done.err) == (0, ""), logs(cli)
+    report = done.json
+    assert report["weights"] == "loaded" and report["device"] == "CPU" and report["artifact"]["digest"] != ""
+    backends = {cache: side["engine"]["attention_backend"] for cache, side in report["sides"].items()}
+    assert backends == {"bf16": "torch_native", "int2": "oscar_int2"}
+    for side in report["sides"].values():
+        check_side(side)
+    assert report["capacity_ratio"] == 1 and len(report["speedup"]) == 4
+    rows = list(csv.DictReader((cli.folder / "a.csv").open()))
+    assert len(rows) == 8 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
+    assert (cli.folder / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
+
+
+def check_side(side: dict[str, Any]) -> None:
+    assert side["error"] is None and side["capacity_tokens"] == ROOM and side["start_s"] > 0
+    fits = [case for case in side["cases"] if case["note"] is None]
+    assert [(case["batch"], case["context"]) for case in fits] == CASES
+    for case in fits:
+        assert 0 < case["ttft_median_s"] <= case["ttft_s"] and case["ms_per_token"] > 0
+        # no token is generated faster than all at once
+        assert 0 < case["tokens_per_second"] < 1e6
+    refused = [case["note"] for case in side["cases"] if case["note"] is not None]
+    assert refused == [f"needs {n:,} tokens, the cache has {ROOM}" for n in (1008, 2016)]
+
+
+@pytest.mark.sglang
+@needs_sglang
+def test_a_side_that_fails_is_one_line_and_the_other_is_tried(cli: Cli) -> None:
+    done = cli("bench", "serve", *DUMMY, "--batch=1", "--context=64", "--timeout=1", "--csv=a.csv")
+    assert done.code == 1
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert [line.split(".")[0] for line in errors] == [
+        f"error: {label}: the start took longer than 1 s" for label in ("BF16", "INT2")
+    ]
+    assert all("bench-" in line for line in errors)
+    assert [row["note"] for row in csv.DictReader((cli.folder / "a.csv").open())] == ["not measured"] * 2
+    assert done.out.count("BF16") == 2 and done.out.count("INT2") == 1  # the heading "vs BF16", and a row each
+
+
+@pytest.mark.sglang
+@needs_sglang
+def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
+    child = cli.start("bench", "serve", *DUMMY, "--batch=1", "--context=64")
+    log = cli.folder / "state" / "logs" / "bench-bf16.log"
+    try:
+        deadline = time.monotonic() + 60
+        while not log.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert (child.returncode, out) == (130, "")
+    assert "interrupted" in err and "Traceback" not in err
+    assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(cli.folder) not in left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen", "code"),
+    [
+        ([], "nothing to measure was named. Give an artifact, or --dummy-weights Qwen3-8B", 2),
+        ([*DUMMY, "--model", "m"], "--model and --dummy-weights exclude each other", 2),
+        ([*DUMMY, "--batch", "1,x"], "--batch '1,x' is not a list of whole numbers", 2),
+        ([*DUMMY, "--context", "0"], "--context '0' is not a list of whole numbers", 2),
+        ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
+        ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
+        ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
+        ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
+        ([*DUMMY, "--csv", "."], ". is a folder", 2),
+        ([*DUMMY, "--", "--attention-backend=triton"], "use --baseline", 2),
+        ([*DUMMY, "--", "--tp", "2", "--host=0.0.0.0"], "--host is not allowed", 2),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], seen: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["bench", "serve", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and seen in err
+
+
+@needs_sglang
+@pytest.mark.parametrize(
+    ("arguments", "seen", "code"),
+    [
+        (["--dummy-weights", "Qwen3-30B-A3B"], "does not know all shapes of Qwen3-30B-A3B", 2),
+        (["--dummy-weights", "org/model"], "the shapes of org/model are not known here", 2),
+        (["--dummy-weights", "Qwen3-9B"], "no model is called 'Qwen3-9B'", 3),
+        (["--dummy-weights", "examples"], "examples holds no config.json", 1),
+        (["FOLDER", "--model", str(MODEL)], "tiny-qwen3-hard reads up to 2,048 tokens, 30,096 are wanted", 2),
+        (["FOLDER", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], "head_dim", 1),
+    ],
+)
+def test_subjects_that_cannot_be_measured_are_one_line(
+    arguments: list[str],
+    seen: str,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(MODEL.parents[2])
+    folder = write_folder(tmp_path / "rotation", artifact_files())
+    assert run(["bench", "serve", *[str(folder) if word == "FOLDER" else word for word in arguments]]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and seen in err
+
+
+def logs(cli: Cli) -> str:
+    return "\n".join(path.read_text()[-3000:] for path in (cli.folder / "state" / "logs").glob("*.log"))
