@@ -14,6 +14,9 @@ SGLANG ?= sglang==0.5.21
 # SGLang and what only it needs; --no-deps keeps its CUDA packages out.
 SGLANG_SET := $(SGLANG) torchvision==0.28.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.11
 
+# Each takes about 1 GB; more than two are worth it from four cores on.
+TEST_PROCESSES ?= 2
+
 # The other major version of the Hugging Face client, put in front by PYTHONPATH in the tests that run both.
 HUB_2 ?= huggingface_hub==2.4.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
@@ -39,7 +42,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

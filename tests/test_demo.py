@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.sglang
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @needs_sglang
 def test_the_demo_ends_with_a_table_and_an_answer(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -31,6 +31,8 @@ MODEL = ROOT / "examples" / "models" / "tiny-qwen3-hard"
 NAME = "tiny-qwen3-hard"
 TEXT = (ROOT / "examples" / "text" / "calibration.txt").read_text("utf-8")[:60_000]
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Made:
