@@ -6,7 +6,9 @@ them. An extend step asks for its request rows once, to reset those that have a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from oscar_zoo.sglang_plugin.flashinfer_prefill import FlashInferPrefill
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, scratch_bytes
 from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.transforms import TransformTable
+from oscar_zoo.sglang_plugin.warm_up import warm_up
+
+logger = logging.getLogger(__name__)
 
 SCRATCH_TOKENS = 32_768
 """Of a prefix that is read in 16 bits at once; 134 MB at 8 KV heads of 128."""
@@ -69,6 +74,9 @@ class DevicePath:
         )
         self._tables = DecodeTables(side.num_rows, compat.longest_request(runner), pool.device)
         self.batch: DecodeBatch | ExtendBatch | None = None
+        began = perf_counter()
+        warm_up(self.executor, self._slots_of, scaling=layers[0].scaling, scratch_tokens=SCRATCH_TOKENS)
+        logger.info("INT2 KV cache: kernels ready after %.1f s", perf_counter() - began)
 
     @staticmethod
     def nbytes(side: SideShape, max_tokens: int) -> int:

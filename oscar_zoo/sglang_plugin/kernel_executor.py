@@ -73,7 +73,7 @@ class KernelExecutor:
         prefill: Prefill,
     ) -> None:
         shape = side.shape
-        self.prefill = prefill
+        self.num_q_heads, self.prefill = num_q_heads, prefill
         self.windows = WindowState(side.sink_block, side.sink_from, side.ring_start)
         self.caches = tuple(
             LayerCache(

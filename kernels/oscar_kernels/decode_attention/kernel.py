@@ -11,7 +11,10 @@ import triton.language as tl
 from oscar_kernels.decode_attention.codes_kernel import LOG2E, _attend_codes, _logits, padded
 
 
-@triton.jit(do_not_specialize=["requests", "splits", "exact_splits"])
+@triton.jit(
+    do_not_specialize=["requests", "splits", "exact_splits"],
+    do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr", "cuts_ptr"],
+)
 def _attention_stage1_kernel(
     query_ptr, codes_ptr, affine_ptr, slots_ptr, indptr_ptr, rows_ptr, block_ptr, from_ptr, start_ptr,
     sink_k_ptr, sink_v_ptr, ring_k_ptr, ring_v_ptr, key_ptr, value_ptr, cuts_ptr, out_ptr, lse_ptr,

@@ -23,6 +23,8 @@ LARGEST_GROUP = 16
 LARGEST_HEAD = 256
 MOST_REQUESTS = 1024
 """Of one extend: its programs look for theirs among all."""
+FEWEST_COMPILED = 64
+"""Requests of the smallest extend kernel: one compiled kernel for most batches."""
 
 
 def decode_attention(
@@ -204,7 +206,7 @@ def _stage1(
         SINK=cache.sink,
         RECENT=max(1, cache.recent),
         HAS_RING=cache.recent > 0,
-        REQUESTS=1 << max(0, requests - 1).bit_length(),
+        REQUESTS=max(FEWEST_COMPILED, 1 << max(0, requests - 1).bit_length()),
         TOKENS=tiles.tokens,
         M=tiles.rows,
         BLOCK_N=tiles.block_n,

@@ -7,7 +7,7 @@ import triton.language as tl
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tokens_ptr"])
 def _merge_stage2_kernel(
     partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, tokens_ptr, stride_out_token, stride_out_head, heads, splits,
     DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -54,7 +54,7 @@ def _merge_stage2_kernel(
     tl.store(out, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["tokens_ptr"])
 def _undo_stage2_kernel(
     merged_ptr, partner_ptr, out_ptr, tokens_ptr, stride_partner, stride_out_token, stride_out_head, tokens,
     H: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,

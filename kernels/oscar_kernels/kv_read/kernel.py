@@ -65,7 +65,10 @@ def _copy_side(
     tl.store(out_ptr + out_offset[:, None] + column[None, :], rows, mask=(in_ring | in_sink)[:, None] & real)
 
 
-@triton.jit(do_not_specialize=["capacity", "requests", "steps"])
+@triton.jit(
+    do_not_specialize=["capacity", "requests", "steps"],
+    do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr", "first_ptr", "cuts_ptr"],
+)
 def _materialize_prefix_kernel(
     codes_ptr, affine_ptr, ring_k_ptr, ring_v_ptr, sink_k_ptr, sink_v_ptr, out_k_ptr, out_v_ptr,
     indptr_ptr, slots_ptr, rows_ptr, sink_block_ptr, sink_from_ptr, ring_start_ptr, first_ptr, cuts_ptr,

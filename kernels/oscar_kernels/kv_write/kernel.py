@@ -279,7 +279,10 @@ def _write_query(
         _store_rows(out_ptr, token * stride_out_t + query_head * stride_out_h, acc, valid, D)
 
 
-@triton.jit(do_not_specialize=["tokens", "kv_programs", "query_programs"])
+@triton.jit(
+    do_not_specialize=["tokens", "kv_programs", "query_programs"],
+    do_not_specialize_on_alignment=["slots_ptr", "rows_ptr", "positions_ptr", "ends_ptr"],
+)
 def _write_kv_int2_kernel(
     key_ptr, value_ptr, query_ptr, query_out_ptr, key_out_ptr, value_out_ptr,
     codes_ptr, affine_ptr, ring_k_ptr, ring_v_ptr, sink_k_ptr, sink_v_ptr,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"])
 def _pack_slots_kernel(
     table_ptr,
     rows_ptr,

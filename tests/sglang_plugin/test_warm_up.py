@@ -1,0 +1,55 @@
+"""The steps before a server is ready: they touch nobody's tokens, and compile every kernel that a prefill will need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from cache_oracle import general_set
+from plain_prefill import PlainPrefill
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.sglang_plugin import kernel_executor
+from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
+from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
+from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
+from oscar_zoo.sglang_plugin.transforms import TransformTable
+from oscar_zoo.sglang_plugin.warm_up import warm_up
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_executor, "SHORT", 4)
+    heads, dim = 1, 32
+    spec = QuantSpec(dim, dim, 0.9, "float16")
+    slots = SlotStore(SlotShape(1, 40, heads, spec, spec), "cpu")
+    side = SideStore(SideShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
+    sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
+    table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
+    executor = KernelExecutor(
+        slots, side, table, num_q_heads=2, max_batch=2, scratch_tokens=16, prefill=PlainPrefill()
+    )  # fmt: skip
+    stores = (slots.codes[0], slots.affine[0], side.ring_k[0], side.ring_v[0], side.sink_k[0], side.sink_v[0])
+    for store in stores:
+        store.fill_(7)
+    warm_up(executor, torch.zeros(3, 20, dtype=torch.int32), scaling=0.2, scratch_tokens=16)
+    assert all(bool((store[1:] == 7).all()) for store in stores)
+    assert not (slots.affine[0][0] == 7).all()  # it did write
+
+
+def test_no_step_of_a_server_compiles_anything_after_it() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = str(SUPPORT)
+    ran = subprocess.run([sys.executable, str(SUPPORT / "compiled_child.py")], env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    before, after = (set(line.split("\t")) for line in ran.stdout.splitlines())
+    assert len(before) < 25, "a server compiles too much before it is ready"
+    assert after - before == set()
