@@ -18,7 +18,8 @@ from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.sglang_plugin import compat
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, DecodeTables, ExtendBatch, extend_batch
 from oscar_zoo.sglang_plugin.flashinfer_prefill import FlashInferPrefill
-from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, scratch_bytes
+from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, Prefill, scratch_bytes
+from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.transforms import TransformTable
 from oscar_zoo.sglang_plugin.warm_up import warm_up
@@ -54,15 +55,7 @@ class DevicePath:
         if len(scalings) != 1:
             raise UnsupportedModel(f"attention layers with different scaling ({sorted(scalings)}) are not served.")
         side = pool.side.shape
-        prefill = FlashInferPrefill(
-            num_q_heads=layers[0].tp_q_head_num,
-            num_kv_heads=side.num_kv_heads,
-            head_dims=(side.k_head_dim, side.v_head_dim),
-            scaling=scalings.pop(),
-            dtype=side.dtype,
-            device=pool.device,
-        )
-        self.prefill = prefill
+        self.prefill = _prefill(side, layers[0].tp_q_head_num, scalings.pop(), pool.device)
         self.executor = KernelExecutor(
             pool.slots,
             pool.side,
@@ -70,13 +63,14 @@ class DevicePath:
             num_q_heads=layers[0].tp_q_head_num,
             max_batch=side.num_rows,
             scratch_tokens=SCRATCH_TOKENS,
-            prefill=prefill,
+            prefill=self.prefill,
         )
         self._tables = DecodeTables(side.num_rows, compat.longest_request(runner), pool.device)
         self.batch: DecodeBatch | ExtendBatch | None = None
-        began = perf_counter()
-        warm_up(self.executor, self._slots_of, scaling=layers[0].scaling, scratch_tokens=SCRATCH_TOKENS)
-        logger.info("INT2 KV cache: kernels ready after %.1f s", perf_counter() - began)
+        if self._slots_of.is_cuda:
+            began = perf_counter()
+            warm_up(self.executor, self._slots_of, scaling=layers[0].scaling, scratch_tokens=SCRATCH_TOKENS)
+            logger.info("INT2 KV cache: kernels ready after %.1f s", perf_counter() - began)
 
     @staticmethod
     def nbytes(side: SideShape, max_tokens: int) -> int:
@@ -126,3 +120,16 @@ class DevicePath:
         padded: Tensor = torch.zeros(len(q), heads[0], dims[1], dtype=q.dtype, device=q.device)
         padded[:total] = out
         return padded.flatten(1)
+
+
+def _prefill(side: SideShape, num_q_heads: int, scaling: float, device: str | torch.device) -> Prefill:
+    if torch.device(device).type == "cpu":
+        return PlainPrefill()
+    return FlashInferPrefill(
+        num_q_heads=num_q_heads,
+        num_kv_heads=side.num_kv_heads,
+        head_dims=(side.k_head_dim, side.v_head_dim),
+        scaling=scaling,
+        dtype=side.dtype,
+        device=device,
+    )

@@ -55,7 +55,9 @@ REFUSED_FAMILIES = {
 }
 
 SCALE_DTYPE = "SGLANG_MIXED_KV_SCALE_DTYPE"
-TEST_NAMES = frozenset({"OSCAR_INT2_TEST_MODE", "OSCAR_INT2_TEST_MUTANT", "OSCAR_INT2_ALLOW_TEST_MODES"})
+TEST_NAMES = frozenset(
+    {"OSCAR_INT2_TEST_MODE", "OSCAR_INT2_TEST_MUTANT", "OSCAR_INT2_TEST_EXECUTOR", "OSCAR_INT2_ALLOW_TEST_MODES"}
+)
 
 
 def check(environ: Mapping[str, str], *, known_elsewhere: Set[str] = frozenset()) -> tuple[str, ...]:

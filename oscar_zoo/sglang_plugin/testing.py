@@ -5,6 +5,8 @@ equal those of a stock backend, so every difference is a plumbing bug. `poison` 
 with a window longer than every request nothing may read a slot, so tokens must still be equal.
 
 Mutants are deliberate bugs that the suite must notice; a suite that passes with one tests nothing.
+
+The executor `kernels` runs what a GPU runs on a CPU, with Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ from oscar_zoo.errors import UsageError
 
 MODES = ("int2", "lossless", "poison")
 MUTANTS = ("", "keep_stale_rows", "ring_before_attention", "partner_is_forward")
+EXECUTORS = ("", "kernels")
 ALLOW = "OSCAR_INT2_ALLOW_TEST_MODES"
 
 
 @dataclass(frozen=True)
 class TestKnobs:
-    """The mode of the slots and the deliberate bug, if any."""
+    """The mode of the slots, the deliberate bug if any, and the executor if not that of the machine."""
 
     __test__ = False
 
     mode: str = "int2"
     mutant: str = ""
+    executor: str = ""
 
     @property
     def active(self) -> bool:
@@ -34,7 +38,7 @@ class TestKnobs:
         return self != TestKnobs()
 
     def __str__(self) -> str:
-        return f"{self.mode}{'/' + self.mutant if self.mutant else ''}"
+        return "/".join(filter(None, (self.mode, self.mutant, self.executor)))
 
 
 def read_knobs(environ: Mapping[str, str]) -> TestKnobs:
@@ -43,10 +47,14 @@ def read_knobs(environ: Mapping[str, str]) -> TestKnobs:
     Raises:
         UsageError: a switch is set without permission, or has no such value.
     """
-    knobs = TestKnobs(environ.get("OSCAR_INT2_TEST_MODE", "int2"), environ.get("OSCAR_INT2_TEST_MUTANT", ""))
-    for value, allowed in ((knobs.mode, MODES), (knobs.mutant, MUTANTS)):
+    knobs = TestKnobs(
+        environ.get("OSCAR_INT2_TEST_MODE", "int2"),
+        environ.get("OSCAR_INT2_TEST_MUTANT", ""),
+        environ.get("OSCAR_INT2_TEST_EXECUTOR", ""),
+    )
+    for value, allowed in ((knobs.mode, MODES), (knobs.mutant, MUTANTS), (knobs.executor, EXECUTORS)):
         if value not in allowed:
             raise UsageError(f"{value!r} is no test mode.", hint=f"one of {', '.join(filter(None, allowed))}")
     if knobs.active and environ.get(ALLOW) != "1":
-        raise UsageError(f"test mode {knobs} gives wrong answers on purpose.", hint=f"unset it, or set {ALLOW}=1")
+        raise UsageError(f"test mode {knobs} is for the test suite.", hint=f"unset it, or set {ALLOW}=1")
     return knobs

@@ -32,7 +32,8 @@ def served() -> tuple[settings.PluginSettings, loading.ServedArtifact]:
 
 def runs_kernels(device: str, chosen: settings.PluginSettings) -> bool:
     """Whether attention runs on the GPU kernels; test modes and CPUs have the plain executor."""
-    return device.startswith("cuda") and chosen.knobs.mode == "int2" and not chosen.knobs.mutant
+    knobs = chosen.knobs
+    return (device.startswith("cuda") or knobs.executor == "kernels") and knobs.mode == "int2" and not knobs.mutant
 
 
 def eager_only(server_args: Any) -> bool:

@@ -15,12 +15,11 @@ import torch
 pytest.importorskip("triton")
 
 from cache_oracle import general_set
-from plain_prefill import PlainPrefill
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.sglang_plugin import compat, device_path, kernel_executor
+from oscar_zoo.sglang_plugin import compat, device_path
 from oscar_zoo.sglang_plugin.device_path import DevicePath
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
@@ -42,9 +41,7 @@ class Worker:
         layers = [SimpleNamespace(**{**vars(LAYER), "scaling": one}) for one in scalings]
         monkeypatch.setattr(compat, "attention_layers", lambda model: layers)
         monkeypatch.setattr(compat, "write_location", lambda location: location)
-        monkeypatch.setattr(device_path, "FlashInferPrefill", lambda **_: PlainPrefill())
         monkeypatch.setattr(device_path, "SCRATCH_TOKENS", 16)
-        monkeypatch.setattr(kernel_executor, "SHORT", 2)
         sets = [general_set(role, 1, HEADS, DIM, seed=2) for role in ("k", "v")]
         self.table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")
         self.stores = [self._stores() for _ in range(2)]

@@ -14,12 +14,12 @@ import torch
 pytest.importorskip("triton")
 
 from cache_oracle import general_set
-from plain_prefill import PlainPrefill
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.sglang_plugin import kernel_executor
 from oscar_zoo.sglang_plugin.device_batch import DecodeTables, extend_batch
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
+from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 from oscar_zoo.sglang_plugin.step import Request, Step

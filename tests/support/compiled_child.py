@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from cache_oracle import general_set
-from plain_prefill import PlainPrefill
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import jit
@@ -20,6 +19,7 @@ from oscar_kernels.decode_attention import launcher
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.sglang_plugin.device_batch import extend_batch
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
+from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 from oscar_zoo.sglang_plugin.transforms import TransformTable

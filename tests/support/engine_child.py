@@ -46,11 +46,12 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
     prompts = [resolve(prompt, earlier) for prompt in group["prompts"]]
     sampling = {"temperature": 0, "max_new_tokens": group["new"], "ignore_eos": True}
     began = time.time()
-    answers = engine.generate(input_ids=prompts, sampling_params=sampling)
+    answers = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
     return {
         "prompts": prompts,
         "tokens": [answer["output_ids"] for answer in answers],
         "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
+        "logprobs": [[value for value, *_ in answer["meta_info"]["output_token_logprobs"]] for answer in answers],
         "seconds": round(time.time() - began, 2),
     }
 
