@@ -161,6 +161,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             "kv_size": sum(self.pool.get_kv_size_bytes()),
             "tokens": self.pool.size,
             "rows": self.side.shape.num_rows,
+            "blocks": self.side.shape.num_blocks,
             "sinks": self.side.sinks.counts(),
         }
 

@@ -135,6 +135,14 @@ class SideStore:
         rows, starts, froms, blocks = torch.tensor(numbers, dtype=torch.int32).T.contiguous().to(device)
         for table, values in ((self.ring_start, starts), (self.sink_from, froms), (self.sink_block, blocks)):
             table[rows.long()] = values
+        self._copy([(place.donor, place.block) for place in places if place.donor is not None])
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Whole blocks, onto others; what lies beyond a prefix is written by its owner before anybody reads it."""
+        if pairs:
+            sources, targets = torch.tensor(pairs).T.contiguous().to(self.ring_start.device)
+            for store in (self.sink_k, self.sink_v):
+                store[:, targets] = store[:, sources]
 
     def coverage(self, rows: list[int], lengths: list[int]) -> list[Coverage]:
         """Where each of `rows` reads its `lengths` cached tokens."""

@@ -6,7 +6,7 @@ else decides what their keys and values are) may read one block, so a prefix-cac
 * A block can be shared once a step that completes it was launched. All steps run in order on one stream, so whoever
   reads it later reads it complete; before, it has holes, also if its first owner is halfway through its prompt.
 * A shared block is never written: only a request whose prefix ends inside the first `width` tokens writes sinks, and
-  it gets a block of its own.
+  it gets a block of its own, with a copy of what it finds of its prefix in a shared one.
 * A block without rows is idle and stays shareable until a new one is needed; the least recently used goes first. Its
   next owner writes it in a later step than everybody who still reads it.
 * Row 0 is the padding row and block 0 its dummy; neither is ever given away.
@@ -48,11 +48,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the sinks of the new owner of `row` are: positions `[sink_from, width)` of `block`."""
+    """Where the sinks of the new owner of `row` are: positions `[sink_from, width)` of `block`.
+
+    `donor` is the block to copy first. All copies of a step read before any of them writes.
+    """
 
     row: int
     block: int
     sink_from: int
+    donor: int | None = None
 
 
 @dataclass
@@ -67,6 +71,7 @@ class _Tenant:
 
 
 NOBODY = Prompt(None, (), 0)
+NO_KEY: Key = (None, ())
 
 
 class SinkBlocks:
@@ -83,7 +88,7 @@ class SinkBlocks:
         misses: requests with at least `width` tokens that got a block of their own.
         forced_misses: those of them that could have shared a block, had it not been given away: their whole prompt was
             prefilled, whether or not the prefix cache still held it.
-        lost: hits without a block, whose first tokens are read as INT2; with `recent`, always 0.
+        lost: hits without a block, whose first tokens are read as INT2; none with `recent`.
     """
 
     def __init__(self, width: int, num_blocks: int, recent: int | None, *, publish_early: bool = False) -> None:
@@ -155,9 +160,10 @@ class SinkBlocks:
         prompts = {row: self._expected.pop(row, NOBODY) for row, _ in owners}
         if self.width == 0:
             return [Place(row, 0, prefix) for row, prefix in owners]
-        # Sharing first, so that a new block never pushes out one that this step needs.
-        shared = {row: self._share(row, prompts[row]) for row, prefix in owners if prefix >= self.width}
-        return [shared.get(row) or self._own(row, prompts[row], prefix) for row, prefix in owners]
+        # Blocks that this step reads are found before a new one pushes any of them out; their contents stay till then.
+        found = {row: self._block_of.get(prompts[row].key(self.width) or NO_KEY) for row, prefix in owners if prefix}
+        shared = {row: self._share(row, prompts[row], found[row]) for row, prefix in owners if prefix >= self.width}
+        return [shared.get(row) or self._own(row, prompts[row], prefix, found.get(row)) for row, prefix in owners]
 
     def launched(self, rows: Sequence[int], ends: Sequence[int]) -> None:
         """A prefill step is being launched after which `rows` have their first `ends` tokens in the cache."""
@@ -186,10 +192,8 @@ class SinkBlocks:
         self._leave(row)
         self._expected.pop(row, None)
 
-    def _share(self, row: int, prompt: Prompt) -> Place | None:
-        block = self._block_of.get(prompt.key(self.width) or (None, ()))
+    def _share(self, row: int, prompt: Prompt, block: int | None) -> Place | None:
         if block is None:
-            self.lost += 1
             return None
         self.hits += 1
         self._idle.pop(block, None)
@@ -197,18 +201,19 @@ class SinkBlocks:
         self._tenants[row] = _Tenant(block, prompt, own=False, whole=True)
         return Place(row, block, 0)
 
-    def _own(self, row: int, prompt: Prompt, prefix: int) -> Place:
+    def _own(self, row: int, prompt: Prompt, prefix: int, donor: int | None) -> Place:
         key = prompt.key(self.width)
         if key is not None:
             self.misses += 1
             reaches = self.recent is not None and prompt.length - self.recent >= self.width
             self.forced_misses += prefix == 0 and reaches and key in self._given_away
-        block = self._take()
+        block, whole = self._take(), prefix == 0 or donor is not None
+        self.lost += not whole
         self._readers[block] = 1
-        self._tenants[row] = tenant = _Tenant(block, prompt, own=True, whole=prefix == 0)
+        self._tenants[row] = tenant = _Tenant(block, prompt, own=True, whole=whole)
         if self.publish_early:
             self._publish(tenant, key)
-        return Place(row, block, prefix)
+        return Place(row, block, 0 if whole else prefix, donor)
 
     def _take(self) -> int:
         if self._free:

@@ -90,6 +90,20 @@ def test_rows_read_the_block_they_share() -> None:
     torch.testing.assert_close(k[:SINK], rows(0, SINK)[0], atol=0, rtol=0)
 
 
+def test_a_prefix_inside_the_sinks_is_copied() -> None:
+    side, same = store(), Prompt((), (7,) * SINK, 20)
+    side.sinks.expect([1, 2], [same, same])
+    side.begin({1: 0})
+    side.sinks.launched([1], [20])
+    side.record(0, 1, 0, *rows(0, 20))
+    side.begin({2: 2})
+    side.record(0, 2, 2, *rows(2, 20))
+    both = side.sink_block[1:].long()
+    assert both[0] != both[1] and side.sink_from[2] == 0
+    for sinks in (side.sink_k, side.sink_v):
+        assert sinks[0, both[0]].equal(sinks[0, both[1]]) and sinks[0, both[1], 1].any()
+
+
 def test_first_tokens_that_are_read_compressed_are_counted() -> None:
     assert [Coverage(n, range(2, 2), range(3, n)).compressed_sinks(SINK) for n in (0, 2, 3, 4, 9)] == [0, 2, 3, 3, 3]
 

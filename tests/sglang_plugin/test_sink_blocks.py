@@ -142,7 +142,17 @@ def test_a_block_with_a_hole_is_not_shared() -> None:
     assert start(sinks, 1, LONG, prefix=2).sink_from == 2
     assert start(sinks, 2, LONG, prefix=WIDTH) == Place(2, 2, WIDTH)
     sinks.free(1, prompt(LONG))
-    assert (sinks.lost, sinks.idle, sinks.in_use) == (1, 0, 1)
+    assert (sinks.lost, sinks.idle, sinks.in_use) == (2, 0, 1)
+
+
+def test_a_hit_that_ends_among_the_sinks_starts_with_a_copy() -> None:
+    sinks = blocks(idle=0)
+    first = start(sinks, 1, LONG)
+    assert start(sinks, 2, LONG, prefix=2) == Place(2, 2, 0, donor=first.block)
+    sinks.free(1, prompt(LONG))
+    start(sinks, 1, (5, *LONG))
+    assert start(sinks, 3, LONG, prefix=2) == Place(3, first.block, 0, donor=first.block)  # it was the last one left
+    assert sinks.lost == 0
 
 
 def test_clearing_forgets_all() -> None:
@@ -205,10 +215,17 @@ class Engine:
         self.sinks.expect([row for row, _ in owners], [self.prompt(text) for text in texts[: len(owners)]])
         for (row, prefix), place, text in zip(owners, self.sinks.begin(owners), texts, strict=False):
             assert place.row == row and place.block > 0
-            if prefix >= self.sinks.width and self.sinks.recent is not None:
-                assert place.sink_from == 0
+            assert place.sink_from == 0 or self.sinks.recent is None
             self.rows[row] = Row(list(text), place, prefix, len(text))
+        self.copy([self.rows[row].place for row, _ in owners])
         self.step([row for row, _ in owners], chunk)
+
+    def copy(self, places: list[Place]) -> None:
+        before = dict(self.cells)
+        for place in places:
+            if place.donor is not None:
+                for at in range(self.sinks.width):
+                    self.cells[place.block, at] = before[place.donor, at]
 
     def step(self, rows: list[int], chunk: int) -> None:
         """Prefill up to `chunk` tokens more of these rows: everybody reads, then everybody writes."""
