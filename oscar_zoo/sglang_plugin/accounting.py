@@ -52,7 +52,7 @@ class MemoryPlan:
                 f"rings and sinks need {self.side / MB:.0f} MB, transforms and scratch "
                 f"{(self.transforms + self.scratch) / MB:.0f} MB, "
                 f"but only {profiled / MB:.0f} MB are there for the KV cache.",
-                hint="lower --max-running-requests, or --oscar-recent-size and --oscar-sink-size",
+                hint="lower --max-running-requests or --oscar-idle-sinks, or --oscar-recent-size and --oscar-sink-size",
             )
         return left
 
@@ -69,6 +69,7 @@ def describe(plan: MemoryPlan, slots: SlotShape, side: SideShape, *, tokens: int
     return (
         f"{tokens} token slots of {plan.slot} bytes ({8 * plan.slot / elements:.2f} bits per element) = "
         f"{plan.slot * tokens / MB:.1f} MB, side store {plan.side / MB:.1f} MB for {side.num_rows} request rows "
-        f"({side.sink} + {side.recent} tokens each), transforms {plan.transforms / MB:.1f} MB, "
+        f"({side.recent} recent tokens each) and {side.num_blocks} sink blocks ({side.sink} first tokens each, "
+        f"{side.idle} for finished requests), transforms {plan.transforms / MB:.1f} MB, "
         f"scratch {plan.scratch / MB:.1f} MB, together {total / MB:.1f} MB"
     )

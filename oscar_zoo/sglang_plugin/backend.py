@@ -83,7 +83,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             self.executor = TorchExecutor(pool.slots, pool.side, table, self.mutant)
         self.transform_bytes = table.nbytes
         self.batch: _Batch | None = None
-        rows.oscar_hand_out = self.side.hand_out
+        rows.oscar_hand_out, rows.oscar_sinks = self.side.hand_out, self.side.sinks
         scratch = worker.scratch_bytes(str(pool.device), chosen, pool.side.shape, compat.longest_request(runner))
         plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode, scratch=scratch)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
@@ -114,7 +114,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             prefixes = [n - 1 for n in lengths]
         else:
             prefixes = list(forward_batch.extend_prefix_lens_cpu)
-            self._begin(rows, prefixes)
+            self._begin(rows, prefixes, lengths)
         cached = self.side.coverage(rows, lengths if decode else prefixes)
         self.batch = _Batch(
             tuple(
@@ -161,15 +161,20 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             "kv_size": sum(self.pool.get_kv_size_bytes()),
             "tokens": self.pool.size,
             "rows": self.side.shape.num_rows,
+            "blocks": self.side.shape.num_blocks,
+            "sinks": self.side.sinks.counts(),
         }
 
-    def _begin(self, rows: list[int], prefixes: list[int]) -> None:
-        starts = dict(zip(rows, prefixes, strict=True))
-        for row in self.side.take_fresh(rows):
-            if starts[row] and self.window_on_hit == "recompute" and "tail" not in hooks.FIRED:
-                raise ServerFailed("a prefix-cache hit without the hook that makes its tail be prefilled again.")
-            if self.mutant != "keep_stale_rows":
-                self.side.begin(row, starts[row])
+    def _begin(self, rows: list[int], prefixes: list[int], ends: list[int]) -> None:
+        starts, fresh = dict(zip(rows, prefixes, strict=True)), self.side.take_fresh(rows)
+        if fresh and "admit" not in hooks.FIRED:
+            raise ServerFailed("the hook that tells the tokens of new requests did not run; sinks would be lost.")
+        if any(starts[row] for row in fresh) and self.window_on_hit == "recompute":
+            missing = sorted({"tail", "match"} - hooks.FIRED)
+            if missing:
+                raise ServerFailed(f"a prefix-cache hit without the hooks that limit it ({', '.join(missing)}).")
+        self.side.begin({row: 0 if self.mutant == "keep_stale_rows" else starts[row] for row in fresh})
+        self.side.sinks.launched(rows, ends)
 
     def _check_decode(self, rows: list[int]) -> None:
         unseen = [row for row in rows if row in self.side.fresh]

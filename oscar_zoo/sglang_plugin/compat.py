@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
+from oscar_zoo.sglang_plugin.sink_blocks import Prompt
 
 FIRST, BEYOND = (0, 5, 17), (0, 5, 24)
 """Supported versions: `FIRST <= version < BEYOND`."""
@@ -58,6 +59,7 @@ def targets() -> dict[str, tuple[Target, ...]]:
     configurator = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
     # From 0.5.21 arguments resolve in resolve_once, and an assignment afterwards raises.
     resolve = "resolve_once" if hasattr(ServerArgs, "resolve_once") else "__post_init__"
+    rows = "sglang.srt.mem_cache.memory_pool.ReqToTokenPool"
     alloc = "alloc_rows" if hasattr(ReqToTokenPool, "alloc_rows") else "alloc"
     tails = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
     return {
@@ -72,7 +74,11 @@ def targets() -> dict[str, tuple[Target, ...]]:
         "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
         "pool": (Target(configurator + "_build_mha_kv_pool", "AROUND"),),
         "tail": tuple(Target(f"sglang.srt.mem_cache.{t}.swa_reprefill_tail_tokens", "AFTER") for t in tails),
-        "alloc": (Target(f"sglang.srt.mem_cache.memory_pool.ReqToTokenPool.{alloc}", "AROUND"),),
+        "alloc": (Target(f"{rows}.{alloc}", "AROUND"),),
+        "match": (Target("sglang.srt.managers.schedule_batch.Req.init_next_round_input", "AROUND"),),
+        "admit": (Target(f"{rows}.alloc", "AFTER"),),
+        "release": (Target(f"{rows}.free", "AROUND"),),
+        "flush": (Target(f"{rows}.clear", "AFTER"),),
     }
 
 
@@ -132,6 +138,38 @@ def newly_allocated(original: Hook, pool: Any, request: Any) -> tuple[Any, list[
     before = pool.req_generation.clone()
     rows = original(pool, request)
     return rows, (pool.req_generation != before).nonzero().flatten().tolist() if rows is not None else []
+
+
+def prompt(request: Any, width: int) -> Prompt:
+    """What the tokens of a request, prompt and answer, say about its first `width`.
+
+    SGLang puts the id of a LoRA adapter into the extra key, and up to 0.5.17 the salt of the cache; named here too, so
+    that nothing depends on that. Placeholders of images are hashes of their content. Tokens that stand for embeddings
+    of the caller say nothing.
+    """
+    asked, answered = request.origin_input_ids, request.output_ids
+    ids = tuple(asked[:width])
+    ids += tuple(answered[: width - len(ids)])
+    names = ("extra_key", "lora_id", "cache_salt")
+    opaque = any(getattr(request, name, None) is not None for name in ("input_embeds", "positional_embed_overrides"))
+    scope = None if opaque else tuple(getattr(request, name, None) for name in names)
+    return Prompt(scope, ids, len(asked) + len(answered))
+
+
+def request_rows(tree: Any) -> Any:
+    """The request rows beside a prefix cache; `None` where it has none."""
+    return getattr(tree, "req_to_token_pool", None)
+
+
+def page_size(tree: Any) -> int:
+    """Tokens at whose multiples hits of a prefix cache end."""
+    return int(getattr(tree, "page_size", 1))
+
+
+def freed(original: Hook, pool: Any, request: Any) -> tuple[Any, list[int]]:
+    """Let SGLang free the row of a request: its result, and the rows that are free now and were not before."""
+    before = len(pool.free_slots)
+    return original(pool, request), list(pool.free_slots[before:])
 
 
 def max_requests_per_worker(configurator: Any) -> int:

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 SCRATCH_TOKENS = 32_768
 """Of a prefix that is read in 16 bits at once; 134 MB at 8 KV heads of 128."""
 
-Begin = Callable[[list[int], list[int]], None]
-"""Request rows and their cached tokens, at the start of an extend step."""
+Begin = Callable[[list[int], list[int], list[int]], None]
+"""Request rows, their cached tokens before an extend step and after it; called in front of the step."""
 
 
 class DevicePath:
@@ -40,7 +40,7 @@ class DevicePath:
         runner: SGLang's model runner.
         pool: our token pool.
         table: transforms of this worker.
-        begin: resets rows with a new owner.
+        begin: resets rows with a new owner and follows their sinks.
 
     Raises:
         UnsupportedModel: attention layers that differ in their scaling.
@@ -93,7 +93,7 @@ class DevicePath:
                 [int(n) for n in numbers]
                 for numbers in (forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu)
             )
-            self._begin(rows.tolist(), prefixes)
+            self._begin(rows.tolist(), prefixes, [p + n for p, n in zip(prefixes, counts, strict=True)])
             written = written[: sum(counts)]
             windows = self.executor.windows
             batch = extend_batch(self._slots_of, rows, written, prefixes, counts, windows, piece=SCRATCH_TOKENS)

@@ -21,6 +21,7 @@ import torch
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import accounting, compat, fork_environment, refusals, settings, tap, worker
+from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.transforms import transform_bytes
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,10 @@ def install() -> None:
         "pool": pool,
         "tail": tail,
         "alloc": alloc,
+        "match": match,
+        "admit": admit,
+        "release": release,
+        "flush": flush,
     }
     compat.install(hooks, settings.BACKEND, make_backend, {"oscar_report": oscar_report})
     if VARIABLE in os.environ:
@@ -176,9 +181,11 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
     from oscar_zoo.sglang_plugin.pool import Int2TokenPool
 
     chosen, _ = worker.served()
+    side = worker.side_shape(self, num_rows=FACTS["rows"])
     make = functools.partial(
         Int2TokenPool,
-        side_shape=worker.side_shape(self, num_rows=FACTS["rows"]),
+        side_shape=side,
+        sinks=worker.sink_blocks(side),
         slot_shape=worker.slot_shape(self, num_slots=0),
         mode=chosen.knobs.mode,
     )
@@ -188,12 +195,31 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
 # --- prefix cache and request rows ---------------------------------------------------------------------------------
 
 
-def tail(result: int, *_: Any, **__: Any) -> int | None:
-    """Hook 9: a prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills the ring."""
+def tail(result: int, tree: Any, request: Any = None) -> int | None:
+    """Hook 9: a prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills the ring; there is
+    none where the block with the first tokens is gone. 0.5.23 says who asks; before, hook 12 knows."""
     if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
         return None
     FIRED.add("tail")
-    return max(int(result), worker.served()[0].recent.value)
+    sinks = _sinks(compat.request_rows(tree))
+    if sinks is None:
+        return max(int(result), worker.served()[0].recent.value)
+    prompt = sinks.asking if request is None else compat.prompt(request, sinks.width)
+    return max(int(result), sinks.tail(prompt, compat.page_size(tree)))
+
+
+def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Hook 12: whose prefix is being looked up. The rest of a prompt is continued without asking a prefix cache."""
+    tree = kwargs.pop("tree_cache", tree)
+    sinks = _sinks(compat.request_rows(tree))
+    if sinks is None:
+        return original(self, tree, *args, **kwargs)
+    FIRED.add("match")
+    sinks.asking = compat.prompt(self, sinks.width)
+    try:
+        return original(self, tree, *args, **kwargs)
+    finally:
+        sinks.asking = None
 
 
 def alloc(original: Any, self: Any, request: Any) -> Any:
@@ -205,6 +231,41 @@ def alloc(original: Any, self: Any, request: Any) -> Any:
     result, new_rows = compat.newly_allocated(original, self, request)
     hand_out(new_rows)
     return result
+
+
+def admit(result: Any, self: Any, requests: Any) -> None:
+    """Hook 10, for sinks: which tokens the rows will hold. Whether a row is new to its request, `alloc` tells."""
+    sinks = _sinks(self)
+    if sinks is not None and result is not None:
+        FIRED.add("admit")
+        sinks.expect(result, (compat.prompt(request, sinks.width) for request in requests))
+
+
+def release(original: Any, self: Any, request: Any) -> Any:
+    """Hook 11: a request is done with its row, or retracted; its sinks may be shared from now on."""
+    sinks = _sinks(self)
+    if sinks is None:
+        return original(self, request)
+    FIRED.add("release")
+    prompt = compat.prompt(request, sinks.width)
+    result, rows = compat.freed(original, self, request)
+    for row in rows:
+        sinks.free(row, prompt)
+    return result
+
+
+def flush(_result: None, self: Any) -> None:
+    """Hook 11: the prefix cache and all rows are emptied."""
+    sinks = _sinks(self)
+    if sinks is not None:
+        FIRED.add("flush")
+        sinks.clear()
+
+
+def _sinks(rows: Any) -> SinkBlocks | None:
+    """Sink blocks of a pool of request rows, put there by our attention backend; `None` without an INT2 cache."""
+    found: SinkBlocks | None = getattr(rows, "oscar_sinks", None)
+    return found
 
 
 # --- observation ---------------------------------------------------------------------------------------------------

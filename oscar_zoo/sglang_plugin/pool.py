@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oscar_zoo.sglang_plugin import compat
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
+from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 
 _Stock: Any = compat.token_pool_class()
@@ -26,13 +27,20 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         args, kwargs: those of the stock pool.
         slot_shape: shape of the slots; the number of slots is filled in here.
         side_shape: shape of rings and sinks.
+        sinks: who has which sink block.
         mode: `int2`, or a test mode.
     """
 
     def __init__(
-        self, *args: Any, slot_shape: SlotShape, side_shape: SideShape, mode: str = "int2", **kwargs: Any
+        self,
+        *args: Any,
+        slot_shape: SlotShape,
+        side_shape: SideShape,
+        sinks: SinkBlocks | None = None,
+        mode: str = "int2",
+        **kwargs: Any,
     ) -> None:
-        self._slot_shape, self._side_shape, self._mode = slot_shape, side_shape, mode
+        self._slot_shape, self._side_shape, self._sinks, self._mode = slot_shape, side_shape, sinks, mode
         super().__init__(*args, **kwargs)
 
     def _create_buffers(self) -> None:
@@ -43,7 +51,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         # The first page is the dummy page: padding writes there.
         shape = replace(shape, num_slots=self.size + self.page_size)
         self.slots = SlotStore(shape, self.device, self._mode)
-        self.side = SideStore(self._side_shape, self.device)
+        self.side = SideStore(self._side_shape, self.device, self._sinks)
         # SGLang's code that counts bytes or looks at addresses knows these two names; a record holds K and V together.
         self.k_buffer, self.v_buffer = self.slots.codes, self.slots.affine
         self.k_scale_buffer = self.v_scale_buffer = None

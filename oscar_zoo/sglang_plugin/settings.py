@@ -88,6 +88,12 @@ OPTIONS = {
     ),
     "sink": Option("--oscar-sink-size", "OSCAR_INT2_SINK_SIZE", _whole(0), "first tokens kept uncompressed"),
     "recent": Option("--oscar-recent-size", "OSCAR_INT2_RECENT_SIZE", _whole(1), "last tokens kept uncompressed"),
+    "idle_sinks": Option(
+        "--oscar-idle-sinks",
+        "OSCAR_INT2_IDLE_SINKS",
+        _whole(0),
+        "finished prompts whose first tokens are kept; as many as --max-running-requests by default",
+    ),
     "k_clip": Option("--oscar-k-clip", "OSCAR_INT2_K_CLIP", _ratio, "clip ratio of keys; 0 is no clipping"),
     "v_clip": Option("--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratio, "clip ratio of values; 0 is no clipping"),
     "group_size": Option("--oscar-group-size", "OSCAR_INT2_GROUP_SIZE", _whole(1), "channels that share a scale"),
@@ -137,12 +143,13 @@ DEFAULTS = RecipeValues(sink=64, recent=256, k_clip=0.96, v_clip=0.92, group_siz
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """Every setting in force. `group_size` `None` means one group per row."""
+    """Every setting in force. `group_size` `None`: one group per row; `idle_sinks` `None`: one block per request."""
 
     source: Setting[Source]
     expected_digest: str | None
     sink: Setting[int]
     recent: Setting[int]
+    idle_sinks: Setting[int | None]
     k_clip: Setting[float]
     v_clip: Setting[float]
     group_size: Setting[int | None]
@@ -224,6 +231,7 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
         expected_digest=None if digest is None else digest.value,
         sink=final("sink"),
         recent=final("recent"),
+        idle_sinks=given["idle_sinks"] or Setting(None, "default"),
         k_clip=final("k_clip"),
         v_clip=final("v_clip"),
         group_size=final("group_size"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from oscar_zoo.errors import UsageError
 
 MODES = ("int2", "lossless", "poison")
-MUTANTS = ("", "keep_stale_rows", "ring_before_attention", "partner_is_forward")
+MUTANTS = ("", "keep_stale_rows", "ring_before_attention", "partner_is_forward", "publish_early")
 EXECUTORS = ("", "kernels")
 ALLOW = "OSCAR_INT2_ALLOW_TEST_MODES"
 

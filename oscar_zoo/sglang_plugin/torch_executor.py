@@ -51,8 +51,8 @@ class TorchExecutor:
         self.side = side
         self.transforms = transforms.with_partner_as_forward() if mutant == "partner_is_forward" else transforms
         self.ring_first = mutant == "ring_before_attention"
-        self.reads: Counter[str] = Counter(extend=0, decode=0, sink=0, ring=0, slot=0)
-        """Calls, and cached tokens read per tier, over all layers."""
+        self.reads: Counter[str] = Counter(extend=0, decode=0, sink=0, ring=0, slot=0, slot_sink=0)
+        """Calls, and cached tokens read per tier, over all layers; `slot_sink` are those among the first tokens."""
 
     def extend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, *, scaling: float) -> Tensor:
         """See `step.Executor`."""
@@ -96,4 +96,5 @@ class TorchExecutor:
         self.reads["sink"] += len(cover.sink)
         self.reads["ring"] += len(cover.ring)
         self.reads["slot"] += cover.compressed
+        self.reads["slot_sink"] += cover.compressed_sinks(self.side.shape.sink)
         return k, v

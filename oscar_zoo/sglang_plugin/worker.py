@@ -14,6 +14,7 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import compat, loading, refusals, settings
 from oscar_zoo.sglang_plugin.side_store import SideShape
+from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.slot_store import SlotShape
 
 
@@ -69,6 +70,14 @@ def check_model(model_config: Any) -> None:
     )
 
 
+def sink_blocks(shape: SideShape) -> SinkBlocks:
+    """Who gets which sink block of a store of this shape."""
+    chosen = served()[0]
+    recent = shape.recent if chosen.window_on_hit.value == "recompute" else None
+    early = chosen.knobs.mutant == "publish_early"
+    return SinkBlocks(shape.sink, shape.num_blocks, recent, publish_early=early)
+
+
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
     """Shape of the slots of this worker.
 
@@ -89,6 +98,7 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
 def side_shape(configurator: Any, *, num_rows: int) -> SideShape:
     """Shape of the rings and sinks of this worker."""
     chosen, model = served()[0], configurator.model_config
+    idle = chosen.idle_sinks.value
     return SideShape(
         num_layers=configurator.layer_info.num_effective_layers,
         num_rows=num_rows,
@@ -98,4 +108,5 @@ def side_shape(configurator: Any, *, num_rows: int) -> SideShape:
         sink=chosen.sink.value,
         recent=chosen.recent.value,
         dtype=configurator.model_dtype,
+        idle=0 if chosen.sink.value == 0 else num_rows - 1 if idle is None else idle,
     )

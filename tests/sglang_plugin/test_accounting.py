@@ -17,8 +17,8 @@ SPEC = QuantSpec(128, 128, 0.96)
 QWEN3_8B = SlotShape(36, 0, 8, SPEC, SPEC)
 
 
-def side(rows: int) -> SideShape:
-    return SideShape(36, rows, 8, 128, 128, 64, 256, torch.bfloat16)
+def side(rows: int, idle: int = 0) -> SideShape:
+    return SideShape(36, rows, 8, 128, 128, 64, 256, torch.bfloat16, idle)
 
 
 def test_one_request_of_qwen3_8b() -> None:
@@ -27,9 +27,10 @@ def test_one_request_of_qwen3_8b() -> None:
 
 
 def test_the_budget_is_what_is_left() -> None:
-    whole = plan(QWEN3_8B, side(65), transforms=4_718_592)
+    whole = plan(QWEN3_8B, side(65, idle=64), transforms=4_718_592)
     assert whole.slot == 20_736
-    assert whole.budget(10**10) == 10**10 - 65 * (320 * 147_456 + 12) - 4_718_592
+    assert whole.side == (65 * 256 + 129 * 64) * 147_456 + 65 * 12
+    assert whole.budget(10**10) == 10**10 - whole.side - 4_718_592
 
 
 def test_no_budget_names_the_flag_to_lower() -> None:
@@ -41,8 +42,12 @@ def test_no_budget_names_the_flag_to_lower() -> None:
 
 
 def test_the_line_for_the_log() -> None:
-    line = describe(plan(QWEN3_8B, side(65), 4_718_592), QWEN3_8B, side(65), tokens=100_000)
-    for part in ("100000 token slots of 20736 bytes", "2.25 bits per element", "65 request rows", "64 + 256 tokens"):
+    line = describe(plan(QWEN3_8B, side(65, 64), 4_718_592), QWEN3_8B, side(65, 64), tokens=100_000)
+    for part in (
+        "100000 token slots of 20736 bytes (2.25 bits per element)",
+        "65 request rows (256 recent tokens each)",
+        "129 sink blocks (64 first tokens each, 64 for finished requests)",
+    ):
         assert part in line
 
 

@@ -53,10 +53,15 @@ class Worker:
             model=None,
             model_config=SimpleNamespace(context_len=LONGEST),
         )
-        self.begun: list[tuple[list[int], list[int]]] = []
-        self.path = DevicePath(runner, pool, self.table, lambda rows, prefixes: self.begun.append((rows, prefixes)))
+        self.begun: list[tuple[list[int], list[int], list[int]]] = []
+        self.path = DevicePath(runner, pool, self.table, self.begin)
         self.plain = TorchExecutor(*self.stores[1], self.table)
         self.next, self.random = 1, torch.Generator().manual_seed(1)
+
+    def begin(self, rows: list[int], prefixes: list[int], ends: list[int]) -> None:
+        self.begun.append((rows, prefixes, ends))
+        for _, side in self.stores:
+            side.begin(dict(zip(rows, prefixes, strict=True)))
 
     @staticmethod
     def _stores() -> tuple[SlotStore, SideStore]:
@@ -105,7 +110,7 @@ def prefill(worker: Worker, new: dict[int, int], padding: int) -> None:
 def test_prefill_decode_and_a_graphs_views(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(monkeypatch)
     prefill(worker, {1: 21, 3: 9}, padding=3)
-    assert worker.begun == [([1, 3], [0, 0])]
+    assert worker.begun == [([1, 3], [0, 0], [21, 9])]
     lengths = {1: 21, 3: 9}
     # The buffers of a graph for three requests: two real ones, and one of padding in row 0.
     held = torch.tensor([1, 3, 0]), torch.tensor([22, 10, 1]), torch.zeros(3, dtype=torch.int64)

@@ -7,12 +7,23 @@ that this comparison can fail, and that rings and sinks are really read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from cache_oracle import general_set
-from engines import CHUNK, ENGINE, MODEL, Engines, needs_sglang, plumbing_groups, recall_prompts, text_tokens
+from engines import (
+    CHUNK,
+    ENGINE,
+    MODEL,
+    Engines,
+    eviction_groups,
+    needs_sglang,
+    plumbing_groups,
+    recall_prompts,
+    text_tokens,
+    window_groups,
+)
 from reference_server import ReferenceServer, equal_tokens
 from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
@@ -31,7 +42,9 @@ INT2 = {"kv_cache_dtype": "int2"}
 STOCK = {"attention_backend": "torch_native"}
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
 NEW = 24
-GROUPS = ["first", "again", "turn2", "many"]
+GROUPS = ["first", "again", "turn2", "longer", "many"]
+WINDOW_GROUPS = ["alone", "donor", "sharing"]
+EVICTION_GROUPS = ["made", "shared", "others", "gone"]
 
 
 def test_mode(mode: str, **extra: str) -> dict[str, str]:
@@ -64,14 +77,20 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         folder / "general",
         {f"{s}.pt": rotation_bytes(general_set(s, 4, 2, 64, seed=i)) for i, s in enumerate("kv")},
     )
-    groups = plumbing_groups(text_tokens())
+    groups, windows = plumbing_groups(text_tokens()), window_groups(text_tokens(), SINK)
+    evictions = eviction_groups(text_tokens(), 96)
+    few_blocks = {"OSCAR_INT2_SINK_SIZE": "96", "OSCAR_INT2_RECENT_SIZE": "8", "OSCAR_INT2_IDLE_SINKS": "0"}
     tail_off = {"OSCAR_INT2_ROTATION_PATH": str(orthogonal), "OSCAR_INT2_WINDOW_ON_HIT": "int2"}
     runs = Engines(folder)
     refused = [
         {"engine": {**INT2, **engine}, "env": {n: v.replace("ORTHOGONAL", str(orthogonal)) for n, v in env.items()}}
         for engine, env, _ in REFUSED
     ]
-    runs.start("stock", env={"SGLANG_PLUGINS": "none"}, job={"engine": STOCK, "groups": groups, "probe": True})
+    runs.start(
+        "stock",
+        env={"SGLANG_PLUGINS": "none"},
+        job={"engine": STOCK, "groups": [*groups, *windows, *evictions], "probe": True},
+    )
     runs.start(
         "lossless",
         env=test_mode("lossless", OSCAR_INT2_ROTATION_PATH=str(general)),
@@ -86,9 +105,13 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     )
     runs.start(
         "poison",
-        env={**test_mode("poison", OSCAR_INT2_ROTATION_PATH=str(orthogonal)), "OSCAR_INT2_RECENT_SIZE": "512"},
-        job={"engine": {**INT2, "disable_radix_cache": True}, "groups": groups},
+        env={**test_mode("poison", **tail_off), "OSCAR_INT2_RECENT_SIZE": "512"},
+        job={"engine": INT2, "groups": windows},
     )
+    for name, mutant in (("few_blocks", ""), ("early", "publish_early")):
+        mode = test_mode("lossless", OSCAR_INT2_ROTATION_PATH=str(orthogonal), OSCAR_INT2_TEST_MUTANT=mutant)
+        engine = {**INT2, "max_running_requests": 3}
+        runs.start(name, env={**mode, **few_blocks}, job={"engine": engine, "groups": evictions})
     runs.start(
         "int2",
         env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
@@ -107,8 +130,13 @@ def one_at_a_time() -> list[dict[str, Any]]:
     return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
 
 
-def answers(run: dict[str, Any], what: str = "tokens") -> dict[str, Any]:
-    return {name: run["groups"][name][what] for name in GROUPS}
+def answers(run: dict[str, Any], what: str = "tokens", names: Sequence[str] = GROUPS) -> dict[str, Any]:
+    return {name: run["groups"][name][what] for name in names}
+
+
+def report_of(run: dict[str, Any]) -> dict[str, Any]:
+    (report,) = run["reports"]
+    return dict(report)
 
 
 def test_every_hook_has_its_place_in_this_version(engines: Engines) -> None:
@@ -136,10 +164,34 @@ def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> Non
 def test_a_hit_leaves_the_window_to_prefill(engines: Engines) -> None:
     stock, ours = (answers(engines.result(name), "cached") for name in ("stock", "lossless"))
     prompts = answers(engines.result("stock"), "prompts")
-    for name in ("again", "turn2"):
+    for name in ("again", "turn2", "longer"):
         for length, hit, capped in zip(map(len, prompts[name]), stock[name], ours[name], strict=True):
             assert capped == max(0, min(hit, length - RECENT))
     assert ours["turn2"][0] > 100
+    assert ours["longer"] == [63 - RECENT]  # the first tokens are a prompt of 9 and its answer
+
+
+@pytest.mark.parametrize("name", ["lossless", "int2", "few_blocks"])
+def test_a_hit_keeps_its_first_tokens(engines: Engines, name: str) -> None:
+    report = report_of(engines.result(name))
+    assert report["reads"]["slot"] > report["reads"]["slot_sink"] == 0
+    assert report["sinks"]["hits"] > 0 == report["sinks"]["lost"]
+
+
+def test_a_lost_block_makes_the_prompt_start_again(engines: Engines) -> None:
+    run, stock = engines.result("few_blocks"), engines.result("stock")
+    assert answers(run, names=EVICTION_GROUPS) == answers(stock, names=EVICTION_GROUPS)
+    prompts, cached = (answers(run, what, EVICTION_GROUPS) for what in ("prompts", "cached"))
+    assert cached["shared"] == [len(prompt) - 8 for prompt in prompts["shared"]]
+    assert cached["gone"][:2] == [0, 0]
+    assert answers(stock, "cached", EVICTION_GROUPS)["gone"][1] > 96
+    report = report_of(run)
+    assert report["sinks"]["forced_misses"] >= 1
+
+
+def test_the_comparison_notices_a_block_shared_too_early(engines: Engines) -> None:
+    run, stock = (answers(engines.result(name), names=EVICTION_GROUPS) for name in ("early", "stock"))
+    assert {name for name in run if run[name] != stock[name]} == {"gone"}
 
 
 def test_rings_alone_stay_right_without_the_tail(engines: Engines) -> None:
@@ -152,9 +204,12 @@ def test_the_comparison_notices_stale_rows(engines: Engines) -> None:
 
 
 def test_windows_are_really_read(engines: Engines) -> None:
-    run = engines.result("poison")
-    assert answers(run) == answers(engines.result("stock"))
-    (report,) = run["reports"]
+    """Every slot holds nonsense; the last two prompts find exactly their first tokens in the prefix cache."""
+    run, stock = engines.result("poison"), engines.result("stock")
+    assert answers(run, names=WINDOW_GROUPS) == answers(stock, names=WINDOW_GROUPS)
+    assert run["groups"]["sharing"]["cached"] == [SINK, SINK]
+    report = report_of(run)
+    assert report["sinks"]["hits"] == 2
     assert report["reads"]["slot"] == 0
     assert min(report["reads"][name] for name in ("extend", "decode", "ring", "sink")) > 0
 
@@ -162,18 +217,20 @@ def test_windows_are_really_read(engines: Engines) -> None:
 @pytest.mark.parametrize("name", ["lossless", "tail_off", "poison"])
 def test_every_hook_ran_in_the_worker(engines: Engines, name: str) -> None:
     (report,) = engines.result(name)["reports"]
-    wanted = {"kv_dtype", "slot_bytes", "budget", "rows", "pool", "alloc"}
-    assert {*report["fired"]} == (wanted if name == "tail_off" else wanted | {"tail"})
+    wanted = {"kv_dtype", "slot_bytes", "budget", "rows", "pool", "alloc", "match", "admit", "release"}
+    assert {*report["fired"]} - {"flush"} == (wanted | {"tail"} if name == "lossless" else wanted)
 
 
-@pytest.mark.parametrize("name", ["lossless", "poison"])
+@pytest.mark.parametrize("name", ["lossless", "poison", "few_blocks"])
 def test_memory_is_what_was_taken_from_the_budget(engines: Engines, name: str) -> None:
     (report,) = engines.result(name)["reports"]
     facts = report["facts"]
     assert facts["subtracted"] == report["side_store"] + report["transforms"]
     assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
     assert report["kv_size"] == report["slot_store"] + report["side_store"]
-    assert report["rows"] == (65 if name == "lossless" else ENGINE["max_running_requests"] + 1)
+    rows = {"lossless": 65, "few_blocks": 4}.get(name, ENGINE["max_running_requests"] + 1)
+    assert report["rows"] == rows
+    assert report["blocks"] == (rows if name == "few_blocks" else 2 * rows - 1)
 
 
 def test_the_pool_keeps_its_contract(engines: Engines) -> None:
@@ -235,6 +292,6 @@ def test_another_chunk_size_gives_other_tokens(engines: Engines, reference: Refe
 
 
 def test_int2_reads_every_tier(engines: Engines) -> None:
-    (report,) = engines.result("int2")["reports"]
-    assert min(report["reads"].values()) > 0
+    report = report_of(engines.result("int2"))
+    assert min(number for tier, number in report["reads"].items() if tier != "slot_sink") > 0
     assert report["facts"]["slot_bytes"] == 4 * 2 * 2 * (16 + 4)

@@ -21,6 +21,7 @@ from oscar_zoo.sglang_plugin.device_batch import DecodeTables, extend_batch
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
 from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
+from oscar_zoo.sglang_plugin.sink_blocks import Prompt
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 from oscar_zoo.sglang_plugin.step import Request, Step
 from oscar_zoo.sglang_plugin.torch_executor import TorchExecutor
@@ -56,23 +57,29 @@ class Both:
 
     @staticmethod
     def _stores() -> tuple[SlotStore, SideStore]:
-        side = SideStore(SideShape(1, ROWS, HEADS, DIM, DIM, SINK, RECENT, torch.float32), "cpu")
+        side = SideStore(SideShape(1, ROWS, HEADS, DIM, DIM, SINK, RECENT, torch.float32, idle=2), "cpu")
         for ring in (side.ring_k, side.ring_v, side.sink_k, side.sink_v):
             ring.fill_(float("nan"))  # what was never written must not be read
         return SlotStore(SlotShape(1, SLOTS, HEADS, SPEC, SPEC), "cpu"), side
 
     def begin(self, row: int, shared_with: int | None = None, prefix: int = 0) -> None:
-        """A new owner, perhaps of tokens that another row has cached."""
+        """A new owner, perhaps of tokens that another row has cached; it shares the first ones."""
         if shared_with is not None:
             self.slots[row, :prefix] = self.slots[shared_with, :prefix]
         self.lengths[row] = prefix
+        first = (row if shared_with is None else shared_with,) * SINK
         for _, side in self.stores:
-            side.begin(row, prefix)
+            side.sinks.expect([row], [Prompt((), first, LONGEST)])
+            side.begin({row: prefix})
+            if shared_with is not None:
+                assert side.sink_block[row] == side.sink_block[shared_with] != 0 == side.sink_from[row]
 
     def step(self, new: dict[int, int], *, decode: bool = False) -> float:
         """One step; the largest difference of outputs."""
         rows = list(new)
         prefixes, counts = [self.lengths[row] for row in rows], list(new.values())
+        for _, side in self.stores:
+            side.sinks.launched(rows, [p + n for p, n in zip(prefixes, counts, strict=True)])
         total = sum(counts)
         written = self.req_to_token[self.next : self.next + total]
         self.next += total
@@ -119,10 +126,12 @@ def test_both_executors_give_the_same_attention(short: int, monkeypatch: pytest.
     assert both.step({1: 21, 3: 2}) < 1e-5  # no prefix
     assert both.step({3: 17, 1: 5}) < 1e-4  # chunks over their own prefix
     both.begin(4, shared_with=1, prefix=19)
+    first = both.stores[1][1].sink_k[0, int(both.stores[1][1].sink_block[1])].clone()
     assert both.step({4: 3, 1: 1}) < 1e-4  # a prefix of another, and a decode row of a mixed batch
     for _ in range(4):
         assert both.step({1: 1, 3: 1, 4: 1}, decode=True) < 1e-4
     both.check_stores()
+    assert both.stores[1][1].sink_k[0, int(both.stores[1][1].sink_block[4])].equal(first)  # nobody wrote there again
 
 
 def test_the_comparison_sees_a_partner_that_is_wrong() -> None:

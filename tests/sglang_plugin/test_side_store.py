@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.sglang_plugin.side_store import Coverage, SideShape, SideStore, coverage
+from oscar_zoo.sglang_plugin.sink_blocks import Prompt
 
 SINK, RECENT = 4, 6
 
 
-def store(sink: int = SINK, recent: int = RECENT, dtype: torch.dtype = torch.float32) -> SideStore:
-    return SideStore(SideShape(2, 3, 2, 8, 12, sink, recent, dtype), "cpu")
+def store(sink: int = SINK, recent: int = RECENT, dtype: torch.dtype = torch.float32, idle: int = 0) -> SideStore:
+    return SideStore(SideShape(2, 3, 2, 8, 12, sink, recent, dtype, idle), "cpu")
 
 
 def rows(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +59,7 @@ def test_every_position_is_read_exactly_once(
 @pytest.mark.parametrize(("sink", "recent"), [(SINK, RECENT), (0, 1), (7, 3)])
 def test_what_was_recorded_is_what_is_read(steps: list[int], sink: int, recent: int) -> None:
     side, end = store(sink, recent), 0
+    side.begin({1: 0, 2: 0})
     for size in steps:
         side.record(1, 2, end, *rows(end, end + size))
         end += size
@@ -70,16 +72,50 @@ def test_what_was_recorded_is_what_is_read(steps: list[int], sink: int, recent: 
     torch.testing.assert_close(v[read], want_v[read], atol=0, rtol=0)
     assert k[[p for p in range(end) if p not in read]].isnan().all()
     assert not side.ring_k[0].any() and not side.ring_k[1, :2].any()
+    assert not side.sink_k[0].any() and not side.sink_k[1, : int(side.sink_block[2])].any()
+
+
+def test_rows_read_the_block_they_share() -> None:
+    side, same = store(idle=1), Prompt((), (7,) * SINK, 20)
+    side.sinks.expect([1, 2], [same, same])
+    side.begin({1: 0})
+    side.sinks.launched([1], [20])
+    side.record(0, 1, 0, *rows(0, 20))
+    side.begin({2: 10})
+    assert side.sink_block[2] == side.sink_block[1] > 0 == side.sink_block[0]
+    (cover,) = side.coverage([2], [20])
+    assert cover == Coverage(20, range(SINK), range(14, 20)) and cover.compressed_sinks(SINK) == 0
+    k, v = torch.zeros(20, 2, 8), torch.zeros(20, 2, 12)
+    side.overlay(0, 2, cover, k, v)
+    torch.testing.assert_close(k[:SINK], rows(0, SINK)[0], atol=0, rtol=0)
+
+
+def test_a_prefix_inside_the_sinks_is_copied() -> None:
+    side, same = store(), Prompt((), (7,) * SINK, 20)
+    side.sinks.expect([1, 2], [same, same])
+    side.begin({1: 0})
+    side.sinks.launched([1], [20])
+    side.record(0, 1, 0, *rows(0, 20))
+    side.begin({2: 2})
+    side.record(0, 2, 2, *rows(2, 20))
+    both = side.sink_block[1:].long()
+    assert both[0] != both[1] and side.sink_from[2] == 0
+    for sinks in (side.sink_k, side.sink_v):
+        assert sinks[0, both[0]].equal(sinks[0, both[1]]) and sinks[0, both[1], 1].any()
+
+
+def test_first_tokens_that_are_read_compressed_are_counted() -> None:
+    assert [Coverage(n, range(2, 2), range(3, n)).compressed_sinks(SINK) for n in (0, 2, 3, 4, 9)] == [0, 2, 3, 3, 3]
 
 
 def test_a_new_owner_sees_nothing_of_the_old_one() -> None:
     side = store()
     side.record(0, 1, 0, *rows(0, 30))
-    side.begin(1, 9)
+    side.begin({1: 9})
     assert side.coverage([1], [9]) == [Coverage(9, range(SINK, SINK), range(9, 9))]
     side.record(0, 1, 9, *rows(9, 11))
     assert side.coverage([1], [11]) == [Coverage(11, range(SINK, SINK), range(9, 11))]
-    side.begin(1, 2)
+    side.begin({1: 2})
     side.record(0, 1, 2, *rows(2, 13))
     assert side.coverage([1], [13]) == [Coverage(13, range(2, SINK), range(7, 13))]
 
@@ -104,8 +140,8 @@ def test_windows_keep_the_type_of_the_model() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_are_counted_before_they_are_allocated(dtype: torch.dtype) -> None:
-    side = store(dtype=dtype)
-    assert side.nbytes == side.shape.nbytes == 3 * ((SINK + RECENT) * 2 * 2 * 20 * dtype.itemsize + 12)
+    side, token = store(dtype=dtype, idle=2), 2 * 2 * 20 * dtype.itemsize
+    assert side.nbytes == side.shape.nbytes == 3 * RECENT * token + (3 + 2) * SINK * token + 3 * 12
 
 
 def test_a_window_needs_one_token() -> None:

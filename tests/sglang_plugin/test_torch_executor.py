@@ -51,7 +51,7 @@ class Machine:
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
         """A new owner of `row`, whose first `prefix` tokens lie in the slots of an earlier request."""
         self.slots_of[row] = [] if prefix_of is None else self.slots_of[prefix_of][:prefix]
-        self.side.begin(row, prefix)
+        self.side.begin({row: prefix})
 
     def step(self, row: int, q: Tensor, k: Tensor, v: Tensor, *, decode: bool) -> Tensor:
         """One step of one request."""
@@ -280,4 +280,5 @@ def test_reads_are_counted_per_tier() -> None:
         "sink": SINK,
         "ring": RECENT,
         "slot": 21 - SINK - RECENT,
+        "slot_sink": 0,
     }

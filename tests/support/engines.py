@@ -114,7 +114,8 @@ def recall_prompts() -> list[list[int]]:
 
 
 def plumbing_groups(tokens: list[int]) -> list[dict[str, Any]]:
-    """Shared prefixes, the same prompts again, second turns, a shortened prompt, and ten requests at once."""
+    """Shared prefixes, the same prompts again, second turns, one of them of a short prompt, a shortened prompt, and
+    ten requests at once."""
     rng = random.Random(0)
 
     def piece(number: int) -> list[int]:
@@ -127,5 +128,39 @@ def plumbing_groups(tokens: list[int]) -> list[dict[str, Any]]:
         {"name": "first", "prompts": [a, b, c], "new": 24},
         {"name": "again", "prompts": [a, b, c], "new": 24},
         {"name": "turn2", "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]], "new": 24},
+        {"name": "longer", "prompts": [{"of": ["first", 2], "append": piece(30)}], "new": 24},
         {"name": "many", "prompts": [piece(rng.randrange(5, 200)) for _ in range(10)], "new": 40},
+    ]
+
+
+def window_groups(tokens: list[int], sink: int) -> list[dict[str, Any]]:
+    """Prompts without a common token, around the size of the windows; then two that share exactly the first `sink`."""
+    rng, used = random.Random(1), set[int]()
+
+    def piece(number: int) -> list[int]:
+        start = next(i for i in iter(lambda: rng.randrange(len(tokens) - number), -1) if tokens[i] not in used)
+        used.add(tokens[start])
+        return tokens[start : start + number]
+
+    lengths = (150, 9, sink - 1, sink, sink + 1, 100)
+    first = piece(120)
+    return [
+        {"name": "alone", "prompts": [piece(length) for length in lengths], "new": 40},
+        {"name": "donor", "prompts": [first], "new": 24},
+        {"name": "sharing", "prompts": [first[:sink] + piece(100), first[:sink] + piece(20)], "new": 24},
+    ]
+
+
+def eviction_groups(tokens: list[int], sink: int) -> list[dict[str, Any]]:
+    """Questions for facts among the first `sink` tokens: with their block, after three others pushed it out, and while
+    another request with the same first tokens is halfway through them. `sink` is 96 and a chunk 64 tokens."""
+    encode, names = tokenizer(), {"Sala": 7386, "Roso": 1797, "Poba": 9208, "Vevo": 3619}
+    table = [token for name, number in names.items() for token in encode(f"\n {name} = {number}")]
+    text = [*tokens[900:964], *table, *tokens[7000:7050]]
+    asks = {name: [*text, *encode(f"\n {name} = ")] for name in names}
+    return [
+        {"name": "made", "prompts": [asks["Vevo"]], "new": 8},
+        {"name": "shared", "prompts": [asks["Sala"], asks["Roso"]], "new": 8},
+        {"name": "others", "prompts": [tokens[at : at + 100] for at in (2000, 3000, 4000)], "new": 24},
+        {"name": "gone", "prompts": [text[: sink + 1], asks["Poba"], asks["Roso"]], "new": 8},
     ]

@@ -1,7 +1,7 @@
 """An INT2 server in one process, on transformers: chunks, decode steps and prefix hits, one request at a time.
 
 The rows of a request outlive it, so that a later request can take its prefix from there, as from SGLang's prefix
-cache: as INT2, because rings and sinks belong to the request that wrote them.
+cache: as INT2, because a ring belongs to the request that wrote it. The first tokens are shared uncompressed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class ReferenceServer:
         at = torch.arange(end)
         cached = end if decode else start
         window = (at < self.sink) | (at >= cached - self.recent)
-        return ((at < served.own_from) | ~window) & (at < cached)
+        foreign = (at >= self.sink) & (at < served.own_from)
+        return (foreign | ~window) & (at < cached)
 
 
 def equal_tokens(got: Sequence[int], want: Served) -> int:
