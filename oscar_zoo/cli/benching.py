@@ -14,7 +14,7 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.cli import machine, render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.bench_table import print_report
-from oscar_zoo.cli.loading import pick_device, require_serve
+from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.cli.serving import model_for, model_geometry, recipe_for_model
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
@@ -168,7 +168,7 @@ def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
 
 
 def _compare(request: BenchRequest, subject: _Subject, private: Path) -> Report:
-    device = pick_device(request.device).split(":")[0]
+    device = pick_serving_device(request.device)[0]
     staged = private / "rotations"
     digest = staging.stage_rotations(subject.artifact.verified, staged)
     engines = sides.Engines(

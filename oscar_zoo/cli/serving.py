@@ -14,7 +14,7 @@ from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
-from oscar_zoo.cli.loading import pick_device, require_serve, with_overrides
+from oscar_zoo.cli.loading import pick_serving_device, require_serve, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
 from oscar_zoo.cli.offering import Wish, agreed, can_ask, command_line, model_to_compute, plan_computing, refusal
 from oscar_zoo.cli.targets import model_folder
@@ -98,6 +98,7 @@ def _prepare(request: ServeRequest, private: Path) -> _Prepared:
         if not key or any(ord(c) < 32 for c in key):
             raise UsageError(f"{request.api_key_file} does not hold one line with a key.")
         key_file = staging.write_key_file(private, key)
+    device, gpu = pick_serving_device(request.device)
     wanted = launch.ServeOptions(
         model=choice.source,
         revision=request.revision,
@@ -105,7 +106,8 @@ def _prepare(request: ServeRequest, private: Path) -> _Prepared:
         rotations_sha256=digest,
         recipe=recipe,
         kernels=staging.kernels_folder(),
-        device=pick_device(request.device).split(":")[0],
+        device=device,
+        gpu=gpu,
         host=request.expose or launch.LOOPBACK,
         port=request.port,
         config_file=key_file,

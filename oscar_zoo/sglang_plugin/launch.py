@@ -39,8 +39,20 @@ DENIED_FLAGS = {
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
 
-ENGINE_DEFAULTS = ("--disable-cuda-graph",)
-"""Flags every server gets: the plain torch executor cannot be captured into a CUDA graph."""
+GPU_FLAGS = {"--cuda-graph-backend-prefill": "disabled"}
+"""On a GPU the kernels decode under CUDA graphs. Prefill runs without: its attention reads lengths on the host, and it
+was measured so."""
+CPU_FLAGS = {
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--cuda-graph-backend-decode": "disabled",
+    "--cuda-graph-backend-prefill": "disabled",
+    "--mem-fraction-static": "0.5",
+    "--max-total-tokens": "16384",
+    "--max-running-requests": "16",
+    "--watchdog-timeout": "3600",
+}
+"""On a CPU: numbers of 32 bits, the plain executor, which no graph can hold, a small pool, and patience."""
 
 KEPT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC CXX "
@@ -60,7 +72,8 @@ class ServeOptions:
         rotations: private folder with the files this library wrote.
         rotations_sha256: artifact digest of these files; the plugin compares it with what it read.
         recipe: serving recipe in force.
-        device: `cpu`, `cuda` or `None` to let the engine choose.
+        device: `cpu` or `cuda`.
+        gpu: number of the first GPU.
         host, port: where to listen.
         kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
@@ -73,7 +86,8 @@ class ServeOptions:
     rotations_sha256: str
     recipe: ServingRecipe
     kernels: Path
-    device: str | None = None
+    device: str
+    gpu: int = 0
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
     revision: str | None = None
@@ -162,6 +176,11 @@ def cache_flags(rotations: Path, rotations_sha256: str, recipe: ServingRecipe) -
     }
 
 
+def device_flags(device: str) -> dict[str, str]:
+    """The engine's flags for the executor of `device`, `cpu` or `cuda`: the same for every server and measurement."""
+    return dict(CPU_FLAGS if device == "cpu" else GPU_FLAGS)
+
+
 def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
     """The child process for `options`.
 
@@ -174,30 +193,17 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         "--host": options.host,
         "--port": str(options.port),
         **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
+        **device_flags(options.device),
     }
+    if options.gpu:
+        flags["--base-gpu-id"] = str(options.gpu)
     if options.revision is not None:
         flags["--revision"] = options.revision
     argv = [sys.executable, "-m", "sglang.launch_server"]
     if options.config_file is not None:
         argv += ["--config", str(options.config_file)]  # SGLang does not know the `=` form of this one flag
     argv += [f"{name}={value}" for name, value in flags.items()]
-    argv += [flag for flag in ENGINE_DEFAULTS if flag not in options.extra]
-    argv += _cpu_flags(options.extra) if options.device == "cpu" else []
-    argv += options.extra
+    argv += options.extra  # last, so that they win
     address = f"[{options.host}]" if ":" in options.host else options.host
     env = child_environment(environ, device=options.device, kernels=options.kernels)
     return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}")
-
-
-def _cpu_flags(extra: Sequence[str]) -> list[str]:
-    """Defaults for a machine without a GPU, each left to the user when `extra` already has it."""
-    given = {token.split("=", 1)[0] for token in extra}
-    defaults = {
-        "--device": "cpu",
-        "--dtype": "float32",
-        "--mem-fraction-static": "0.5",
-        "--max-total-tokens": "16384",
-        "--max-running-requests": "16",
-        "--watchdog-timeout": "3600",
-    }
-    return [f"{name}={value}" for name, value in defaults.items() if name not in given]

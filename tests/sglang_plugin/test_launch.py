@@ -22,6 +22,7 @@ def options(tmp_path: Path, **changes: object) -> launch.ServeOptions:
         "rotations_sha256": "sha256:" + "a" * 64,
         "recipe": RECIPE,
         "kernels": tmp_path,
+        "device": "cuda",
     }
     return launch.ServeOptions(**(values | changes))  # type: ignore[arg-type]
 
@@ -74,9 +75,18 @@ def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -
     assert plan.env["TRITON_INTERPRET"] == "1"
     assert (Path(plan.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
     assert "--device=cpu" in plan.argv and "--dtype=float32" in plan.argv
-    assert [a for a in plan.argv if a.startswith("--max-total-tokens")] == ["--max-total-tokens=99"]
+    assert [a for a in plan.argv if a.startswith("--max-total-tokens")][-1] == "--max-total-tokens=99"
     gpu = launch.plan(options(tmp_path, device="cuda"), {})
     assert "TRITON_INTERPRET" not in gpu.env and "--device=cpu" not in gpu.argv
+
+
+def test_a_gpu_decodes_under_cuda_graphs_and_a_cpu_has_none(tmp_path: Path) -> None:
+    gpu = launch.plan(options(tmp_path, device="cuda", gpu=3), {}).argv
+    assert [a for a in gpu if "graph" in a] == ["--cuda-graph-backend-prefill=disabled"]
+    assert "--base-gpu-id=3" in gpu
+    cpu = launch.plan(options(tmp_path, device="cpu"), {}).argv
+    assert {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"} <= set(cpu)
+    assert not any(a.startswith("--base-gpu-id") for a in cpu)
 
 
 @pytest.mark.parametrize("denied", sorted(launch.DENIED_FLAGS))
