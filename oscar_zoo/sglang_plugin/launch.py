@@ -14,6 +14,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin.settings import Source
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 30000
@@ -39,6 +40,8 @@ DENIED_FLAGS = {
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
 
+TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
+"""Names of one flag."""
 GPU_FLAGS = {"--cuda-graph-backend-prefill": "disabled"}
 """On a GPU the kernels decode under CUDA graphs. Prefill runs without: its attention reads lengths on the host, and it
 was measured so."""
@@ -62,6 +65,15 @@ KEPT_VARIABLES = frozenset(
 KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "SGLANG_", "TORCHINDUCTOR_")
 DROPPED_VARIABLES = frozenset(["SGLANG_PLUGINS", "SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_MODEL_ARCH"])
 
+HARMFUL_VARIABLES = (
+    "LD_PRELOAD",
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+    *sorted(DROPPED_VARIABLES - {"SGLANG_PLUGINS"}),
+)
+"""Of the variables that a server does not get: those that run code or lower a guard, for a command that people run."""
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -69,11 +81,12 @@ class ServeOptions:
 
     Attributes:
         model: local folder or Hugging Face id.
-        rotations: private folder with the files this library wrote.
-        rotations_sha256: artifact digest of these files; the plugin compares it with what it read.
+        rotations: where the plugin finds them.
+        rotations_sha256: artifact digest; the plugin compares it with what it read.
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
+        tensor_parallel: number of GPUs, unless `extra` says one.
         host, port: where to listen.
         kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
@@ -82,12 +95,13 @@ class ServeOptions:
     """
 
     model: str
-    rotations: Path
+    rotations: Source
     rotations_sha256: str
     recipe: ServingRecipe
     kernels: Path
     device: str
     gpu: int = 0
+    tensor_parallel: int = 1
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
     revision: str | None = None
@@ -97,18 +111,12 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A child process to be: argument list, whole environment, and where it will answer."""
+    """A child process to be: argument list, whole environment, where it will answer, and what we set of the former."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     url: str
-
-    @property
-    def command(self) -> str:
-        """The command for people, quoted for a shell."""
-        import shlex
-
-        return shlex.join(self.argv)
+    sets: Mapping[str, str] = field(default_factory=dict)
 
 
 def cpu_site_dir() -> Path:
@@ -135,6 +143,16 @@ def check_extra_flags(extra: Sequence[str]) -> None:
                 raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
 
 
+def flag_value(extra: Sequence[str], *names: str) -> str | None:
+    """The value of an engine flag in `extra` under any of its `names`, after `=` or a space; the last wins."""
+    found = None
+    for place, token in enumerate(extra):
+        name, equals, value = token.partition("=")
+        if name.replace("_", "-") in names:
+            found = value if equals else next(iter(extra[place + 1 :]), None)
+    return found
+
+
 def child_environment(parent: Mapping[str, str], *, device: str | None, kernels: Path) -> dict[str, str]:
     """The server's whole environment.
 
@@ -147,26 +165,34 @@ def child_environment(parent: Mapping[str, str], *, device: str | None, kernels:
         device: `cpu` adds what a machine without a GPU needs.
         kernels: folder only this user may enter, for compiled kernels.
     """
-    env = {
+    kept = {
         name: value
         for name, value in parent.items()
         if (name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)) and name not in DROPPED_VARIABLES
     }
-    env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    env["SGLANG_PLUGINS"] = "oscar"
-    env["TRITON_CACHE_DIR"] = str(kernels / "triton")
-    env["PYTHONUNBUFFERED"] = "1"
+    return kept | set_variables(device=device, kernels=kernels)
+
+
+def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
+    """The variables that a server gets beside those of its parent; arguments as for `child_environment`."""
+    env = {
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+        "SGLANG_PLUGINS": "oscar",
+        "TRITON_CACHE_DIR": str(kernels / "triton"),
+        "PYTHONUNBUFFERED": "1",
+    }
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
         env["PYTHONPATH"] = str(cpu_site_dir())
     return env
 
 
-def cache_flags(rotations: Path, rotations_sha256: str, recipe: ServingRecipe) -> dict[str, str]:
-    """The engine's flags for an INT2 cache with the staged `rotations` and the settings of `recipe`."""
+def cache_flags(rotations: Source, rotations_sha256: str, recipe: ServingRecipe) -> dict[str, str]:
+    """The engine's flags for an INT2 cache with `rotations`, a folder or a name, and the settings of `recipe`."""
+    where = "--oscar-rotation-path" if rotations.artifact is None else "--oscar-artifact"
     return {
         "--kv-cache-dtype": "int2",
-        "--oscar-rotation-path": str(rotations),
+        where: str(rotations),
         "--oscar-rotation-sha256": rotations_sha256,
         "--oscar-sink-size": str(recipe.windows.sink),
         "--oscar-recent-size": str(recipe.windows.recent),
@@ -195,6 +221,8 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
         **device_flags(options.device),
     }
+    if options.tensor_parallel > 1 and flag_value(options.extra, *TENSOR_PARALLEL) is None:
+        flags["--tp-size"] = str(options.tensor_parallel)
     if options.gpu:
         flags["--base-gpu-id"] = str(options.gpu)
     if options.revision is not None:
@@ -206,4 +234,5 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
     argv += options.extra  # last, so that they win
     address = f"[{options.host}]" if ":" in options.host else options.host
     env = child_environment(environ, device=options.device, kernels=options.kernels)
-    return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}")
+    sets = set_variables(device=options.device, kernels=options.kernels)
+    return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}", sets)

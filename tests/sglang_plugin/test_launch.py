@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import launch
+from oscar_zoo.sglang_plugin.settings import Source
 
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=16, recent=32))
 
@@ -18,7 +19,7 @@ RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows
 def options(tmp_path: Path, **changes: object) -> launch.ServeOptions:
     values: dict[str, object] = {
         "model": "some/model",
-        "rotations": tmp_path / "rotations",
+        "rotations": Source(folder=str(tmp_path / "rotations")),
         "rotations_sha256": "sha256:" + "a" * 64,
         "recipe": RECIPE,
         "kernels": tmp_path,

@@ -89,7 +89,9 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     if engines.random_weights:
         flags["--load-format"] = "dummy"
     if cache == "int2":
-        flags |= launch.cache_flags(engines.rotations, engines.rotations_sha256, engines.recipe)
+        flags |= launch.cache_flags(
+            settings.Source(folder=str(engines.rotations)), engines.rotations_sha256, engines.recipe
+        )
     else:
         flags["--attention-backend"] = engines.baseline
     flags |= launch.device_flags(engines.device)

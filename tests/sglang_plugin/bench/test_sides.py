@@ -12,6 +12,7 @@ from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import launch
 from oscar_zoo.sglang_plugin.bench import sides
 from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.settings import Source
 
 ENGINES = sides.Engines(
     model="/m",
@@ -49,7 +50,7 @@ def test_the_sides_differ_in_the_cache_only(device: str) -> None:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     """But for the pool, which the cases of a measurement decide."""
-    options = launch.ServeOptions("/m", Path("/r"), "sha256:1", ENGINES.recipe, tmp_path, device)
+    options = launch.ServeOptions("/m", Source(folder="/r"), "sha256:1", ENGINES.recipe, tmp_path, device)
     served = dict(argument.split("=", 1) for argument in launch.plan(options, {}).argv[3:])
     measured = flags("int2", replace(ENGINES, device=device))
     own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}
