@@ -78,7 +78,7 @@ def _run(request: ServeRequest, prepared: _Prepared) -> int:
             ready = True
             _report(request, prepared, log, time.monotonic() - started)
             child.wait()
-            raise ServerFailed(f"the server ended ({child.status}): {child.cause()}.", hint=f"log: {log}")
+            raise child.failure("the server ended")
     except KeyboardInterrupt:
         if not ready:
             raise

@@ -36,7 +36,32 @@ DENIED_FLAGS = {
     "--oscar-rotation-path": "serve gives the server its own verified copy",
     "--oscar-artifact": "serve gives the server its own verified copy",
     "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
-    "--disaggregation-mode": "disaggregation with an INT2 cache is not supported",
+    "--device": "use --device in front of --",
+    "--base-gpu-id": "use --device cuda:N in front of --",
+    "--ssl-keyfile-password": "arguments are visible to every local user",
+    "--watermark-key": "arguments are visible to every local user",
+    "--watermark-key-b": "arguments are visible to every local user",
+    "--sidecar": "it runs a module by name",
+    "--sidecar-args": "it runs a module by name",
+    "--tool-server": "it lets answers of the model run tools",
+    "--trust-request-chat-template": "it runs templates from requests",
+    "--modelopt-checkpoint-restore-path": "it unpickles a checkpoint",
+    "--grpc-mode": "it opens a server without the API key",
+    "--smg-grpc-mode": "it opens a server without the API key",
+    "--grpc-port": "it opens a server without the API key",
+    "--grpc-http-sidecar-port": "it opens a server without the API key",
+    "--smg-http-sidecar-port": "it opens a server without the API key",
+    "--gated-launch-port": "it opens a server without the API key",
+    "--kv-events-config": "it publishes what is cached to the network",
+    "--load-publish-endpoint": "it publishes the load to the network",
+    "--dist-init-addr": "processes of several machines exchange pickles over the network",
+    "--nccl-init-addr": "processes of several machines exchange pickles over the network",
+    "--nnodes": "processes of several machines exchange pickles over the network",
+    "--node-rank": "processes of several machines exchange pickles over the network",
+    "--use-ray": "processes of several machines exchange pickles over the network",
+    "--language-only": "encoders on other machines are reached without a key",
+    "--modelexpress-config": "weights would come over the network, unchecked",
+    "--decrypted-config-file": "the model would not be the one that was checked",
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
 
@@ -56,6 +81,21 @@ CPU_FLAGS = {
     "--watchdog-timeout": "3600",
 }
 """On a CPU: numbers of 32 bits, the plain executor, which no graph can hold, a small pool, and patience."""
+
+DENIED_FAMILIES = {
+    "--disaggregation-": "disaggregation with an INT2 cache is not supported",
+    "--encoder-": "encoders on other machines are reached without a key",
+    "--decoupled-spec-": "speculative decoding with an INT2 cache is not supported",
+    "--hicache-storage-": "it imports code by name, and an INT2 cache has no copy on the host",
+    "--unified-cache-external-linker-": "it imports code by name, and an INT2 cache has no copy elsewhere",
+    "--remote-instance-weight-loader-": "weights would come from another server, unchecked",
+    "--weight-cache-": "weights would come from another process, unchecked",
+    "--elastic-ep-": "processes of several machines exchange pickles over the network",
+}
+"""The same for every flag whose name begins so; also those of SGLang versions to come."""
+
+WHOLE_FLAGS = frozenset(["--ssl-keyfile"])
+"""Allowed flags that are the beginning of a refused one; the engine takes a whole name for itself."""
 
 KEPT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC CXX "
@@ -138,9 +178,22 @@ def check_extra_flags(extra: Sequence[str]) -> None:
         if any(ord(c) < 32 for c in token):
             raise UsageError("an engine flag holds a control character.")
         name = token.split("=", 1)[0].replace("_", "-")
-        for denied, reason in DENIED_FLAGS.items():
-            if name == denied or (len(name) > 2 and denied.startswith(name)):
-                raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
+        reason = _reason_against(name)
+        if reason is not None:
+            raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
+
+
+def _reason_against(name: str) -> str | None:
+    """Why the flag `name`, or a flag that the engine would complete it to, is refused; `None` when it is not."""
+    if name in WHOLE_FLAGS:
+        return None
+    for denied, reason in DENIED_FLAGS.items():
+        if name == denied or (len(name) > 2 and denied.startswith(name)):
+            return reason
+    for family, reason in DENIED_FAMILIES.items():
+        if name.startswith(family) or (len(name) > 2 and family.startswith(name)):
+            return reason
+    return None
 
 
 def flag_value(extra: Sequence[str], *names: str) -> str | None:
