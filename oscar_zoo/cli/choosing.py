@@ -13,7 +13,7 @@ from oscar_zoo.cli.loading import pick_serving_device, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
 from oscar_zoo.cli.offering import Wish, agreed, can_ask, command_line, model_to_compute, plan_computing, refusal
 from oscar_zoo.cli.targets import model_folder
-from oscar_zoo.errors import ArtifactNotFound, InvalidModel, OscarZooError, UsageError
+from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.evaluate import config_file, graphics
 from oscar_zoo.hubs import config
 from oscar_zoo.sglang_plugin import launch, preflight, staging
@@ -208,11 +208,8 @@ def model_geometry(choice: ModelChoice) -> Geometry | None:
 
 def geometry_of_folder(folder: Path, model_id: str) -> Geometry:
     """As its `config.json` says; where that leaves something out, as the class of the model knows it."""
-    try:
+    if config_file.says_all(folder) or importlib.util.find_spec("transformers") is None:
         return config_file.describe_folder(folder, model_id).geometry
-    except InvalidModel:
-        if importlib.util.find_spec("transformers") is None:
-            raise
     from oscar_zoo.evaluate.models import inspect_model
 
     return inspect_model(str(folder), model_id=model_id).geometry

@@ -16,6 +16,8 @@ from oscar_zoo.errors import InvalidModel, MalformedFile
 from oscar_zoo.evaluate.geometry import model_block
 
 NAME = "config.json"
+DIVIDED = frozenset(("llama", "mistral", "qwen2"))
+"""Types whose head size is `hidden_size / num_attention_heads` unless the file says it; others have a default."""
 
 
 class ConfigFile:
@@ -54,6 +56,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InvalidModel(f"{path} is not a model's configuration.", hint="name the folder of a checkpoint")
     return config
+
+
+def says_all(folder: Path) -> bool:
+    """Whether the file itself gives the geometry, so that no class of transformers has to fill something in.
+
+    Raises:
+        InvalidModel: as `read_config`.
+    """
+    config = read_config(folder)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    given = {name for name in names if isinstance((text or {}).get(name), int)}
+    if config.get("model_type") in DIVIDED:
+        given.add("head_dim")
+    return given == set(names)
 
 
 def describe_folder(folder: Path, model_id: str) -> ModelBlock:
