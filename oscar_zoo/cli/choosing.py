@@ -113,7 +113,7 @@ def choose(request: ServeRequest, *, here: bool = True) -> Chosen:
     geometry = model_geometry(choice)
     recipe = with_overrides(recipe_for_model(artifact, choice, geometry), clip=request.clip)
     wanted = preflight.tensor_parallel(request.extra)
-    parallel = wanted or (_usual_parallel(choice, gpu, here=here) if device == "cuda" else 1)
+    parallel = wanted or (_usual_parallel(choice, gpu, here=here or request.device is None) if device == "cuda" else 1)
     if here and geometry is not None:
         folder = Path(choice.source)
         weights, itemsize = preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ def print_command(request: ServeRequest) -> int:
             "--print shows no API key, and without one nothing is exposed.",
             hint="print it without --expose and --api-key-file; SGLang reads both from a file: --config FILE",
         )
+    fork = request.engine == "oscar-fork"
+    if fork and request.device is None:
+        request = replace(request, device="cuda")  # it knows nothing else
     chosen = choose(request, here=False)
-    if request.engine == "oscar-fork":
+    if fork:
         argv, env = _fork(request, chosen)
         unset: tuple[str, ...] = ()
     else:

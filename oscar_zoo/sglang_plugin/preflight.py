@@ -212,4 +212,8 @@ def _ways(server: Server, need: Demand, free: int, usable: int) -> list[str]:
             if number > server.tensor_parallel and replace(server, tensor_parallel=number).demand().total <= usable:
                 ways.append(f"spread it over {number} GPUs: -- --tp={number}")
                 break
-    return ways or ["use a smaller model, or a machine with more memory"]
+    if ways:
+        return ways
+    return [
+        "serve it on a GPU, or use a smaller model" if server.device == "cpu" else "use more GPUs or a smaller model"
+    ]

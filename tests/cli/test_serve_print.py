@@ -20,6 +20,8 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
+from oscar_zoo.evaluate import graphics
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
 from oscar_zoo.sglang_plugin import launch, loading, settings
 
@@ -162,6 +164,24 @@ def test_no_key_is_ever_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "secret-canary" not in captured.out + captured.err and "--config FILE" in captured.err
     assert run(["serve", str(artifact), "--engine", "oscar-fork"]) == 2
     assert "--print" in capsys.readouterr().err
+
+
+def test_the_zoo_says_on_how_many_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphics, "default_device", lambda: "cpu")
+    recipe = Catalog.packaged().recipe("Qwen3-32B")
+    assert recipe is not None
+    folder = str(write_folder(tmp_path / "Qwen3-32B", payload(geometry=recipe.geometry)))
+    command = ["serve", folder, "--print", "--json"]
+    answers = []
+    for more in (["--device", "cuda"], ["--engine", "oscar-fork"], ["--device", "cuda", "--", "--tp=2"], []):
+        assert run([*command, *more]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert [one["tensor_parallel"] for one in answers] == [4, 4, 2, 1]  # the last one is for this CPU
+    assert "--tp-size=4" in answers[0]["argv"] and "--tensor-parallel-size=4" in answers[1]["argv"]
+    assert not any("--tp-size" in part for part in answers[2]["argv"])
+    assert answers[0]["model"] == recipe.hf_id
 
 
 def test_values_of_flags_in_every_spelling() -> None:

@@ -54,6 +54,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "published": given("--oscar-rotation-path", str(pair), *published, "--tp", "2"),
         "fork": given(env=pair_files | FORK),
         "flag over fork": given("--oscar-recent-size=32", env=pair_files | FORK),
+        "bare": {"argv": [f"--model-path={MODEL}", "--device=cpu", "--kv-cache-dtype=int2"], "env": pair_files},
+        "own graphs": {
+            "argv": [*given()["argv"], "--cuda-graph-backend-prefill=breakable"],
+            "env": pair_files,
+        },
         "no artifact": given(),
         "both": given("--oscar-artifact", NAME, "--oscar-rotation-path", str(pair), env=cache),
         "unknown name": given("--oscar-artifact", "no-such-model", env=cache),
@@ -85,6 +90,11 @@ def test_the_published_flags(answers: dict[str, Any]) -> None:
     assert answer["tp"] == 2
     for part in ("sink 64 (flag)", "recent 256 (flag)", "k_clip 0.96 (default)", "v_clip 0.92 (default)"):
         assert part in answer["settings"]
+
+
+def test_prefill_runs_without_graphs_unless_the_user_says_otherwise(answers: dict[str, Any]) -> None:
+    assert answers["bare"]["graphs"] == [None, "disabled"]
+    assert answers["own graphs"]["graphs"] == ["disabled", "breakable"]
 
 
 def test_variables_of_the_fork_are_fallbacks(answers: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             "warnings": chosen.warnings,
             "backend": config.attention_backend,
             "tp": config.tp_size,
+            "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
         }
 
 
