@@ -14,7 +14,7 @@ from pathlib import Path
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.evaluate import config_file, graphics, model_folder, ram
-from oscar_zoo.sglang_plugin import launch, refusals, settings
+from oscar_zoo.sglang_plugin import config_refusals, launch, settings
 
 ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of one number by the values of SGLang's `--dtype`, and of `torch_dtype` in a `config.json`."""
@@ -119,7 +119,7 @@ def check_folder(folder: Path) -> None:
         StorageError: weights that cannot be read.
     """
     config = config_file.ConfigFile(config_file.read_config(folder))
-    refusals.check_config(config)
+    config_refusals.check_config(config)
     model_folder.check_model_folder(folder)
 
 

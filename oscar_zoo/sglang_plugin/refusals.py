@@ -7,7 +7,7 @@ the resolved configuration through plain attributes; one that a SGLang version d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.errors import UnsupportedModel, UsageError
@@ -198,44 +198,6 @@ MODEL = (
 )
 """Rows over the model configuration."""
 
-
-def _kinds(*kinds: str) -> Uses:
-    return lambda config: bool(set(getattr(config, "layer_types", None) or ()) & set(kinds))
-
-
-def _windows(config: Any) -> bool:
-    told = getattr(config, "layer_types", None) is not None
-    return _kinds("sliding_attention")(config) or (not told and bool(getattr(config, "sliding_window", None)))
-
-
-def _told_earlier(name: str, uses: Uses) -> Refusal:
-    """The row of `MODEL` called `name`, decided by a `config.json`."""
-    return replace(next(row for row in MODEL if row.name == name), uses=uses)
-
-
-CONFIG = (
-    _told_earlier("MLA", _set("kv_lora_rank")),
-    _told_earlier("a sliding-window hybrid model", _windows),
-    _told_earlier(
-        "chunked local attention",
-        lambda config: _set("attention_chunk_size")(config) or _kinds("chunked_attention")(config),
-    ),
-    _told_earlier("an encoder-decoder model", _set("is_encoder_decoder")),
-    Refusal(
-        "a model with linear-attention layers",
-        lambda config: _kinds("linear_attention", "mamba", "conv")(config) or _set("full_attention_interval")(config),
-        "only models with full attention in every layer are served",
-        "--kv-cache-dtype auto",
-    ),
-    Refusal(
-        "attn_logit_softcapping",
-        _set("attn_logit_softcapping"),
-        "capped logits are not implemented",
-        "--kv-cache-dtype auto",
-    ),
-)
-"""Rows over a `config.json`, before anything is loaded; those above see what SGLang made of it."""
-
 LAYER = (
     Refusal("sliding_window_size", _above("sliding_window_size", 0), "windows are not masked", "--kv-cache-dtype auto"),
     Refusal("logit_cap", _above("logit_cap", 0.0), "capped logits are not implemented", "--kv-cache-dtype auto"),
@@ -280,16 +242,6 @@ def check_model(config: Any) -> None:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
     _check(config, MODEL, UnsupportedModel)
-
-
-def check_config(config: Any) -> None:
-    """Refuse a model by its `config.json`, language model and whole, before SGLang reads it.
-
-    Raises:
-        UnsupportedModel: as `check_model`.
-    """
-    for part in (config.get_text_config(decoder=True), config):
-        _check(part, CONFIG, UnsupportedModel)
 
 
 def check_layers(layers: Iterable[Any]) -> None:
