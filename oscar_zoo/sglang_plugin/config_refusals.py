@@ -1,6 +1,6 @@
 """Models that an INT2 cache does not serve, told from their `config.json` before SGLang reads it.
 
-The reasons are those of `refusals`, whose rows see what SGLang made of the file; here they are known within milliseconds.
+The reasons are those of `refusals`, whose rows see what SGLang made of the file; these take milliseconds.
 """
 
 from __future__ import annotations
