@@ -35,6 +35,8 @@ class OpenArtifact:
         manifest: its `oscar.json`, or `None`.
         recipe: serving recipe of the manifest, or of the model's entry in the zoo, or `None`.
         base_model: folder that was asked for, else hub id of its base model, or `None`.
+        place: folder with its files.
+        installed: whether that folder is of the local store.
     """
 
     label: str
@@ -42,6 +44,8 @@ class OpenArtifact:
     manifest: Manifest | None
     recipe: ServingRecipe | None
     base_model: str | None
+    place: Path
+    installed: bool
 
 
 def open_artifact(text: str, *, hubs: tuple[str, ...] = (), quiet: bool) -> OpenArtifact:
@@ -78,7 +82,8 @@ def _from_folder(path: Path) -> OpenArtifact:
     if (path / FILE_NAME).exists():
         manifest = Manifest.from_bytes(read_file(path / FILE_NAME))
     names = () if manifest else tuple(part.name for part in (path, *path.absolute().parents[:3]))
-    return _open(manifest.artifact_id.reference if manifest else str(path), verified, manifest, names)
+    label = manifest.artifact_id.reference if manifest else str(path)
+    return _open(label, verified, manifest, names, path, installed=False)
 
 
 def open_reference(
@@ -117,11 +122,21 @@ def open_reference(
 
 def _open_stored(stored: StoredArtifact, verified: Verified) -> OpenArtifact:
     names = (stored.record.id.model,)
-    return _open(stored.record.id.reference, verified, stored.manifest, names)
+    return _open(stored.record.id.reference, verified, stored.manifest, names, stored.record.path, installed=True)
 
 
-def _open(label: str, verified: Verified, manifest: Manifest | None, names: tuple[str, ...]) -> OpenArtifact:
+def _open(
+    label: str,
+    verified: Verified,
+    manifest: Manifest | None,
+    names: tuple[str, ...],
+    place: Path,
+    *,
+    installed: bool,
+) -> OpenArtifact:
     if manifest is not None:
-        return OpenArtifact(label, verified, manifest, manifest.recipe, manifest.model.id)
-    recipe = next((r for r in map(recipe_for, names) if r is not None), None)
-    return OpenArtifact(label, verified, None, recipe.serving if recipe else None, recipe.hf_id if recipe else None)
+        recipe, base_model = manifest.recipe, manifest.model.id
+        return OpenArtifact(label, verified, manifest, recipe, base_model, place, installed)
+    known = next((r for r in map(recipe_for, names) if r is not None), None)
+    serving, base = (known.serving, known.hf_id) if known else (None, None)
+    return OpenArtifact(label, verified, None, serving, base, place, installed)

@@ -14,10 +14,11 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.cli import machine, render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.bench_table import print_report
-from oscar_zoo.cli.loading import pick_device, require_serve
+from oscar_zoo.cli.choosing import geometry_of_folder, model_for, model_geometry, recipe_for_model
+from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
-from oscar_zoo.cli.serving import model_for, model_geometry, recipe_for_model
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
+from oscar_zoo.evaluate import config_file
 from oscar_zoo.sglang_plugin import staging
 from oscar_zoo.sglang_plugin.bench import dummy, run, sides
 from oscar_zoo.sglang_plugin.bench.job import Case, Job
@@ -133,7 +134,7 @@ def _subject(request: BenchRequest, private: Path) -> _Subject:
         artifact = open_artifact(request.artifact or "", hubs=request.hubs, quiet=request.silent)
         choice = model_for(artifact, request.model)
         if Path(choice.source).is_dir():
-            room = dummy.longest_context(dummy.config_of_folder(Path(choice.source)))
+            room = dummy.longest_context(config_file.read_config(Path(choice.source)))
             if room is not None and request.longest > room:
                 raise UsageError(
                     f"{choice.name} reads up to {room:,} tokens, {request.longest:,} are wanted.",
@@ -153,10 +154,8 @@ def _subject(request: BenchRequest, private: Path) -> _Subject:
 
 def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
     """Write the configuration of a model without weights; the geometry of its cache."""
-    from oscar_zoo.evaluate.models import inspect_model
-
     if Path(choice.source).is_dir():
-        config = dummy.config_of_folder(Path(choice.source))
+        config = config_file.read_config(Path(choice.source))
     elif choice.recipe is not None:
         config = dummy.config_of_recipe(choice.recipe)
     else:
@@ -164,11 +163,11 @@ def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
             f"the shapes of {choice.source} are not known here.", hint="give a folder that holds its config.json"
         )
     dummy.write_model(folder, config, longest=longest)
-    return inspect_model(str(folder), model_id=choice.model_id).geometry
+    return geometry_of_folder(folder, choice.model_id)
 
 
 def _compare(request: BenchRequest, subject: _Subject, private: Path) -> Report:
-    device = pick_device(request.device).split(":")[0]
+    device = pick_serving_device(request.device)[0]
     staged = private / "rotations"
     digest = staging.stage_rotations(subject.artifact.verified, staged)
     engines = sides.Engines(

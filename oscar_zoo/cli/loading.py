@@ -27,10 +27,18 @@ def require_compute() -> None:
 
 
 def require_serve() -> None:
-    """Raise `MissingDependency` when torch or sglang is not installed; imports neither."""
+    """Refuse to serve without torch, or without an sglang of a supported version; imports neither.
+
+    Raises:
+        MissingDependency: one is not installed.
+        UsageError: sglang is outside the supported range.
+    """
+    from oscar_zoo.sglang_plugin.compat import sglang_version
+
     for library in ("torch", "sglang"):
         if importlib.util.find_spec(library) is None:
             raise MissingDependency.for_extra(library, "serve")
+    sglang_version()
 
 
 def parse_clip(text: str) -> Clip:
@@ -56,6 +64,25 @@ def pick_device(wanted: str | None, *, several: bool = False) -> str:
         return default_device()
     check_device(wanted, several=several)
     return wanted
+
+
+def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str, int]:
+    """Kind and number of the device a server runs on, as `pick_device` but without torch.
+
+    Args:
+        check: refuse a GPU that is not there; off for a command that another machine will run.
+
+    Raises:
+        UsageError: no device, or none that is here.
+    """
+    from oscar_zoo.evaluate import graphics
+
+    if wanted is None:
+        return graphics.default_device(), 0
+    kind, number = graphics.parse_device(wanted)
+    if kind == "cuda" and check:
+        graphics.check_gpu(number)
+    return kind, number
 
 
 def with_overrides(recipe: ServingRecipe, *, clip: str | None, group_size: int | None = None) -> ServingRecipe:

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from oscar_zoo import __version__, paths
 from oscar_zoo.errors import MissingDependency, OscarZooError
+from oscar_zoo.evaluate import graphics
 from oscar_zoo.registry.store import Store
 from oscar_zoo.sglang_plugin import compat
 
@@ -102,12 +102,12 @@ def folders() -> Iterator[Finding]:
 
 def gpu() -> Finding:
     """The NVIDIA GPUs, as the driver's own tool names them."""
-    cards = _graphics_cards()
+    cards = graphics.gpus()
     if cards:
-        names = ", ".join(f"{name} with {memory / 1e9:.0f} GB" for name, memory in cards)
-        facts = {"gpus": [{"name": name, "memory_bytes": memory} for name, memory in cards]}
+        names = ", ".join(f"{card.name} with {card.memory / 1e9:.0f} GB" for card in cards)
+        facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
         return Finding("machine", "GPU", "ok", names, facts=facts)
-    models = _driver_models()
+    models = graphics.driver_models()
     if models:
         detail = f"{', '.join(models)}, but nvidia-smi does not work"
         return Finding("machine", "GPU", "warning", detail, "check the driver: nvidia-smi", facts={"gpus": []})
@@ -192,24 +192,3 @@ def _number(version: str) -> tuple[int, ...]:
     release = re.match(r"[0-9]+(\.[0-9]+)*", version)
     parts = [int(part) for part in release[0].split(".")] if release else []
     return tuple(parts + [0] * (4 - len(parts)))
-
-
-def _graphics_cards() -> list[tuple[str, int]]:
-    """Name and bytes of memory of every GPU, by nvidia-smi."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    variables = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, env=variables, check=True)
-        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if line.strip()]
-        return [(name.strip(), int(memory) * (1 << 20)) for name, memory in rows]
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return []
-
-
-def _driver_models() -> list[str]:
-    """What the kernel's driver calls the GPUs."""
-    found = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        match = re.search(r"^Model:\s*(.+)$", path.read_text("utf-8", errors="replace"), re.MULTILINE)
-        found.append(match[1].strip() if match else "a GPU of unknown model")
-    return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.graphics import NAMES
 
 AUTO = "auto"
 """All GPUs, then main memory; for engines that can spread a model over them."""
-NAMES = "devices are called cpu, cuda or cuda:0"
 
 
 def default_device() -> str:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from oscar_zoo.errors import NotEnoughMemory
+from oscar_zoo.evaluate.ram import available_ram, resident_set
 
 FreeMemory = Callable[[torch.device], int]
 """Device -> bytes that this process can still use there."""
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60
-"""Control groups of the first version say such numbers where there is no limit."""
 RESERVE = 1 << 28
 """Of a GPU, for the context and workspaces of its libraries."""
 
@@ -93,13 +89,6 @@ def free_memory(device: torch.device) -> int:
     return available_ram()
 
 
-def available_ram(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Main memory that can be had without swapping: of the machine, and of every control group around this process."""
-    free = [_kilobytes(proc / "meminfo", "MemAvailable"), *_left_in_groups(proc, cgroup)]
-    known = [one for one in free if one is not None]
-    return min(known) if known else int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
-
-
 @contextmanager
 def memory_errors(model: str, device: torch.device, free: FreeMemory = free_memory) -> Iterator[None]:
     """What torch and Python say when memory ends, as one line.
@@ -115,7 +104,7 @@ def memory_errors(model: str, device: torch.device, free: FreeMemory = free_memo
         text = str(error)
         if type(error) is RuntimeError and "can't allocate memory" not in text:
             raise
-        used = torch.cuda.memory_allocated(device) if device.type == "cuda" else _resident_set()
+        used = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_set()
         need = used + max(_requested(text), 1 << 20)
         raise NotEnoughMemory.for_model(
             model,
@@ -133,48 +122,3 @@ def _requested(text: str) -> int:
         return int(plain[1])
     scaled = re.search(r"[Tt]ried to allocate ([\d.]+) ([KMGT])iB", text)
     return int(float(scaled[1]) * 1024 ** (" KMGT".index(scaled[2]))) if scaled else 0
-
-
-def _resident_set() -> int:
-    return _kilobytes(PROC / "self/status", "VmRSS") or 0
-
-
-def _kilobytes(path: Path, name: str) -> int | None:
-    for line in _lines(path):
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
-    """What each group may still take; file pages it could give back count as free."""
-    for line in _lines(proc / "self/cgroup"):
-        _, controllers, inside = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        top = cgroup / "memory" if controllers else cgroup
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
-        group = top / inside.lstrip("/")
-        for folder in (group, *group.parents):
-            limit, used = (_number(folder / name) for name in names)
-            if limit is not None and used is not None and limit < UNLIMITED:
-                yield max(0, limit - used + _file_pages(folder / "memory.stat"))
-            if folder == top:
-                break
-
-
-def _file_pages(stat: Path) -> int:
-    counts = dict(line.split(" ", 1) for line in _lines(stat) if " " in line)
-    return sum(int(counts.get(name, counts.get(f"total_{name}", "0"))) for name in ("active_file", "inactive_file"))
-
-
-def _number(path: Path) -> int | None:
-    text = next(iter(_lines(path)), "").strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:  # another system, or a kind of group that is not used
-        return []

@@ -8,7 +8,6 @@ nothing else, so whatever is simulated inside it needs no copy of any architectu
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.errors import InvalidModel, MissingDependency, NetworkError, PathNotFound, StorageError, UnsupportedModel
+from oscar_zoo.errors import InvalidModel, MissingDependency, NetworkError, PathNotFound, UnsupportedModel
 from oscar_zoo.evaluate import torchvision_ops  # noqa: F401  (transformers imports torchvision when it is there)
 from oscar_zoo.evaluate.geometry import float8_block, model_block
+from oscar_zoo.evaluate.model_folder import check_model_folder
 
 try:
     import torch
@@ -43,7 +43,6 @@ AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], scaling) -> output [B, n_q, T, dv]`"""
 
 SCOPE = "oscar_zoo_scope"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 BLOCKED = {"s_aux": "attention sinks", "softcap": "logit soft-capping", "position_bias": "a position bias"}
 """Arguments of an attention call that change the softmax, and what they are; `attention_scope` refuses them."""
 
@@ -273,26 +272,6 @@ def _read_config(path_or_id: str, revision: str | None, model_id: str | None) ->
         revision=None if folder else getattr(config, "_commit_hash", None),
         config_sha256=hashlib.sha256(config_file.read_bytes()).hexdigest(),
     )
-
-
-def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be loaded or served, before anything reads it; `config.json` is checked elsewhere.
-
-    Raises:
-        InvalidModel: no safetensors weights, or no tokenizer.
-        StorageError: weights that cannot be read.
-    """
-    if not any(folder.glob("*.safetensors")):
-        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
-        seen = f" (only {others[0]}, which is not read)" if others else ""
-        raise InvalidModel(f"{folder} has no *.safetensors weights{seen}.", hint="convert or download them")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InvalidModel(f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}")
-    for path in sorted(folder.glob("*.safetensors")):
-        if not os.access(path, os.R_OK):
-            raise StorageError(
-                f"cannot read {path}: permission denied, or a broken link.", hint="check its permissions"
-            )
 
 
 def _fetch_weights(where: str, source: dict[str, Any]) -> Path:

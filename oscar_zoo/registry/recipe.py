@@ -78,6 +78,18 @@ class ModelRecipe(Spec):
         return self
 
     @property
+    def parameters(self) -> int | None:
+        """Numbers in the matrices of the model, or `None` where the zoo does not know all shapes."""
+        shapes, cache = self.weights, self.geometry
+        if shapes is None:
+            return None
+        queries = cache.num_q_heads * (cache.head_dim + cache.v_head_dim)
+        keys = cache.num_kv_heads * (cache.head_dim + cache.v_head_dim)
+        layer = shapes.hidden_size * (queries + keys + 3 * shapes.intermediate_size)
+        embeddings = shapes.vocab_size * shapes.hidden_size * (1 if shapes.tied_embeddings else 2)
+        return cache.num_layers * layer + embeddings
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every name people may use for this model: name, hub ids, aliases."""
         ids = (self.hf_id, *([self.modelscope_id] if self.modelscope_id else []))

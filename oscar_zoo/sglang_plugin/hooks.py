@@ -90,6 +90,8 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
         args.attention_backend = settings.BACKEND
     if args.max_running_requests is None:
         args.max_running_requests = settings.MAX_RUNNING_REQUESTS
+    if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
+        args.cuda_graph_backend_prefill = "disabled"  # see `launch.GPU_FLAGS`
 
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin.settings import Source
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 30000
@@ -35,12 +36,66 @@ DENIED_FLAGS = {
     "--oscar-rotation-path": "serve gives the server its own verified copy",
     "--oscar-artifact": "serve gives the server its own verified copy",
     "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
-    "--disaggregation-mode": "disaggregation with an INT2 cache is not supported",
+    "--device": "use --device in front of --",
+    "--base-gpu-id": "use --device cuda:N in front of --",
+    "--ssl-keyfile-password": "arguments are visible to every local user",
+    "--watermark-key": "arguments are visible to every local user",
+    "--watermark-key-b": "arguments are visible to every local user",
+    "--sidecar": "it runs a module by name",
+    "--sidecar-args": "it runs a module by name",
+    "--tool-server": "it lets answers of the model run tools",
+    "--trust-request-chat-template": "it runs templates from requests",
+    "--modelopt-checkpoint-restore-path": "it unpickles a checkpoint",
+    "--grpc-mode": "it opens a server without the API key",
+    "--smg-grpc-mode": "it opens a server without the API key",
+    "--grpc-port": "it opens a server without the API key",
+    "--grpc-http-sidecar-port": "it opens a server without the API key",
+    "--smg-http-sidecar-port": "it opens a server without the API key",
+    "--gated-launch-port": "it opens a server without the API key",
+    "--kv-events-config": "it publishes what is cached to the network",
+    "--load-publish-endpoint": "it publishes the load to the network",
+    "--dist-init-addr": "processes of several machines exchange pickles over the network",
+    "--nccl-init-addr": "processes of several machines exchange pickles over the network",
+    "--nnodes": "processes of several machines exchange pickles over the network",
+    "--node-rank": "processes of several machines exchange pickles over the network",
+    "--use-ray": "processes of several machines exchange pickles over the network",
+    "--language-only": "encoders on other machines are reached without a key",
+    "--modelexpress-config": "weights would come over the network, unchecked",
+    "--decrypted-config-file": "the model would not be the one that was checked",
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
 
-ENGINE_DEFAULTS = ("--disable-cuda-graph",)
-"""Flags every server gets: the plain torch executor cannot be captured into a CUDA graph."""
+TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
+"""Names of one flag."""
+GPU_FLAGS = {"--cuda-graph-backend-prefill": "disabled"}
+"""On a GPU the kernels decode under CUDA graphs. Prefill runs without: its attention reads lengths on the host, and it
+was measured so."""
+CPU_FLAGS = {
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--cuda-graph-backend-decode": "disabled",
+    "--cuda-graph-backend-prefill": "disabled",
+    "--mem-fraction-static": "0.5",
+    "--max-total-tokens": "16384",
+    "--max-running-requests": "16",
+    "--watchdog-timeout": "3600",
+}
+"""On a CPU: numbers of 32 bits, the plain executor, which no graph can hold, a small pool, and patience."""
+
+DENIED_FAMILIES = {
+    "--disaggregation-": "disaggregation with an INT2 cache is not supported",
+    "--encoder-": "encoders on other machines are reached without a key",
+    "--decoupled-spec-": "speculative decoding with an INT2 cache is not supported",
+    "--hicache-storage-": "it imports code by name, and an INT2 cache has no copy on the host",
+    "--unified-cache-external-linker-": "it imports code by name, and an INT2 cache has no copy elsewhere",
+    "--remote-instance-weight-loader-": "weights would come from another server, unchecked",
+    "--weight-cache-": "weights would come from another process, unchecked",
+    "--elastic-ep-": "processes of several machines exchange pickles over the network",
+}
+"""The same for every flag whose name begins so; also those of SGLang versions to come."""
+
+WHOLE_FLAGS = frozenset(["--ssl-keyfile"])
+"""Allowed flags that are the beginning of a refused one; the engine takes a whole name for itself."""
 
 KEPT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC CXX "
@@ -50,6 +105,15 @@ KEPT_VARIABLES = frozenset(
 KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "SGLANG_", "TORCHINDUCTOR_")
 DROPPED_VARIABLES = frozenset(["SGLANG_PLUGINS", "SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_MODEL_ARCH"])
 
+HARMFUL_VARIABLES = (
+    "LD_PRELOAD",
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+    *sorted(DROPPED_VARIABLES - {"SGLANG_PLUGINS"}),
+)
+"""Of the variables that a server does not get: those that run code or lower a guard, for a command that people run."""
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -57,10 +121,12 @@ class ServeOptions:
 
     Attributes:
         model: local folder or Hugging Face id.
-        rotations: private folder with the files this library wrote.
-        rotations_sha256: artifact digest of these files; the plugin compares it with what it read.
+        rotations: where the plugin finds them.
+        rotations_sha256: artifact digest; the plugin compares it with what it read.
         recipe: serving recipe in force.
-        device: `cpu`, `cuda` or `None` to let the engine choose.
+        device: `cpu` or `cuda`.
+        gpu: number of the first GPU.
+        tensor_parallel: number of GPUs, unless `extra` says one.
         host, port: where to listen.
         kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
@@ -69,11 +135,13 @@ class ServeOptions:
     """
 
     model: str
-    rotations: Path
+    rotations: Source
     rotations_sha256: str
     recipe: ServingRecipe
     kernels: Path
-    device: str | None = None
+    device: str
+    gpu: int = 0
+    tensor_parallel: int = 1
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
     revision: str | None = None
@@ -83,18 +151,12 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A child process to be: argument list, whole environment, and where it will answer."""
+    """A child process to be: argument list, whole environment, where it will answer, and what we set of the former."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     url: str
-
-    @property
-    def command(self) -> str:
-        """The command for people, quoted for a shell."""
-        import shlex
-
-        return shlex.join(self.argv)
+    sets: Mapping[str, str] = field(default_factory=dict)
 
 
 def cpu_site_dir() -> Path:
@@ -116,9 +178,32 @@ def check_extra_flags(extra: Sequence[str]) -> None:
         if any(ord(c) < 32 for c in token):
             raise UsageError("an engine flag holds a control character.")
         name = token.split("=", 1)[0].replace("_", "-")
-        for denied, reason in DENIED_FLAGS.items():
-            if name == denied or (len(name) > 2 and denied.startswith(name)):
-                raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
+        reason = _reason_against(name)
+        if reason is not None:
+            raise UsageError(f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help")
+
+
+def _reason_against(name: str) -> str | None:
+    """Why the flag `name`, or a flag that the engine would complete it to, is refused; `None` when it is not."""
+    if name in WHOLE_FLAGS:
+        return None
+    for denied, reason in DENIED_FLAGS.items():
+        if name == denied or (len(name) > 2 and denied.startswith(name)):
+            return reason
+    for family, reason in DENIED_FAMILIES.items():
+        if name.startswith(family) or (len(name) > 2 and family.startswith(name)):
+            return reason
+    return None
+
+
+def flag_value(extra: Sequence[str], *names: str) -> str | None:
+    """The value of an engine flag in `extra` under any of its `names`, after `=` or a space; the last wins."""
+    found = None
+    for place, token in enumerate(extra):
+        name, equals, value = token.partition("=")
+        if name.replace("_", "-") in names:
+            found = value if equals else next(iter(extra[place + 1 :]), None)
+    return found
 
 
 def child_environment(parent: Mapping[str, str], *, device: str | None, kernels: Path) -> dict[str, str]:
@@ -133,26 +218,34 @@ def child_environment(parent: Mapping[str, str], *, device: str | None, kernels:
         device: `cpu` adds what a machine without a GPU needs.
         kernels: folder only this user may enter, for compiled kernels.
     """
-    env = {
+    kept = {
         name: value
         for name, value in parent.items()
         if (name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)) and name not in DROPPED_VARIABLES
     }
-    env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    env["SGLANG_PLUGINS"] = "oscar"
-    env["TRITON_CACHE_DIR"] = str(kernels / "triton")
-    env["PYTHONUNBUFFERED"] = "1"
+    return kept | set_variables(device=device, kernels=kernels)
+
+
+def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
+    """The variables that a server gets beside those of its parent; arguments as for `child_environment`."""
+    env = {
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+        "SGLANG_PLUGINS": "oscar",
+        "TRITON_CACHE_DIR": str(kernels / "triton"),
+        "PYTHONUNBUFFERED": "1",
+    }
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
         env["PYTHONPATH"] = str(cpu_site_dir())
     return env
 
 
-def cache_flags(rotations: Path, rotations_sha256: str, recipe: ServingRecipe) -> dict[str, str]:
-    """The engine's flags for an INT2 cache with the staged `rotations` and the settings of `recipe`."""
+def cache_flags(rotations: Source, rotations_sha256: str, recipe: ServingRecipe) -> dict[str, str]:
+    """The engine's flags for an INT2 cache with `rotations`, a folder or a name, and the settings of `recipe`."""
+    where = "--oscar-rotation-path" if rotations.artifact is None else "--oscar-artifact"
     return {
         "--kv-cache-dtype": "int2",
-        "--oscar-rotation-path": str(rotations),
+        where: str(rotations),
         "--oscar-rotation-sha256": rotations_sha256,
         "--oscar-sink-size": str(recipe.windows.sink),
         "--oscar-recent-size": str(recipe.windows.recent),
@@ -160,6 +253,11 @@ def cache_flags(rotations: Path, rotations_sha256: str, recipe: ServingRecipe) -
         "--oscar-v-clip": repr(recipe.clip.v),
         "--oscar-group-size": str(recipe.group_size),
     }
+
+
+def device_flags(device: str) -> dict[str, str]:
+    """The engine's flags for the executor of `device`, `cpu` or `cuda`: the same for every server and measurement."""
+    return dict(CPU_FLAGS if device == "cpu" else GPU_FLAGS)
 
 
 def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
@@ -174,30 +272,20 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         "--host": options.host,
         "--port": str(options.port),
         **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
+        **device_flags(options.device),
     }
+    if options.tensor_parallel > 1 and flag_value(options.extra, *TENSOR_PARALLEL) is None:
+        flags["--tp-size"] = str(options.tensor_parallel)
+    if options.gpu:
+        flags["--base-gpu-id"] = str(options.gpu)
     if options.revision is not None:
         flags["--revision"] = options.revision
     argv = [sys.executable, "-m", "sglang.launch_server"]
     if options.config_file is not None:
         argv += ["--config", str(options.config_file)]  # SGLang does not know the `=` form of this one flag
     argv += [f"{name}={value}" for name, value in flags.items()]
-    argv += [flag for flag in ENGINE_DEFAULTS if flag not in options.extra]
-    argv += _cpu_flags(options.extra) if options.device == "cpu" else []
-    argv += options.extra
+    argv += options.extra  # last, so that they win
     address = f"[{options.host}]" if ":" in options.host else options.host
     env = child_environment(environ, device=options.device, kernels=options.kernels)
-    return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}")
-
-
-def _cpu_flags(extra: Sequence[str]) -> list[str]:
-    """Defaults for a machine without a GPU, each left to the user when `extra` already has it."""
-    given = {token.split("=", 1)[0] for token in extra}
-    defaults = {
-        "--device": "cpu",
-        "--dtype": "float32",
-        "--mem-fraction-static": "0.5",
-        "--max-total-tokens": "16384",
-        "--max-running-requests": "16",
-        "--watchdog-timeout": "3600",
-    }
-    return [f"{name}={value}" for name, value in defaults.items() if name not in given]
+    sets = set_variables(device=options.device, kernels=options.kernels)
+    return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}", sets)

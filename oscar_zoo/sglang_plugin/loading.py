@@ -33,6 +33,7 @@ class ServedArtifact:
         digest: artifact digest, `sha256:<hex>`.
         manifest: the `oscar.json` beside the files, or `None`.
         where: folder or name, for messages.
+        names: file names of both sides.
     """
 
     k: RotationSet
@@ -40,6 +41,7 @@ class ServedArtifact:
     digest: str
     manifest: Manifest | None
     where: str
+    names: Mapping[Role, str]
 
     @property
     def recipe(self) -> RecipeValues:
@@ -211,4 +213,5 @@ def _pair(k: _File, v: _File, manifest: Manifest | None, where: str) -> ServedAr
     digest = artifact_digest((k.entry, v.entry))
     if manifest is not None and manifest.digest is not None:
         digest = manifest.digest
-    return ServedArtifact(k.rotations, v.rotations, digest, manifest, where)
+    names: dict[Role, str] = {"k": k.entry.path, "v": v.entry.path}
+    return ServedArtifact(k.rotations, v.rotations, digest, manifest, where, names)

@@ -13,6 +13,7 @@ def register() -> None:
     Raises:
         UsageError: this sglang is not a supported version.
     """
-    from oscar_zoo.sglang_plugin import hooks
+    from oscar_zoo.sglang_plugin import hooks, plain_errors
 
+    plain_errors.install()
     hooks.install()

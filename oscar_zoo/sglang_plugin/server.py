@@ -22,16 +22,21 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
+from oscar_zoo.errors import OscarZooError, PortInUse, ServerFailed, UsageError
 from oscar_zoo.sglang_plugin import watchdog
 from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.5
-TAIL_BYTES = 16_384
+TAIL_BYTES = 1 << 18
 NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
 """Lines of a log that name an error: the end of a traceback, and what an argument parser says."""
+OURS = re.compile(rf"(?:{re.escape(OscarZooError.__module__)}\.\w+|error): (?P<message>.+)")
+"""Those that this library wrote: at the end of a traceback, and instead of one (`plain_errors`)."""
+FOLLOWS = re.compile(r"(EOFError|BrokenPipeError|Connection\w*Error)\b|RuntimeError: (Rank \d+|Initialization failed)")
+"""What other processes say because one of them failed."""
+HINT = "hint: "
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -99,10 +104,7 @@ class Server:
             if self.returncode is not None:
                 if self.stopping:
                     return
-                raise ServerFailed(
-                    f"the server ended while starting ({self.status}): {self.cause()}.",
-                    hint=f"log: {self.log}",
-                )
+                raise self.failure("the server ended while starting")
             if self.healthy():
                 return
             if waited > timeout:
@@ -129,15 +131,29 @@ class Server:
         code = self.returncode or 0
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
 
-    def cause(self) -> str:
-        """The last line of the log that names an error, without a full stop, or that there is none."""
+    def failure(self, what: str) -> ServerFailed:
+        """The error for a child that ended: `what` happened, how it ended, and why, out of its log."""
+        text, hint = self.cause()
+        steps = "; ".join(part for part in (hint, f"log: {self.log}") if part)
+        return ServerFailed(f"{what} ({self.status}): {text}.", hint=steps)
+
+    def cause(self) -> tuple[str, str | None]:
+        """Why the child ended, by its log: one line without a full stop, and the next step where that is known.
+
+        A refusal of ours counts before anything that was said after it, which only follows from it.
+        """
         with self.log.open("rb") as stream:
             stream.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             lines = [line.strip() for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        for place in reversed(range(len(lines))):
+            own = OURS.fullmatch(lines[place])
+            if own is not None:
+                after = lines[place + 1] if place + 1 < len(lines) else ""
+                hint = after.removeprefix(HINT) if after.startswith(HINT) else None
+                return own["message"][:600].rstrip("."), hint
         errors = [line for line in lines if NAMES_ERROR.match(line)]
-        return (
-            errors[-1][:400].removeprefix(f"{UsageError.__module__}.").rstrip(".") if errors else "no error in its log"
-        )
+        roots = [line for line in errors if not FOLLOWS.match(line)] or errors
+        return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
 
     def wait(self) -> int:
         """Block until the child ends; its exit status."""

@@ -127,7 +127,7 @@ def test_bad_input_is_one_line(
         (["--dummy-weights", "Qwen3-30B-A3B"], "does not know all shapes of Qwen3-30B-A3B", 2),
         (["--dummy-weights", "org/model"], "the shapes of org/model are not known here", 2),
         (["--dummy-weights", "Qwen3-9B"], "no model is called 'Qwen3-9B'", 3),
-        (["--dummy-weights", "examples"], "examples holds no config.json", 1),
+        (["--dummy-weights", "examples"], "examples has no config.json", 1),
         (["FOLDER", "--model", str(MODEL)], "tiny-qwen3-hard reads up to 2,048 tokens, 30,096 are wanted", 2),
         (["FOLDER", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], "head_dim", 1),
     ],

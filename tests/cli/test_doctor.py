@@ -22,6 +22,7 @@ from oscar_zoo.registry.store import Store
 BOTH = "hf:org/zoo ms:org/zoo"
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"
 MS_CANARY = "ms-CANARY01-2345-6789-abcd-efghijklmnop"
+CARDS = "".join(f"echo '{i}, GPU-{i}f, NVIDIA H200, 143771, 143000'\n" for i in range(2))
 SECRETS = {"HF_TOKEN": CANARY, "MODELSCOPE_API_TOKEN": MS_CANARY}
 
 
@@ -160,7 +161,7 @@ def test_nothing_is_created_and_nothing_heavy_is_imported(cli: Cli) -> None:
 def test_the_driver_names_the_gpus_and_sees_no_token(cli: Cli, tmp_path: Path) -> None:
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\necho 'NVIDIA H200, 143771'\necho 'NVIDIA H200, 143771'\n")
+    tool.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\n{CARDS}")
     tool.chmod(0o755)
     path = f"{tool.parent}:{os.environ['PATH']}"
     row = findings(cli("doctor", "--offline", "--json", PATH=path, **SECRETS), "machine")["GPU"]

@@ -216,7 +216,12 @@ def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> 
     out, _ = process.communicate(timeout=300)
     error = json.loads(out)["error"]
     assert process.returncode == 1 and "--enable-hierarchical-cache" in error["message"]
-    assert "log" in error["hint"]
+    assert error["message"].startswith(
+        "the server ended while starting (status 1): --enable-hierarchical-cache does not"
+    )
+    assert "Traceback" not in error["message"] and "log: " in error["hint"]
+    log = Path(error["hint"].rpartition("log: ")[2]).read_text()
+    assert log.splitlines()[-1].startswith("error: --enable-hierarchical-cache") or "error: --enable" in log
 
 
 def all_children(pid: int) -> list[int]:

@@ -12,8 +12,9 @@ from saved_models import float8_pair, save_model
 
 from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.evaluate import weights
-from oscar_zoo.evaluate.memory import Workload, available_ram, free_memory, memory_errors, work_bytes
+from oscar_zoo.evaluate.memory import Workload, free_memory, memory_errors, work_bytes
 from oscar_zoo.evaluate.models import load_model
+from oscar_zoo.evaluate.ram import available_ram
 
 EXAMPLE_BYTES = sum(one.nbytes for one in load_file(EXAMPLE / "model.safetensors").values())
 CPU = torch.device("cpu")

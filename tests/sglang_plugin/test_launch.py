@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import launch
+from oscar_zoo.sglang_plugin.settings import Source
 
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=16, recent=32))
 
@@ -18,10 +19,11 @@ RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows
 def options(tmp_path: Path, **changes: object) -> launch.ServeOptions:
     values: dict[str, object] = {
         "model": "some/model",
-        "rotations": tmp_path / "rotations",
+        "rotations": Source(folder=str(tmp_path / "rotations")),
         "rotations_sha256": "sha256:" + "a" * 64,
         "recipe": RECIPE,
         "kernels": tmp_path,
+        "device": "cuda",
     }
     return launch.ServeOptions(**(values | changes))  # type: ignore[arg-type]
 
@@ -74,9 +76,18 @@ def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -
     assert plan.env["TRITON_INTERPRET"] == "1"
     assert (Path(plan.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
     assert "--device=cpu" in plan.argv and "--dtype=float32" in plan.argv
-    assert [a for a in plan.argv if a.startswith("--max-total-tokens")] == ["--max-total-tokens=99"]
+    assert [a for a in plan.argv if a.startswith("--max-total-tokens")][-1] == "--max-total-tokens=99"
     gpu = launch.plan(options(tmp_path, device="cuda"), {})
     assert "TRITON_INTERPRET" not in gpu.env and "--device=cpu" not in gpu.argv
+
+
+def test_a_gpu_decodes_under_cuda_graphs_and_a_cpu_has_none(tmp_path: Path) -> None:
+    gpu = launch.plan(options(tmp_path, device="cuda", gpu=3), {}).argv
+    assert [a for a in gpu if "graph" in a] == ["--cuda-graph-backend-prefill=disabled"]
+    assert "--base-gpu-id=3" in gpu
+    cpu = launch.plan(options(tmp_path, device="cpu"), {}).argv
+    assert {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"} <= set(cpu)
+    assert not any(a.startswith("--base-gpu-id") for a in cpu)
 
 
 @pytest.mark.parametrize("denied", sorted(launch.DENIED_FLAGS))

@@ -91,7 +91,7 @@ def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> Non
     ("dying", "status", "cause"),
     [
         ("sys.exit('launch: error: unrecognized arguments: --frob.')", "status 1", "arguments: --frob"),
-        ("raise oscar_zoo.errors.UsageError('--frob does not work.')", "status 1", "UsageError: --frob does not work"),
+        ("raise oscar_zoo.errors.UsageError('--frob does not work.')", "status 1", ": --frob does not work"),
         ("print('server_args=', flush=True); os.kill(os.getpid(), 9)", "killed by SIGKILL", "no error in its log"),
     ],
 )
@@ -102,6 +102,58 @@ def test_how_a_child_ended_in_words(tmp_path: Path, dying: str, status: str, cau
             child.wait_until_healthy(30, lambda seconds: None)
     assert caught.value.message.startswith(f"the server ended while starting ({status}): ")
     assert caught.value.message.endswith(f"{cause}.")
+
+
+REFUSING = """
+import sys, traceback
+from oscar_zoo.errors import GeometryMismatch
+from oscar_zoo.sglang_plugin import plain_errors
+plain_errors.install()
+refusal = GeometryMismatch("the artifact is for 8 layers.", hint="see: oscar-zoo list")
+"""
+
+
+@pytest.mark.parametrize(
+    ("dying", "status", "hints"),
+    [
+        ("raise refusal", "status 1", ("log: ",)),
+        (
+            "try: raise refusal\n"
+            "except Exception: print('Scheduler hit an exception: ' + traceback.format_exc())\n"
+            "print('ValueError: what another worker says next')\n"
+            "raise RuntimeError('Rank 0 scheduler died during initialization')",
+            "status 1",
+            ("see: oscar-zoo list; log: ",),
+        ),
+    ],
+)
+def test_a_refusal_in_the_child_is_the_cause_whatever_follows(
+    tmp_path: Path, dying: str, status: str, hints: tuple[str, ...]
+) -> None:
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(plan(REFUSING + dying), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+    assert f"({status}): the artifact is for 8 layers." in caught.value.message
+    assert all(hint in str(caught.value.hint) for hint in hints) and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("debug", "lines"), [("0", 1), ("1", 4)])
+def test_a_refusal_that_nobody_catches_is_one_line(tmp_path: Path, debug: str, lines: int) -> None:
+    env = {"PATH": os.environ["PATH"], "OSCAR_ZOO_DEBUG": debug}
+    command = [sys.executable, "-c", REFUSING + "raise refusal"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == lines
+    if debug == "0":
+        assert done.stderr == "error: the artifact is for 8 layers. See: oscar-zoo list\n"
+    other = subprocess.run([*command[:2], REFUSING + "1 / 0"], env=env, capture_output=True, text=True)
+    assert "Traceback" in other.stderr and "ZeroDivisionError" in other.stderr
+
+
+def test_what_follows_from_a_failure_is_not_its_cause(tmp_path: Path) -> None:
+    dying = "print('torch.OutOfMemoryError: tried to allocate 9 GiB'); raise EOFError('no answer')"
+    with pytest.raises(ServerFailed, match="OutOfMemoryError: tried to allocate 9 GiB"):
+        with server.running(plan(dying), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
 
 
 def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from oscar_zoo.cli import options
+from oscar_zoo.errors import UsageError
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": False})
@@ -34,6 +35,14 @@ from oscar_zoo.cli import options
     metavar="SECONDS",
     help="How long to wait until it is ready.",
 )
+@click.option("--print", "print_only", is_flag=True, help="Show the command and its variables instead of running it.")
+@click.option(
+    "--engine",
+    type=click.Choice(["sglang", "oscar-fork"]),
+    default="sglang",
+    show_default=True,
+    help="With --print: for stock SGLang, or for the fork that was published with OSCAR.",
+)
 @options.computing_options
 @options.hubs_option
 @options.device_option
@@ -45,6 +54,9 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
     The artifact (a NAME of the zoo or a folder) is verified, rewritten from the verified arrays into a private folder,
     and handed to stock SGLang. Everything after -- goes to SGLang, except flags that would open the server.
 
+    --print shows the command for a shell: stock SGLang with this plugin, which takes the artifact by its name or folder
+    and reads it with the same checks. It needs neither a GPU nor SGLang; --device cuda says that a GPU will run it.
+
     Where nobody has an artifact for the model, one can be computed first: on a terminal you are asked, elsewhere
     --compute says so. It goes to your own zoo, where the next run finds it.
 
@@ -54,7 +66,20 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
+      oscar-zoo serve Qwen3-8B --print --device cuda
+      oscar-zoo serve Qwen3-8B --print --engine oscar-fork
     """
-    from oscar_zoo.cli.serving import ServeRequest, serve
+    from oscar_zoo.cli.choosing import ServeRequest
 
-    return serve(ServeRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]
+    request = ServeRequest(artifact=artifact, extra=engine_flags, **choices)  # type: ignore[arg-type]
+    if request.print_only:
+        from oscar_zoo.cli.printing import print_command
+
+        return print_command(request)
+    if request.engine != "sglang":
+        raise UsageError(
+            "oscar-zoo starts stock SGLang only.", hint=f"see the command for {request.engine}: add --print"
+        )
+    from oscar_zoo.cli.serving import serve
+
+    return serve(request)

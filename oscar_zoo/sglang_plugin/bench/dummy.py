@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.transforms import hadamard
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.errors import InvalidModel, UsageError
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate import config_file
 from oscar_zoo.registry.recipe import ModelRecipe
 
-CONFIG = "config.json"
 ROOM = 128
 """Positions beyond the longest request; SGLang keeps a few for itself."""
 
@@ -60,21 +58,6 @@ def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
     }
 
 
-def config_of_folder(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model's folder.
-
-    Raises:
-        InvalidModel: there is none, or it is no JSON object.
-    """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise InvalidModel(f"{folder} holds no {CONFIG}.", hint="give a name of the zoo, or a model's folder")
-    config = strict_json.loads(read_file(path, max_bytes=strict_json.MAX_BYTES), what=str(path))
-    if not isinstance(config, dict):
-        raise InvalidModel(f"{path} is not a model's configuration.", hint="give a model's folder")
-    return config
-
-
 def longest_context(config: dict[str, Any]) -> int | None:
     """Positions a model was made for, or `None` when its configuration does not say."""
     for part in (config, config.get("text_config")):
@@ -94,7 +77,7 @@ def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
         if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
             part["max_position_embeddings"] = max(part["max_position_embeddings"], longest + ROOM)
     folder.mkdir(mode=0o700)
-    (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+    (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def write_rotations(folder: Path, geometry: Geometry) -> None:

@@ -96,7 +96,7 @@ def measure(plan: LaunchPlan, job: Job, log: Path, *, limit: float, progress: Pr
                     elif _take(item, result):
                         deadline = time.monotonic() + limit
                 if ended:
-                    result.error = f"the engine ended ({child.status}): {child.cause()}"
+                    result.error = f"the engine ended ({child.status}): {child.cause()[0]}"
                     return result
                 if time.monotonic() > deadline:
                     result.error = f"{_doing(result, job)} took longer than {limit:,.0f} s"

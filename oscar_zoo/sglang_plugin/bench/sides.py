@@ -21,8 +21,6 @@ Cache = Literal["bf16", "int2"]
 CACHES: tuple[Cache, ...] = ("bf16", "int2")
 BASELINES = {"cuda": "flashinfer", "cpu": "torch_native"}
 """Attention backend of the BF16 side, by device."""
-CPU_TOKENS = 16_384
-"""Slots of the pool on a CPU, unless the cases need more; there is no memory fraction that fits all of them."""
 REFUSED_FLAGS = {
     "--attention-backend": "for the BF16 side use --baseline",
     "--prefill-attention-backend": "for the BF16 side use --baseline",
@@ -91,14 +89,16 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     if engines.random_weights:
         flags["--load-format"] = "dummy"
     if cache == "int2":
-        flags |= launch.cache_flags(engines.rotations, engines.rotations_sha256, engines.recipe)
+        flags |= launch.cache_flags(
+            settings.Source(folder=str(engines.rotations)), engines.rotations_sha256, engines.recipe
+        )
     else:
         flags["--attention-backend"] = engines.baseline
+    flags |= launch.device_flags(engines.device)
+    flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
     most = max(case.batch for case in engines.cases)
     flags["--max-running-requests"] = str(max(most, settings.MAX_RUNNING_REQUESTS if engines.device != "cpu" else 1))
-    flags |= _cpu_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
     switches = ["--skip-tokenizer-init", "--disable-radix-cache", "--grammar-backend=none"]
-    switches += ["--disable-cuda-graph" if engines.device == "cpu" else "--disable-prefill-cuda-graph"]
     return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.extra)
 
 
@@ -116,12 +116,8 @@ def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str
     return launch.LaunchPlan((sys.executable, "-P", "-m", engine_process.__name__, str(job)), env, "")
 
 
-def _cpu_flags(engines: Engines) -> dict[str, str]:
+def _pool_flags(engines: Engines) -> dict[str, str]:
+    """Slots of the pool on a CPU: there is no memory fraction that fits all cases."""
     need = max(case.batch * (case.context + engines.new_tokens) for case in engines.cases)
-    return {
-        "--device": "cpu",
-        "--dtype": "float32",
-        "--mem-fraction-static": "0.5",
-        "--max-total-tokens": str(max(CPU_TOKENS, 2 * need)),
-        "--watchdog-timeout": "3600",
-    }
+    usual = int(launch.CPU_FLAGS["--max-total-tokens"])
+    return {"--max-total-tokens": str(max(usual, 2 * need))}

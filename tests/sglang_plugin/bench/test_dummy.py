@@ -10,7 +10,8 @@ import pytest
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.verify import verify_path
-from oscar_zoo.errors import InvalidModel, MalformedFile, UsageError
+from oscar_zoo.errors import InvalidModel, UsageError
+from oscar_zoo.evaluate import config_file
 from oscar_zoo.evaluate.models import inspect_model
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.recipe import ModelRecipe
@@ -29,7 +30,7 @@ def test_a_model_of_the_zoo_has_the_cache_of_its_recipe(recipe: ModelRecipe, tmp
 def test_the_example_model_is_in_the_zoo_with_the_shapes_it_has() -> None:
     recipe = Catalog.packaged().recipe("tiny-qwen3-hard")
     assert recipe is not None
-    made, real = dummy.config_of_recipe(recipe), dummy.config_of_folder(MODEL)
+    made, real = dummy.config_of_recipe(recipe), config_file.read_config(MODEL)
     names = ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings", "tie_word_embeddings")
     assert {name: made[name] for name in names} == {name: real[name] for name in names}
 
@@ -67,8 +68,8 @@ def test_head_sizes_that_no_rotation_file_may_have_are_refused(tmp_path: Path) -
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"no config\.json"):
-        dummy.config_of_folder(tmp_path)
-    for text, kind in (("[1]", InvalidModel), ("{", MalformedFile)):
+        config_file.read_config(tmp_path)
+    for text in ("[1]", "{"):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(kind):
-            dummy.config_of_folder(tmp_path)
+        with pytest.raises(InvalidModel):
+            config_file.read_config(tmp_path)

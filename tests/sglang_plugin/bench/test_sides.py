@@ -9,8 +9,10 @@ import pytest
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin import launch
 from oscar_zoo.sglang_plugin.bench import sides
 from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.settings import Source
 
 ENGINES = sides.Engines(
     model="/m",
@@ -43,6 +45,16 @@ def test_the_sides_differ_in_the_cache_only(device: str) -> None:
     }
     assert bf16["--attention-backend"] == "flashinfer" and int2["--kv-cache-dtype"] == "int2"
     assert bf16["--load-format"] == "dummy" and bf16["--max-running-requests"] == "100"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
+    """But for the pool, which the cases of a measurement decide."""
+    options = launch.ServeOptions("/m", Source(folder="/r"), "sha256:1", ENGINES.recipe, tmp_path, device)
+    served = dict(argument.split("=", 1) for argument in launch.plan(options, {}).argv[3:])
+    measured = flags("int2", replace(ENGINES, device=device))
+    own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}
+    assert {name: measured.get(name) for name in served.keys() - own} == {n: served[n] for n in served.keys() - own}
 
 
 def test_flags_of_the_user_come_last() -> None:

@@ -1,0 +1,64 @@
+"""Models that an INT2 cache does not serve, told from their `config.json` before SGLang reads it.
+
+The reasons are those of `refusals`, whose rows see what SGLang made of the file; these take milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate.config_file import ConfigFile
+from oscar_zoo.sglang_plugin.refusals import MODEL, Refusal
+
+STOCK = "--kv-cache-dtype auto"
+
+
+def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
+    """Whether the value `name` is set, or a layer is of one of `kinds`."""
+
+    def uses(config: Any) -> bool:
+        layers = set(getattr(config, "layer_types", None) or ())
+        return bool(getattr(config, name, None)) or bool(layers & set(kinds))
+
+    return uses
+
+
+def _windows(config: Any) -> bool:
+    layers = getattr(config, "layer_types", None)
+    return bool(getattr(config, "sliding_window", None)) if layers is None else "sliding_attention" in layers
+
+
+def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
+    """The row of `MODEL` called `name`, decided by `uses`."""
+    return replace(next(row for row in MODEL if row.name == name), uses=uses)
+
+
+CONFIG = (
+    _told_earlier("MLA", _has("kv_lora_rank")),
+    _told_earlier("a sliding-window hybrid model", _windows),
+    _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
+    _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
+    Refusal(
+        "a model with linear-attention layers",
+        _has("full_attention_interval", "linear_attention", "mamba", "conv"),
+        "only models with full attention in every layer are served",
+        STOCK,
+    ),
+    Refusal("attn_logit_softcapping", _has("attn_logit_softcapping"), "capped logits are not implemented", STOCK),
+)
+"""Rows over a `config.json`."""
+
+
+def check_config(config: ConfigFile) -> None:
+    """Refuse a model by its file, the part on the language model first.
+
+    Raises:
+        UnsupportedModel: names the property, the reason and what to use in its place.
+    """
+    for part in (config.get_text_config(), config):
+        for row in CONFIG:
+            if row.uses(part):
+                raise UnsupportedModel(row.sentence, hint=f"instead: {row.instead}")

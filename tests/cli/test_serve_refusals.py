@@ -1,0 +1,146 @@
+"""What `serve` cannot do: one line with cause and next step, before a server starts or weights are read."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.cli import main as cli
+from oscar_zoo.sglang_plugin import server
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+
+
+class Table:
+    """Folder of one case: a model to spoil, and the rest of the command line."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.model = folder / "a-model"
+        shutil.copytree(EXAMPLE, self.model)
+        self.artifact = write_folder(folder / "artifact", artifact_files())
+
+    def config(self, **changes: Any) -> list[str]:
+        """Change `config.json`; `None` removes a value."""
+        path = self.model / "config.json"
+        values = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+        return []
+
+    def sglang(self, version: str | None) -> list[str]:
+        """The SGLang that is installed, as its metadata says."""
+        if version is None:
+            find = importlib.util.find_spec
+            hide = lambda name, package=None: None if name == "sglang" else find(name, package)  # noqa: E731
+            self.monkeypatch.setattr(importlib.util, "find_spec", hide)
+        else:
+            known = importlib.metadata.version
+            told = lambda name: version if name == "sglang" else known(name)  # noqa: E731
+            self.monkeypatch.setattr("oscar_zoo.sglang_plugin.compat.version", told)
+        return []
+
+    def weights(self, size: int) -> list[str]:
+        """Weights of `size` bytes, of which the disk holds none."""
+        os.truncate(self.model / "model.safetensors", size)
+        return []
+
+    def remove(self, name: str) -> list[str]:
+        (self.model / name).unlink()
+        return []
+
+    def environment(self, name: str, value: str) -> list[str]:
+        self.monkeypatch.setenv(name, value)
+        return []
+
+
+Spoil = Callable[[Table], list[str]]
+CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
+    "an artifact for fewer layers": (
+        lambda t: t.config(num_hidden_layers=6),
+        1,
+        ("this K rotation is for layers [0, 1, 2, 3]; a-model has [0, 1, 2, 3, 4, 5]", "oscar-zoo list --for a-model"),
+    ),
+    "an artifact for another head": (lambda t: t.config(head_dim=128), 1, ("head_dim 64; a-model has 128",)),
+    "no GPU": (lambda t: ["--device", "cuda"], 2, ("--device cpu",)),
+    "no such device": (lambda t: ["--device", "tpu"], 2, ("'tpu' is not a device", "cpu, cuda or cuda:0")),
+    "weights larger than memory": (
+        lambda t: t.weights(4 * 10**12),
+        1,
+        ("a-model needs about 8000 GB on cpu", "are free", "smaller model"),
+    ),
+    "too many requests at a time": (
+        lambda t: ["--", "--max-running-requests=90000000"],
+        1,
+        ("a-model needs about", "windows of 90000000 requests", "50% of what is free", "-- --max-running-requests="),
+    ),
+    "no SGLang": (lambda t: t.sglang(None), 1, ("this needs sglang", "pip install 'oscar-zoo[serve]'")),
+    "an SGLang too old": (lambda t: t.sglang("0.5.10"), 2, ("sglang 0.5.10 is outside", ">=0.5.17,<0.5.24")),
+    "an SGLang too new": (lambda t: t.sglang("0.6.0rc1"), 2, ("sglang 0.6.0rc1 is outside", "pip install")),
+    "sliding windows": (
+        lambda t: t.config(layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=128),
+        2,
+        ("sliding-window", "INT2 KV cache", "--kv-cache-dtype auto"),
+    ),
+    "sliding windows everywhere": (lambda t: t.config(sliding_window=4096), 2, ("sliding-window",)),
+    "MLA": (lambda t: t.config(kv_lora_rank=512), 2, ("MLA does not work", "one latent vector")),
+    "chunked attention": (lambda t: t.config(attention_chunk_size=8192), 2, ("chunked local attention",)),
+    "linear attention": (lambda t: t.config(full_attention_interval=4), 2, ("linear-attention",)),
+    "capped logits": (lambda t: t.config(attn_logit_softcapping=50.0), 2, ("attn_logit_softcapping",)),
+    "an encoder": (lambda t: t.config(is_encoder_decoder=True), 2, ("an encoder-decoder model",)),
+    "no config.json": (lambda t: t.remove("config.json"), 1, ("no config.json",)),
+    "a broken config.json": (
+        lambda t: ((t.model / "config.json").write_text("{") and []) or [],
+        1,
+        ("config.json is not JSON",),
+    ),
+    "no weights": (lambda t: t.remove("model.safetensors"), 1, ("no *.safetensors weights",)),
+    "a misspelt variable": (
+        lambda t: t.environment("SGLANG_OSCAR_K_CLIP", "0.9"),
+        2,
+        ("no setting is called SGLANG_OSCAR_K_CLIP", "SGLANG_OSCAR_K_CLIP_RATIO"),
+    ),
+    "a flag that opens a port": (lambda t: ["--", "--grpc-port=1"], 2, ("--grpc-port is not allowed",)),
+    "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
+    "the fork": (lambda t: ["--engine", "oscar-fork"], 2, ("stock SGLang only", "--print")),
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    def started(*_: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(server, "_start", started)
+    monkeypatch.setattr("oscar_zoo.cli.loading.importlib.util.find_spec", importlib.util.find_spec)
+    yield Table(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_one_line_before_a_server_starts(name: str, table: Table) -> None:
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("sglang is not installed")
+    spoil, code, words = CASES[name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["serve", str(table.artifact), "--model", str(table.model), "--port", str(port), *spoil(table)]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.run(command)
+    lines = err.getvalue().splitlines()
+    assert status == code and not out.getvalue(), (status, out.getvalue(), err.getvalue())
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    for word in words:
+        assert word in lines[0], lines[0]

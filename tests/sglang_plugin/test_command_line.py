@@ -1,0 +1,134 @@
+"""The flags on SGLang itself, read by its own parser and resolution: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MODEL, environment, needs_sglang
+from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.registry.store import Store
+from oscar_zoo.sglang_plugin import launch
+
+pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(300)]
+
+NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
+FORK = {"SGLANG_OSCAR_K_CLIP_RATIO": "0.5", "SGLANG_MIXED_KV_RECENT_TOKENS": "128"}
+
+
+def given(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """A case of `server_args_child`."""
+    base = [f"--model-path={MODEL}", *(f"{n}={v}" for n, v in launch.CPU_FLAGS.items()), "--kv-cache-dtype=int2"]
+    return {"argv": [*base, *flags], "env": env or {}}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What SGLang made of every command line, by name."""
+    folder = tmp_path_factory.mktemp("flags")
+    pair = write_folder(folder / "pair", payload())
+    changed = write_folder(folder / "changed", artifact_files())
+    (changed / V_NAME).write_bytes(payload(seed=1)[V_NAME])
+    cache = {"OSCAR_ZOO_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    identity = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
+    for name, files in (("cache", artifact_files()), ("rotten", artifact_files(seed=2))):
+        Store(folder / name).put(identity, files, source="test")
+    pair_files = {
+        "SGLANG_OSCAR_K_ROTATION_PATH": str(pair / K_NAME),
+        "SGLANG_OSCAR_V_ROTATION_PATH": str(pair / V_NAME),
+    }
+    for path in (folder / "rotten").rglob(K_NAME):
+        path.unlink()  # the blob has another name and stays
+        path.write_bytes(payload(seed=1)[K_NAME])
+    published = ("--oscar-sink-size", "64", "--oscar-recent-size", "256")
+    cases = {
+        "name": given("--oscar-artifact", NAME, env=cache),
+        "model name": given("--oscar-artifact", "tiny-qwen3-hard", env=cache),
+        "published": given("--oscar-rotation-path", str(pair), *published, "--tp", "2"),
+        "fork": given(env=pair_files | FORK),
+        "flag over fork": given("--oscar-recent-size=32", env=pair_files | FORK),
+        "bare": {"argv": [f"--model-path={MODEL}", "--device=cpu", "--kv-cache-dtype=int2"], "env": pair_files},
+        "own graphs": {
+            "argv": [*given()["argv"], "--cuda-graph-backend-prefill=breakable"],
+            "env": pair_files,
+        },
+        "no artifact": given(),
+        "both": given("--oscar-artifact", NAME, "--oscar-rotation-path", str(pair), env=cache),
+        "unknown name": given("--oscar-artifact", "no-such-model", env=cache),
+        "misspelt": given("--oscar-artifact", NAME, env=cache | {"SGLANG_OSCAR_K_CLIPRATIO": "0.5"}),
+        "rotten store": given("--oscar-artifact", NAME, env={"OSCAR_ZOO_CACHE": str(folder / "rotten")}),
+        "changed file": given("--oscar-rotation-path", str(changed)),
+        "other digest": given("--oscar-artifact", NAME, f"--oscar-rotation-sha256={'0' * 64}", env=cache),
+        "clip": given("--oscar-artifact", NAME, "--oscar-k-clip=1.5", env=cache),
+        "without int2": {"argv": [f"--model-path={MODEL}", "--device=cpu", "--oscar-sink-size=1"], "env": {}},
+    }
+    (folder / "cases.json").write_text(json.dumps(list(cases.values())))
+    child = Path(__file__).parents[1] / "support/server_args_child.py"
+    command = [sys.executable, str(child), str(folder / "cases.json"), str(folder / "out.json")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((folder / "out.json").read_text())
+    return {"flags": result["flags"], **dict(zip(cases, result["cases"], strict=True))}
+
+
+@pytest.mark.parametrize("case", ["name", "model name"])
+def test_a_name_means_the_artifact_in_the_local_store(answers: dict[str, Any], case: str) -> None:
+    answer, manifest = answers[case], Manifest.from_bytes(artifact_files()[FILE_NAME])
+    assert answer["digest"] == manifest.digest and answer["backend"] == "oscar_int2"
+    assert "(flag)" in answer["settings"] and f"sink {manifest.recipe.windows.sink} (recipe)" in answer["settings"]
+
+
+def test_the_published_flags(answers: dict[str, Any]) -> None:
+    answer = answers["published"]
+    assert answer["tp"] == 2
+    for part in ("sink 64 (flag)", "recent 256 (flag)", "k_clip 0.96 (default)", "v_clip 0.92 (default)"):
+        assert part in answer["settings"]
+
+
+def test_prefill_runs_without_graphs_unless_the_user_says_otherwise(answers: dict[str, Any]) -> None:
+    assert answers["bare"]["graphs"] == [None, "disabled"]
+    assert answers["own graphs"]["graphs"] == ["disabled", "breakable"]
+
+
+def test_variables_of_the_fork_are_fallbacks(answers: dict[str, Any]) -> None:
+    assert "k_clip 0.5 (environment)" in answers["fork"]["settings"]
+    assert "recent 128 (environment)" in answers["fork"]["settings"]
+    assert answers["fork"]["digest"] == answers["published"]["digest"]
+    over = answers["flag over fork"]
+    assert "recent 32 (flag)" in over["settings"] and any("128 is ignored" in said for said in over["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("case", "message", "hint"),
+    [
+        ("no artifact", "needs the rotations of an artifact", "--oscar-artifact NAME"),
+        ("both", "exclude each other", "give one"),
+        ("unknown name", "no-such-model is not in the local store", "oscar-zoo pull no-such-model"),
+        ("misspelt", "no setting is called SGLANG_OSCAR_K_CLIPRATIO", "SGLANG_OSCAR_K_CLIP_RATIO"),
+        ("rotten store", K_NAME, ""),
+        ("changed file", V_NAME, ""),
+        ("other digest", "expected " + "0" * 64, ""),
+        ("clip", "exit 2", ""),
+        ("without int2", "--oscar-sink-size needs --kv-cache-dtype int2", "add it"),
+    ],
+)
+def test_what_is_refused_before_a_worker_starts(answers: dict[str, Any], case: str, message: str, hint: str) -> None:
+    answer = answers[case]
+    assert message in answer["error"] and hint in (answer["hint"] or "") and "\n" not in answer["error"]
+
+
+def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str, Any]) -> None:
+    """An abbreviation that is refused must not be the whole name of another flag."""
+    flags = [flag for flag in answers["flags"] if flag.startswith("--")]
+    refused = {flag for flag in flags if launch._reason_against(flag) is not None}
+    meant = {flag for flag in flags if flag in launch.DENIED_FLAGS or flag.startswith(tuple(launch.DENIED_FAMILIES))}
+    assert refused == meant and len(flags) > 300
+    for flag in ("--ssl-keyfile", "--tp-size", "--context-length", "--chat-template", "--enable-metrics"):
+        assert flag in flags and flag not in refused

@@ -1,0 +1,60 @@
+"""Read command lines as `python -m sglang.launch_server` does, many in one process: `... CASES.json OUT.json`.
+
+A case is `{"argv": [...], "env": {...}}`. Nothing is started; an answer says what was decided, or what was refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+
+def main() -> None:
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    flags = sorted({option for action in parser._actions for option in action.option_strings})
+    Path(sys.argv[2]).write_text(json.dumps({"flags": flags, "cases": [answer(case) for case in cases]}))
+
+
+def answer(case: dict[str, Any]) -> dict[str, Any]:
+    from sglang.srt.server_args import prepare_server_args
+
+    from oscar_zoo.errors import OscarZooError
+    from oscar_zoo.sglang_plugin import compat, worker
+
+    worker.served.cache_clear()
+    with mock.patch.dict(os.environ, case["env"]):
+        try:
+            args = prepare_server_args(case["argv"])
+            if hasattr(args, "resolve_once"):
+                args.resolve_once()
+            args.check_server_args()  # as the engine does in front of its workers
+            config = compat.resolved(args)
+            chosen, artifact = worker.served()
+        except OscarZooError as error:
+            return {"error": error.message, "hint": error.hint}
+        except SystemExit as error:
+            return {"error": f"exit {error.code}", "hint": None}
+        return {
+            "digest": artifact.digest,
+            "settings": chosen.describe(),
+            "warnings": chosen.warnings,
+            "backend": config.attention_backend,
+            "tp": config.tp_size,
+            "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
+        }
+
+
+if __name__ == "__main__":
+    main()
