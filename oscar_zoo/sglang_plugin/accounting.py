@@ -24,12 +24,14 @@ class MemoryPlan:
         slot: of one token in the pool, all layers.
         side: of rings and sinks of all rows.
         transforms: of the transform table.
+        rows: request rows that share the side store, the padding row included; a number, not bytes.
         scratch: of tables and of prefixes read back in 16 bits.
     """
 
     slot: int
     side: int
     transforms: int
+    rows: int
     scratch: int = 0
 
     @property
@@ -47,29 +49,58 @@ class MemoryPlan:
             UsageError: nothing is left.
         """
         left = profiled - self.fixed
-        if left <= 0:
-            raise UsageError(
-                f"rings and sinks need {self.side / MB:.0f} MB, transforms and scratch "
-                f"{(self.transforms + self.scratch) / MB:.0f} MB, "
-                f"but only {profiled / MB:.0f} MB are there for the KV cache.",
-                hint="lower --max-running-requests or --oscar-idle-sinks, or --oscar-recent-size and --oscar-sink-size",
-            )
+        if left < self.slot:
+            raise UsageError(self._shortage(profiled), hint=self._remedy(profiled))
         return left
+
+    def _shortage(self, profiled: int) -> str:
+        return (
+            f"an INT2 KV cache for {self.rows - 1} requests at a time needs more than {self.fixed / MB:.0f} MB (rings "
+            f"and sinks {self.side / MB:.0f}, transforms {self.transforms / MB:.0f}, scratch {self.scratch / MB:.0f}) "
+            f"and {self.slot} bytes per token, but only {max(0, profiled) / MB:.0f} MB are there."
+        )
+
+    def _remedy(self, profiled: int) -> str:
+        """Half of what is there for rings and sinks leaves the other half for tokens."""
+        row = self.side / self.rows
+        fit = int((profiled - self.transforms - self.scratch) / 2 / row) - 1
+        if fit < 1:
+            return "raise --mem-fraction-static, lower --oscar-recent-size and --oscar-sink-size, or use more GPUs"
+        return (
+            f"--max-running-requests {fit} ({row / MB:.1f} MB each), or lower --oscar-idle-sinks, --oscar-recent-size "
+            "and --oscar-sink-size, or raise --mem-fraction-static"
+        )
 
 
 def plan(slots: SlotShape, side: SideShape, transforms: int, mode: str = "int2", *, scratch: int = 0) -> MemoryPlan:
     """The plan of a worker with these stores."""
-    return MemoryPlan(slots.token_bytes(mode), side.nbytes, transforms, scratch)
+    return MemoryPlan(slots.token_bytes(mode), side.nbytes, transforms, side.num_rows, scratch)
+
+
+def bits_per_element(token_bytes: float, slots: SlotShape) -> float:
+    """Bits of one cached element, when a token takes `token_bytes` over all layers and heads."""
+    elements = slots.num_layers * slots.num_kv_heads * (slots.k.head_dim + slots.v.head_dim)
+    return 8 * token_bytes / elements
 
 
 def describe(plan: MemoryPlan, slots: SlotShape, side: SideShape, *, tokens: int) -> str:
     """The plan with `tokens` slots, one line for the log."""
-    elements = slots.num_layers * slots.num_kv_heads * (slots.k.head_dim + slots.v.head_dim)
     total = plan.slot * tokens + plan.fixed
     return (
-        f"{tokens} token slots of {plan.slot} bytes ({8 * plan.slot / elements:.2f} bits per element) = "
+        f"{tokens} token slots of {plan.slot} bytes ({bits_per_element(plan.slot, slots):.2f} bits per element) = "
         f"{plan.slot * tokens / MB:.1f} MB, side store {plan.side / MB:.1f} MB for {side.num_rows} request rows "
         f"({side.recent} recent tokens each) and {side.num_blocks} sink blocks ({side.sink} first tokens each, "
         f"{side.idle} for finished requests), transforms {plan.transforms / MB:.1f} MB, "
-        f"scratch {plan.scratch / MB:.1f} MB, together {total / MB:.1f} MB"
+        f"scratch {plan.scratch / MB:.1f} MB, together {total / MB:.1f} MB "
+        f"({bits_per_element(total / tokens, slots):.2f} bits per element of a full pool)"
+    )
+
+
+def too_short(tokens: int, context: int) -> str | None:
+    """The warning when a pool of `tokens` slots cannot hold one request as long as the model's `context`."""
+    if tokens >= context:
+        return None
+    return (
+        f"the pool has {tokens} token slots, the context of the model {context} tokens: longer requests are refused. "
+        f"Raise --mem-fraction-static, lower --max-running-requests, or say --context-length {tokens}."
     )

@@ -88,6 +88,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode, scratch=scratch)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         logger.info("INT2 KV cache: %s", accounting.describe(plan, pool.slots.shape, pool.side.shape, tokens=pool.size))
+        warning = accounting.too_short(pool.size, compat.context_length(runner))
+        if warning is not None:
+            logger.warning("INT2 KV cache: %s", warning)
 
     @property
     def side(self) -> SideStore:

@@ -63,6 +63,7 @@ def targets() -> dict[str, tuple[Target, ...]]:
     alloc = "alloc_rows" if hasattr(ReqToTokenPool, "alloc_rows") else "alloc"
     tails = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
     return {
+        **_observed_places(),
         "add_cli_args": (Target("sglang.srt.server_args.ServerArgs.add_cli_args", "AFTER"),),
         "set_defaults": (Target(f"sglang.srt.server_args.ServerArgs.{resolve}", "BEFORE"),),
         "check_server_args": (Target("sglang.srt.server_args.ServerArgs.check_server_args", "AFTER"),),
@@ -79,6 +80,25 @@ def targets() -> dict[str, tuple[Target, ...]]:
         "admit": (Target(f"{rows}.alloc", "AFTER"),),
         "release": (Target(f"{rows}.free", "AROUND"),),
         "flush": (Target(f"{rows}.clear", "AFTER"),),
+    }
+
+
+def _observed_places() -> dict[str, tuple[Target, ...]]:
+    """The part of `targets` that changes nothing: it refuses or reports."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    reporter = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.__post_init__"
+    beams = hasattr(SamplingParams, "beam_width")  # from 0.5.21
+    verify = (Target("sglang.srt.sampling.sampling_params.SamplingParams.verify", "AFTER"),)
+    return {
+        "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),
+        "sampling": verify if beams else (),
+        "server_info": (Target("sglang.srt.managers.scheduler.Scheduler.get_internal_state", "AFTER"),),
+        "metrics": (Target(reporter, "AFTER"),),
+        "update_metrics": (
+            Target("sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats", "AFTER"),
+        ),
+        "prefix_hits": (Target("sglang.srt.mem_cache.memory_pool.ReqToTokenPool.alloc", "BEFORE"),),
     }
 
 
@@ -189,6 +209,11 @@ def longest_request(owner: Any) -> int:
     return int(owner.model_config.context_len) + 64
 
 
+def context_length(runner: Any) -> int:
+    """Longest request the model is served for, in tokens, prompt and answer together."""
+    return int(runner.model_config.context_len)
+
+
 def local_kv_heads(model_config: Any) -> range:
     """Global ids of the KV heads of this worker; with fewer heads than workers, heads are replicated."""
     from sglang.srt.runtime_context import get_parallel
@@ -197,6 +222,13 @@ def local_kv_heads(model_config: Any) -> range:
     total, own = model_config.get_total_num_kv_heads(), model_config.get_num_kv_heads(size)
     start = rank * total // size
     return range(start, start + own)
+
+
+def has_linear_layers(model_config: Any) -> bool:
+    """Whether some layers keep a state in place of keys and values."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    return mambaish_config(model_config) is not None
 
 
 def attention_layers(model: Any) -> Iterator[Any]:
@@ -230,6 +262,78 @@ def attention_backend_class() -> Any:
 def scheduler_runner(scheduler: Any) -> Any:
     """The model runner of a scheduler process."""
     return scheduler.tp_worker.model_runner
+
+
+# --- observation ---------------------------------------------------------------------------------------------------
+
+
+def published_dtype() -> str | None:
+    """`--kv-cache-dtype` of the server this process belongs to; `None` before SGLang published its arguments."""
+    from sglang.srt.runtime_context import get_server_args
+
+    try:
+        return str(get_server_args().kv_cache_dtype)
+    except ValueError:
+        return None
+
+
+def add_internal_state(output: Any, name: str, value: Any) -> None:
+    """Put plain values into what a worker answers for `/server_info`."""
+    output.internal_state[name] = value
+
+
+def rows_in_use(req_to_token_pool: Any) -> int:
+    """Request rows with an owner."""
+    return int(req_to_token_pool.size) - int(req_to_token_pool.available_size())
+
+
+def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
+    """Of requests that are about to get rows: tokens to prefill in all, and those found cached. Skips those that keep
+    the row they have."""
+    for request in requests:
+        keeps = request.kv.holds_kv if hasattr(request, "kv") else request.req_pool_idx is not None
+        if not keeps:
+            yield len(request.origin_input_ids) + len(request.output_ids), len(request.prefix_indices)
+
+
+@dataclass(frozen=True)
+class MetricsOutlet:
+    """Where a worker's metrics go.
+
+    Attributes:
+        collector: SGLang's own metrics of this worker, whose stats logging ours follow.
+        runner: the model runner.
+        labels: of every metric.
+        gauge, counter: classes that write where SGLang's `/metrics` reads.
+        used_tokens, evictable_tokens: SGLang's last counts of token slots.
+    """
+
+    collector: Any
+    runner: Any
+    labels: dict[str, Any]
+    gauge: Callable[..., Any]
+    counter: Callable[..., Any]
+    used_tokens: Callable[[], float]
+    evictable_tokens: Callable[[], float]
+
+
+def metrics_outlet(reporter: Any) -> MetricsOutlet | None:
+    """The outlet of a scheduler process, or `None` where SGLang exports nothing: no `--enable-metrics`, other ranks."""
+    if not reporter.current_scheduler_metrics_enabled:
+        return None
+    # Imported here like SGLang does, after it has chosen the folder that all processes write to.
+    from prometheus_client import Counter, Gauge
+
+    collector = reporter.metrics_collector
+    return MetricsOutlet(
+        collector=collector,
+        runner=scheduler_runner(reporter.scheduler),
+        labels=dict(collector.labels),
+        gauge=collector._gauge_cls or Gauge,
+        counter=collector._counter_cls or Counter,
+        used_tokens=lambda: reporter.stats.kv_used_tokens,
+        evictable_tokens=lambda: reporter.stats.kv_evictable_tokens,
+    )
 
 
 # --- the calibration tap -------------------------------------------------------------------------------------------

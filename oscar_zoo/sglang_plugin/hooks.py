@@ -21,6 +21,8 @@ import torch
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import accounting, compat, fork_environment, refusals, settings, tap, worker
+from oscar_zoo.sglang_plugin import metrics as exported
+from oscar_zoo.sglang_plugin import server_info as info
 from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.transforms import transform_bytes
 
@@ -56,6 +58,12 @@ def install() -> None:
         "admit": admit,
         "release": release,
         "flush": flush,
+        "model": model,
+        "sampling": sampling,
+        "server_info": server_info,
+        "metrics": metrics,
+        "update_metrics": update_metrics,
+        "prefix_hits": prefix_hits,
     }
     compat.install(hooks, settings.BACKEND, make_backend, {"oscar_report": oscar_report})
     if VARIABLE in os.environ:
@@ -86,6 +94,7 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     """Hook 3: our backend, and a number of requests whose rings fit. SGLang would take 2048 or more requests."""
     if args.kv_cache_dtype != settings.DTYPE or not compat.may_set_defaults(args):
         return
+    worker.served.cache_clear()  # an earlier engine of this process may have had other settings
     if args.attention_backend is None:
         args.attention_backend = settings.BACKEND
     if args.max_running_requests is None:
@@ -270,7 +279,83 @@ def _sinks(rows: Any) -> SinkBlocks | None:
     return found
 
 
+def model(
+    result: Any, args: Any, model_path: str | None = None, *_: Any, is_draft_model: bool = False, **__: Any
+) -> None:
+    """Hook 20: a model that cannot be served, or not with this artifact, is refused before its weights are loaded.
+
+    Raises:
+        OscarZooError: see `worker.check_model`.
+    """
+    if args.kv_cache_dtype == settings.DTYPE and model_path in (None, args.model_path) and not is_draft_model:
+        worker.check_model(result)
+
+
+def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
+    """Hook 15: a request that an INT2 cache cannot answer is refused, the server goes on.
+
+    Raises:
+        UsageError: names the parameter, the reason and what to use in its place.
+    """
+    if compat.published_dtype() == settings.DTYPE:
+        refusals.check_request(params)
+
+
 # --- observation ---------------------------------------------------------------------------------------------------
+
+
+def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    """Hook 16: artifact, recipe and memory in the state of every worker, which `/server_info` shows."""
+    if "pool" in FIRED:
+        compat.add_internal_state(result, info.KEY, _described(compat.scheduler_runner(scheduler)))
+
+
+def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
+    """Hook 17, where SGLang makes its own metrics: ours beside them."""
+    outlet = compat.metrics_outlet(reporter) if "pool" in FIRED else None
+    if outlet is None:
+        return
+    FIRED.add("metrics")
+    pool, rows = outlet.runner.token_to_kv_pool, outlet.runner.req_to_token_pool
+    described = _described(outlet.runner)
+    chosen = worker.served()[0]
+    refilled = chosen.window_on_hit.value == "recompute"
+    hits = rows.oscar_prefix_hits = exported.PrefixHits(chosen.recent.value if refilled else 0, pool.page_size)
+    capacity = pool.side.shape.num_rows - 1
+    sources: dict[str, exported.Source] = {
+        "capacity_tokens": lambda: pool.size,
+        "used_tokens": outlet.used_tokens,
+        "evictable_tokens": outlet.evictable_tokens,
+        "capacity_ring_rows": lambda: capacity,
+        "used_ring_rows": lambda: compat.rows_in_use(rows),
+        **exported.sink_sources(pool.side.sinks),
+        "tail_tokens_total": lambda: hits.tail_tokens,
+        "bits_per_element": lambda: described["bits_per_element"],
+    }
+    labels = {**described["artifact"], **described["recipe"]}
+    outlet.collector.oscar_exporter = exported.Exporter(
+        outlet.labels, sources, labels, gauge=outlet.gauge, counter=outlet.counter
+    )
+
+
+def update_metrics(_result: None, collector: Any, *_: Any, **__: Any) -> None:
+    """Hook 18: SGLang logs its stats, and ours follow."""
+    exporter = getattr(collector, "oscar_exporter", None)  # put there by hook 17
+    if exporter is not None:
+        exporter.update()
+
+
+def prefix_hits(rows: Any, requests: Any, *_: Any, **__: Any) -> None:
+    """Hook 19: what the new owners of request rows found cached."""
+    counted = getattr(rows, "oscar_prefix_hits", None)  # put there by hook 17
+    if counted is not None:
+        counted.see(compat.new_requests(requests))
+
+
+def _described(runner: Any) -> dict[str, Any]:
+    chosen, artifact = worker.served()
+    pool = runner.token_to_kv_pool
+    return info.describe(chosen, artifact, pool.slots.shape, FACTS, tokens=pool.size)
 
 
 def oscar_report(scheduler: Any, path: str) -> None:

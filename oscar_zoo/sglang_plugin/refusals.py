@@ -87,6 +87,18 @@ SERVER = (
     ),
     Refusal("--enable-lmcache", _set("enable_lmcache"), "it copies slots out of the pool", "SGLang's own prefix cache"),
     Refusal("--enable-flexkv", _set("enable_flexkv"), "it copies slots out of the pool", "SGLang's own prefix cache"),
+    Refusal(
+        "--enable-unified-cache-external-linker",
+        _set("enable_unified_cache_external_linker"),
+        "it copies slots out of the pool",
+        "SGLang's own prefix cache",
+    ),
+    Refusal(
+        "--radix-cache-backend",
+        _set("radix_cache_backend"),
+        "another prefix cache may not leave the recent window to prefill",
+        "SGLang's own prefix cache",
+    ),
     Refusal("--enable-hisparse", _set("enable_hisparse"), "it keeps other slots on the host", "a dense cache"),
     Refusal(
         "--enable-kv-cache-sharding",
@@ -126,6 +138,13 @@ SERVER = (
         "the prefix cache, which reuses earlier turns",
     ),
     Refusal("--dcp-size", _above("dcp_size", 1), "each rank would hold part of a ring", "--tp-size"),
+    Refusal("--attn-cp-size", _above("attn_cp_size", 1), "each rank would see part of a prompt", "--tp-size"),
+    Refusal(
+        "--enable-prefill-cp",
+        _set("enable_prefill_cp"),
+        "each rank would see part of a prompt",
+        "--tp-size",
+    ),
     Refusal(
         "--dllm-algorithm",
         _set("dllm_algorithm"),
@@ -137,6 +156,18 @@ SERVER = (
         _set("prefill_only_disable_kv_cache"),
         "there would be no cache to compress",
         "--kv-cache-dtype auto",
+    ),
+    Refusal(
+        "--enable-mis",
+        _set("enable_mis"),
+        "items of one prompt would see each other",
+        "one request per item",
+    ),
+    Refusal(
+        "--kv-canary",
+        _other_than("kv_canary", "none"),
+        "it checks slots in the layout of the stock pool",
+        "--kv-canary none",
     ),
     Refusal(
         "--cuda-graph-backend-prefill full",
@@ -163,6 +194,19 @@ ENVIRONMENT = (
     ("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "it sizes the pool after rings and sinks were allocated"),
     ("SGLANG_USE_HND_KVCACHE", "codes are stored token by token"),
 )
+
+TRUE = ("true", "1", "yes", "y")
+"""What SGLang reads as true; anything else means the default, which is false for all of `ENVIRONMENT`."""
+
+REQUEST = (
+    Refusal(
+        "beam_width",
+        _above("beam_width", 1),
+        "beams copy slots of one request to others, whose rings stay empty",
+        "n, which samples independently",
+    ),
+)
+"""Rows over the sampling parameters of one request."""
 
 MODEL = (
     Refusal(
@@ -198,6 +242,14 @@ MODEL = (
 )
 """Rows over the model configuration."""
 
+LINEAR = Refusal(
+    "a model with linear-attention layers",
+    lambda _: True,
+    "only models with full attention in every layer are served",
+    "--kv-cache-dtype auto",
+)
+"""Holds for a model that has such layers."""
+
 LAYER = (
     Refusal("sliding_window_size", _above("sliding_window_size", 0), "windows are not masked", "--kv-cache-dtype auto"),
     Refusal("logit_cap", _above("logit_cap", 0.0), "capped logits are not implemented", "--kv-cache-dtype auto"),
@@ -231,17 +283,34 @@ def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -
     """
     _check(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
     for name, reason in ENVIRONMENT:
-        if environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+        if environ.get(name, "").lower() in TRUE:
             raise UsageError(f"{name} does not work with an INT2 KV cache: {reason}.", hint=f"unset {name}")
 
 
-def check_model(config: Any) -> None:
+def check_request(params: Any) -> None:
+    """Refuse a request by its sampling parameters.
+
+    Raises:
+        UsageError: as `check_server`, in one line, because SGLang returns nothing but the message.
+    """
+    for row in REQUEST:
+        if row.uses(params):
+            raise UsageError(f"{row.sentence} Instead: {row.instead}.")
+
+
+def check_model(config: Any, *, linear_layers: bool = False) -> None:
     """Refuse a model by its configuration.
+
+    Args:
+        config: of the model, attributes only.
+        linear_layers: some of its layers keep a state in place of keys and values; SGLang tells that by a function.
 
     Raises:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
     _check(config, MODEL, UnsupportedModel)
+    if linear_layers:
+        raise UnsupportedModel(LINEAR.sentence, hint=f"instead: {LINEAR.instead}")
 
 
 def check_layers(layers: Iterable[Any]) -> None:

@@ -61,7 +61,7 @@ def check_model(model_config: Any) -> None:
     Raises:
         UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
     """
-    refusals.check_model(model_config)
+    refusals.check_model(model_config, linear_layers=compat.has_linear_layers(model_config))
     served()[1].check_geometry(
         num_layers=model_config.num_hidden_layers,
         num_kv_heads=model_config.get_total_num_kv_heads(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.cli.main import run
 from oscar_zoo.evaluate.cache import CacheSpec
 from oscar_zoo.evaluate.models import load_model
+from oscar_zoo.sglang_plugin.metrics import METRICS
 from oscar_zoo.sglang_plugin.server import check_port_free
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
@@ -44,10 +47,13 @@ class Running:
     artifact: Path
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
+        return json.loads(self.ask(path, json.dumps(body).encode()))
+
+    def ask(self, path: str, body: bytes | None = None) -> bytes:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), headers)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
         with urllib.request.urlopen(request, timeout=300) as response:
-            return json.load(response)
+            return bytes(response.read())
 
 
 def free_port() -> int:
@@ -92,7 +98,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     port, temp = free_port(), tmp_path_factory.mktemp("temp")
-    flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache")
+    flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache", "--enable-metrics")
     (temp / "key").write_text(KEY + "\n")
     options = ("--expose", "127.0.0.1", "--api-key-file", str(temp / "key"))
     process = start(artifact, port, temp, *flags, options=options)
@@ -151,6 +157,39 @@ def test_ten_requests_at_once_give_the_tokens_of_the_reference(served: Running) 
         equal_tokens(answer, reference.generate(prompt, NEW)) for prompt, answer in zip(prompts, answers, strict=True)
     )
     assert equal > 0.8 * NEW * len(prompts)
+
+
+def test_its_metrics_are_on_the_page_of_the_engine(served: Running) -> None:
+    page = served.ask("/metrics").decode()
+    found = set(re.findall(r"^(oscar_int2_[a-z_]+)\{", page, re.MULTILINE))
+    assert found == {metric.full_name for metric in METRICS}
+    for metric in METRICS:
+        assert f"# TYPE {metric.full_name} {metric.kind}" in page
+    (rows,) = re.findall(r"^oscar_int2_capacity_ring_rows\{(.*)\} (\S+)$", page, re.MULTILINE)
+    (running,) = re.findall(r"^sglang:num_running_reqs\{(.*)\} \S+$", page, re.MULTILINE)
+    assert sorted(rows[0].split(",")) == sorted(running.split(",")) and float(rows[1]) == 16
+    assert 'digest="sha256:' in page
+
+
+def test_server_info_names_artifact_and_recipe(served: Running) -> None:
+    for path in ("/get_server_info", "/server_info"):
+        (state,) = json.loads(served.ask(path))["internal_states"]
+        told, recipe = state["oscar_int2"], served.ready["recipe"]
+        assert told["artifact"]["digest"].startswith("sha256:") and told["artifact"]["format_version"] == 1
+        windows = recipe["windows"]
+        assert (told["recipe"]["sink"], told["recipe"]["recent"]) == (windows["sink"], windows["recent"])
+        assert told["recipe"]["group_size"] == recipe["group_size"] and set(told["origins"].values()) == {"flag"}
+        assert told["memory"]["request_rows"] == 17
+
+
+def test_beam_search_is_refused_and_the_server_goes_on(served: Running) -> None:
+    body = {"text": "The quick", "sampling_params": {"max_new_tokens": 2, "beam_width": 2}}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        served.post("/generate", body)
+    said = caught.value.read().decode()
+    assert caught.value.code == 400 and "beam_width" in said
+    assert "does not work with an INT2 KV cache" in said or version("sglang") < "0.5.21"
+    assert served.post("/generate", {**body, "sampling_params": {"max_new_tokens": 2}})["text"]
 
 
 def test_the_comparison_depends_on_the_rotation(served: Running) -> None:

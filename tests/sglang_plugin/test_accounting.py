@@ -8,7 +8,7 @@ from tiny_artifacts import rotation
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin.accounting import MemoryPlan, describe, plan
+from oscar_zoo.sglang_plugin.accounting import describe, plan, too_short
 from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.slot_store import SlotShape
 from oscar_zoo.sglang_plugin.transforms import TransformTable, transform_bytes
@@ -33,12 +33,32 @@ def test_the_budget_is_what_is_left() -> None:
     assert whole.budget(10**10) == 10**10 - whole.side - 4_718_592
 
 
-def test_no_budget_names_the_flag_to_lower() -> None:
-    short = MemoryPlan(slot=100, side=900, transforms=100)
-    assert short.budget(1001) == 1
-    with pytest.raises(UsageError, match="only 0 MB are there") as caught:
-        short.budget(1000)
-    assert "--max-running-requests" in str(caught.value.hint)
+def test_too_little_memory_says_how_much_is_needed_and_what_to_lower() -> None:
+    whole = plan(QWEN3_8B, side(65, idle=64), transforms=4_718_592, scratch=100_000_000)
+    assert whole.budget(whole.fixed + whole.slot) == whole.slot
+    with pytest.raises(UsageError) as caught:
+        whole.budget(2 * 10**9)
+    for part in ("for 64 requests", "more than 3776 MB", "20736 bytes per token", "only 2000 MB are there"):
+        assert part in caught.value.message
+    assert str(caught.value.hint).startswith("--max-running-requests 15 (56.5 MB each), or lower --oscar-idle-sinks")
+
+
+def test_the_number_of_requests_in_the_hint_fits() -> None:
+    smaller = plan(QWEN3_8B, side(1 + 15, idle=15), transforms=4_718_592, scratch=100_000_000)
+    assert smaller.budget(2 * 10**9) > 2 * 10**9 / 2 - 104_718_592
+
+
+@pytest.mark.parametrize("found", [0, -5, 10**8])
+def test_no_number_of_requests_is_named_when_none_fits(found: int) -> None:
+    with pytest.raises(UsageError, match=f"only {max(0, found) // 10**6} MB are there") as caught:
+        plan(QWEN3_8B, side(65), transforms=4_718_592).budget(found)
+    assert str(caught.value.hint).startswith("raise --mem-fraction-static")
+
+
+def test_a_pool_too_short_for_one_request_is_a_warning() -> None:
+    assert too_short(40_960, 40_960) is None
+    warning = too_short(1000, 40_960)
+    assert warning is not None and "1000 token slots" in warning and "--context-length 1000" in warning
 
 
 def test_the_line_for_the_log() -> None:
@@ -47,6 +67,7 @@ def test_the_line_for_the_log() -> None:
         "100000 token slots of 20736 bytes (2.25 bits per element)",
         "65 request rows (256 recent tokens each)",
         "129 sink blocks (64 first tokens each, 64 for finished requests)",
+        "6.24 bits per element of a full pool",
     ):
         assert part in line
 

@@ -33,6 +33,7 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.evaluate.cache import CacheSpec
 from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.models import load_model
+from oscar_zoo.sglang_plugin.metrics import INFO_LABELS, METRICS
 
 # An Engine starts in 10 to 20 seconds on two idle cores, and in minutes on busy ones.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
@@ -115,7 +116,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs.start(
         "int2",
         env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
-        job={"engine": INT2, "groups": one_at_a_time()},
+        job={"engine": {**INT2, "enable_metrics": True}, "groups": one_at_a_time()},
     )
     yield runs
     runs.close()
@@ -247,6 +248,75 @@ def test_start_up_tells_artifact_settings_and_memory(engines: Engines) -> None:
     log = engines.log("lossless")
     for part in ("INT2 KV cache: artifact sha256:", "sink 16 (environment)", "k_clip 0.96 (default)", "token slots of"):
         assert part in log
+
+
+def test_metrics_count_what_requests_did(engines: Engines) -> None:
+    """One request after the other, and their prefix hits are known, so every number is."""
+    run = engines.result("int2")
+    found = {sample["name"]: sample for sample in run["metrics"]}
+    value = {name: sample["value"] for name, sample in found.items()}
+    requests = [(len(g["prompts"][0]), g["cached"][0]) for g in run["groups"].values()]
+    hits = [(length, cached) for length, cached in requests if cached]
+    assert len(hits) == 4
+    # A second turn hits all of the first, so the cut is not what ended it.
+    tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
+    rows = ENGINE["max_running_requests"]
+    assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
+        "capacity_tokens": ENGINE["max_total_tokens"],
+        "used_tokens": 0,
+        "evictable_tokens": value["sglang:kv_evictable_tokens"],
+        "capacity_ring_rows": rows,
+        "used_ring_rows": 0,
+        "capacity_sink_blocks": 2 * rows,
+        "used_sink_blocks": 0,
+        "idle_sink_blocks": 3,
+        "sink_hits_total": len(hits),
+        "sink_misses_total": 0,
+        "tail_tokens_total": tails,
+        "bits_per_element": 2 + 32 / 64,
+        "artifact_info": 1,
+    }
+    assert tails == 3 * RECENT and value["sglang:kv_evictable_tokens"] > 1000
+    labels = found["sglang:kv_used_tokens"]["labels"]
+    for metric in METRICS:
+        own = INFO_LABELS if metric.name == "artifact_info" else ()
+        assert found[metric.full_name]["labels"].keys() == {*labels, *own}
+    shown = found["oscar_int2_artifact_info"]["labels"]
+    assert shown["digest"] == manifest(payload()).digest
+    assert (shown["sink"], shown["recent"], shown["k_clip"], shown["group_size"]) == ("16", "32", "0.96", "64")
+
+
+@pytest.mark.parametrize("name", ["stock", "lossless", "tail_off"])
+def test_nothing_is_exported_unless_asked(engines: Engines, name: str) -> None:
+    assert "metrics" not in engines.result(name)
+    assert all("metrics" not in report["fired"] for report in engines.result(name)["reports"])
+
+
+def test_the_server_says_what_it_serves(engines: Engines) -> None:
+    run = engines.result("int2")
+    (info,), (report,) = run["info"], run["reports"]
+    given = manifest(payload())
+    assert info["artifact"] == {
+        "digest": given.digest,
+        "id": given.id,
+        "format_version": 1,
+        "transform": {"k": "oscar", "v": "oscar"},
+    }
+    clip = given.recipe.clip
+    recipe = {"sink": SINK, "recent": RECENT, "k_clip": clip.k, "v_clip": clip.v, "window_on_hit": "recompute"}
+    assert recipe.items() <= info["recipe"].items()
+    assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
+        ("k_clip", "v_clip", "group_size"), "recipe"
+    )
+    assert info["bits_per_element"] == 2.5 and info["test_mode"] is None
+    memory = info["memory"]
+    assert memory["token_slots"] == report["tokens"] and memory["side_store_bytes"] == report["side_store"]
+    assert memory["transform_bytes"] == report["transforms"] and memory["request_rows"] == report["rows"]
+    elements = 4 * 2 * (64 + 64) * memory["token_slots"]
+    spent = memory["slot_bytes"] * memory["token_slots"] + report["side_store"] + report["transforms"]
+    assert info["bits_per_element_in_all"] == pytest.approx(8 * spent / elements)
+    assert engines.result("lossless")["info"][0]["test_mode"] == "lossless"
+    assert engines.result("idle")["info"] == [None]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,21 @@
-"""Refusals: each row is hit by the configuration it is about, and its sentence says what and why."""
+"""Refusals: each row is hit by the configuration it is about, and its sentence says what and why.
+
+First with plain objects, then with what the installed SGLang makes of a command line, a model and an attention layer.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engines import environment, needs_sglang
+from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.sglang_plugin import refusals
@@ -37,6 +47,8 @@ SERVER_CASES = {
     "--enable-hierarchical-cache": {"enable_hierarchical_cache": True},
     "--enable-lmcache": {"enable_lmcache": True},
     "--enable-flexkv": {"enable_flexkv": True},
+    "--enable-unified-cache-external-linker": {"enable_unified_cache_external_linker": True},
+    "--radix-cache-backend": {"radix_cache_backend": "another"},
     "--enable-hisparse": {"enable_hisparse": True},
     "--enable-kv-cache-sharding": {"enable_kv_cache_sharding": True},
     "--enable-unified-memory": {"enable_unified_memory": True},
@@ -46,8 +58,12 @@ SERVER_CASES = {
     "--enable-two-batch-overlap": {"enable_two_batch_overlap": True},
     "--enable-streaming-session": {"enable_streaming_session": True},
     "--dcp-size": {"dcp_size": 2},
+    "--attn-cp-size": {"attn_cp_size": 2},
+    "--enable-prefill-cp": {"enable_prefill_cp": True},
     "--dllm-algorithm": {"dllm_algorithm": "LowConfidence"},
     "--prefill-only-disable-kv-cache": {"prefill_only_disable_kv_cache": True},
+    "--enable-mis": {"enable_mis": True},
+    "--kv-canary": {"kv_canary": "log"},
     "--cuda-graph-backend-prefill full": {"cuda_graph_config": graphs("disabled", "full")},
 }
 MODEL_CASES = {
@@ -63,6 +79,54 @@ LAYER_CASES = {
     "xai_temperature_len": {"xai_temperature_len": 1024},
     "cross attention": {"is_cross_attention": True},
     "attention that is not causal": {"attn_type": SimpleNamespace(value="encoder_only")},
+}
+
+
+SINCE = {"--enable-kv-cache-sharding": (0, 5, 23), "--enable-unified-cache-external-linker": (0, 5, 21)}
+"""Flags that the oldest supported SGLang does not have yet."""
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "": QWEN3,
+    "MLA": {
+        **QWEN3,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+    },
+    "a sliding-window hybrid model": {
+        **QWEN3,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 128,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "a model with linear-attention layers": {
+        **QWEN3,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    },
 }
 
 
@@ -118,6 +182,94 @@ def test_environment_rows(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} does not work with an INT2 KV cache: ") as caught:
         refusals.check_server(SimpleNamespace(**NORMAL), {name: "true"}, eager_only=False)
     assert caught.value.hint == f"unset {name}"
+
+
+@pytest.mark.parametrize("value", ["on", "false", "0", ""])
+def test_a_variable_that_sglang_reads_as_false_is_not_refused(value: str) -> None:
+    for name, _ in refusals.ENVIRONMENT:
+        refusals.check_server(SimpleNamespace(**NORMAL), {name: value}, eager_only=False)
+
+
+def test_beam_search_is_refused_per_request() -> None:
+    assert [row.name for row in refusals.REQUEST] == ["beam_width"]
+    for params in (SimpleNamespace(), SimpleNamespace(beam_width=None), SimpleNamespace(beam_width=1)):
+        refusals.check_request(params)
+    with pytest.raises(UsageError, match=r"beam_width does not work with an INT2 KV cache: .* Instead: n, "):
+        refusals.check_request(SimpleNamespace(beam_width=2))
+
+
+def test_linear_layers_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="linear-attention"):
+        refusals.check_model(SimpleNamespace(), linear_layers=True)
+
+
+def model_folder(folder: Path, config: dict[str, Any]) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str | None]]:
+    """What is said to the command lines, models and layers of the installed SGLang."""
+    folder = tmp_path_factory.mktemp("refusals")
+
+    def argv(name: str, attributes: dict[str, Any]) -> list[str]:
+        (value,) = attributes.values()
+        return [*name.split(), *([] if value is True or " " in name else [str(value)])]
+
+    def plain(attributes: dict[str, Any]) -> dict[str, Any]:
+        return {name: getattr(value, "value", value) for name, value in attributes.items()}
+
+    cases = {
+        "flags": {"": [], **{name: argv(name, attributes) for name, attributes in SERVER_CASES.items()}},
+        "models": {name: model_folder(folder / str(i), config) for i, (name, config) in enumerate(MODELS.items())},
+        "layers": {"": {}, **{name: plain(attributes) for name, attributes in LAYER_CASES.items()}},
+    }
+    (folder / "cases.json").write_text(json.dumps(cases))
+    child = Path(__file__).parents[1] / "support" / "refusal_child.py"
+    done = subprocess.run(
+        [sys.executable, str(child), str(folder / "cases.json")],
+        env=environment(SGLANG_PLUGINS="none"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said: dict[str, dict[str, str | None]] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+@needs_sglang
+@pytest.mark.sglang
+@pytest.mark.parametrize("kind", ["flags", "models", "layers"])
+def test_what_sglang_makes_of_it_is_refused_by_name(installed: dict[str, dict[str, str | None]], kind: str) -> None:
+    number = tuple(map(int, version("sglang").split(".")[:3]))
+    for name, said in installed[kind].items():
+        if number < SINCE.get(name, number):
+            assert said is None
+        else:
+            assert said is not None, f"this SGLang has no {name}"
+            assert said.startswith(f"{name} does not work with an INT2 KV cache: ") if name else said == ""
+
+
+@needs_sglang
+@pytest.mark.sglang
+def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
+    """There are none to load: the folder holds nothing but the configuration."""
+    rotations = write_folder(tmp_path / "rotations", artifact_files())
+    model = model_folder(tmp_path / "model", MODELS["a sliding-window hybrid model"])
+    flags = {"model-path": model, "kv-cache-dtype": "int2", "oscar-rotation-path": rotations, "device": "cpu"}
+    command = [sys.executable, "-m", "sglang.launch_server", "--skip-tokenizer-init", "--disable-cuda-graph"]
+    done = subprocess.run(
+        [*command, *(f"--{name}={value}" for name, value in flags.items())],
+        env=environment(SGLANG_PLUGINS="oscar"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode != 0
+    assert "UnsupportedModel: a sliding-window hybrid model does not work with an INT2 KV cache: " in done.stderr
 
 
 def assert_says(name: str, error: UsageError) -> None:

@@ -35,6 +35,9 @@ def main() -> None:
             result["groups"][group["name"]] = run(engine, group, result["groups"])
         if job["engine"].get("kv_cache_dtype") == "int2":
             engine.collective_rpc("oscar_report", path=str(out))
+        if job["engine"].get("enable_metrics"):
+            result["metrics"] = scrape()
+        result["info"] = [state.get("oscar_int2") for state in engine.get_server_info()["internal_states"]]
     finally:
         engine.shutdown()
     reports = out.parent.glob(out.name + ".*.json")
@@ -54,6 +57,26 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
         "logprobs": [[value for value, *_ in answer["meta_info"]["output_token_logprobs"]] for answer in answers],
         "seconds": round(time.time() - began, 2),
     }
+
+
+def scrape() -> list[dict[str, Any]]:
+    """What `/metrics` would show of our metrics and of SGLang's tokens in use, once no request has a row any more."""
+    from prometheus_client import CollectorRegistry, multiprocess
+
+    deadline = time.monotonic() + 60
+    while True:
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        samples = [
+            {"name": sample.name, "labels": sample.labels, "value": sample.value}
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name.startswith(("oscar_", "sglang:kv_"))
+        ]
+        rows = [sample["value"] for sample in samples if sample["name"] == "oscar_int2_used_ring_rows"]
+        if time.monotonic() > deadline or (rows and not any(rows)):
+            return samples
+        time.sleep(0.2)
 
 
 def resolve(prompt: Any, groups: dict[str, Any]) -> list[int]:
