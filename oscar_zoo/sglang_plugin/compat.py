@@ -291,9 +291,12 @@ def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
     """Of requests that are about to get rows: tokens to prefill in all, and those found cached. Skips those that keep
     the row they have."""
     for request in requests:
-        keeps = request.kv.holds_kv if hasattr(request, "kv") else request.req_pool_idx is not None
+        kv: Any = getattr(request, "kv", None)  # 0.5.17 has one too, without the question
+        keeps = kv.holds_kv if hasattr(kv, "holds_kv") else request.req_pool_idx is not None
         if not keeps:
-            yield len(request.origin_input_ids) + len(request.output_ids), len(request.prefix_indices)
+            # From 0.5.23 a number in place of the slots.
+            cached = len(request.prefix_indices) if hasattr(request, "prefix_indices") else request.prefix_len
+            yield len(request.origin_input_ids) + len(request.output_ids), int(cached)
 
 
 @dataclass(frozen=True)

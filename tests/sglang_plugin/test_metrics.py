@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from oscar_zoo.sglang_plugin import compat
 from oscar_zoo.sglang_plugin.metrics import INFO_LABELS, METRICS, PREFIX, Exporter, PrefixHits, sink_sources
 from oscar_zoo.sglang_plugin.sink_blocks import Prompt, SinkBlocks
 
@@ -61,6 +63,18 @@ def test_a_label_of_the_user_with_one_of_our_names_is_no_accident() -> None:
 def test_a_metric_without_a_source_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         Exporter(LABELS, {}, INFO, gauge=prometheus.Gauge, counter=prometheus.Counter)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_requests_of_all_versions_are_counted_alike(kept: bool) -> None:
+    tokens = {"origin_input_ids": [1] * 90, "output_ids": [2] * 10}
+    row = 3 if kept else None
+    requests = (  # 0.5.17, 0.5.21, 0.5.23
+        SimpleNamespace(**tokens, kv=None, req_pool_idx=row, prefix_indices=[0] * 68),
+        SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_indices=[0] * 68),
+        SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_len=68),
+    )
+    assert list(compat.new_requests(requests)) == ([] if kept else [(100, 68)] * 3)
 
 
 def labels() -> dict[str, str]:
