@@ -21,7 +21,7 @@ from oscar_zoo.cli.serving import model_for, model_geometry, recipe_for_model
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.sglang_plugin import staging
 from oscar_zoo.sglang_plugin.bench import dummy, run, sides
-from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
 
 MOST_CASES = 64
@@ -37,6 +37,7 @@ class BenchRequest:
     batch: str
     context: str
     new_tokens: int
+    job: str | None
     dummy_weights: str | None
     model: str | None
     revision: str | None
@@ -65,7 +66,13 @@ class BenchRequest:
     @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
-        return max(case.context for case in self.cases) + self.new_tokens
+        cases = max(case.context for case in self.cases) + self.new_tokens
+        return max(cases, self.bulk.context + self.bulk.new_tokens) if self.bulk else cases
+
+    @property
+    def bulk(self) -> Bulk | None:
+        """What `--job` says; raises `UsageError`."""
+        return None if self.job is None else bulk_of(self.job)
 
 
 class SubjectRequest(Protocol):
@@ -141,10 +148,22 @@ def check_file(path: Path | None) -> None:
         raise PathNotFound.for_path(path.parent, "folder")
 
 
+def bulk_of(text: str) -> Bulk:
+    """The job that `64x30000x512` means; raises `UsageError`."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 24 for part in parts):
+        raise UsageError(
+            f"--job {text!r} is not REQUESTSxPROMPTxANSWER.",
+            hint="for example --job 64x30000x512, in requests and tokens",
+        )
+    requests, context, new_tokens = map(int, parts)
+    return Bulk(requests=requests, context=context, new_tokens=new_tokens)
+
+
 def _check(request: BenchRequest) -> None:
     """Refuse before anything is loaded what could only fail at the end; raises `UsageError` and its kin."""
     sides.check_flags(request.extra)
-    _ = request.cases
+    _ = request.cases, request.bulk
     check_subject(request)
     if request.plot is not None:
         if request.plot.suffix.lower() != ".png":
@@ -213,6 +232,7 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         port=run.free_port(),
         revision=request.revision,
         extra=request.extra,
+        bulk=request.bulk,
     )
     made = request.dummy_weights is not None and request.artifact is None
     cards = machine.gpu().facts["gpus"] if device == "cuda" else []
@@ -224,6 +244,7 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         new_tokens=request.new_tokens,
         cases=request.cases,
         sides={cache: _side(cache, engines, request, private) for cache in sides.CACHES},
+        bulk=request.bulk,
     )
 
 
@@ -235,6 +256,7 @@ def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, pri
         cases=engines.cases,
         new_tokens=engines.new_tokens,
         news=str(private / f"{cache}.news"),
+        bulk=engines.bulk,
     )
     place = private / f"{cache}.json"
     place.write_text(job.model_dump_json(), encoding="utf-8")

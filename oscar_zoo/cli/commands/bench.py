@@ -35,6 +35,11 @@ def command() -> None:
     help="Tokens every request generates.",
 )
 @click.option(
+    "--job",
+    metavar="NxPROMPTxANSWER",
+    help="Also time N requests that all come at once, such as 64x30000x512, until the last is answered.",
+)
+@click.option(
     "--dummy-weights",
     metavar="NAME|DIR",
     help="Measure a model of this shape with random weights: a name of the zoo, or a folder with a config.json.",
@@ -78,6 +83,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
     Examples:
       oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
       oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
     """
     from oscar_zoo.cli.benching import BenchRequest, bench

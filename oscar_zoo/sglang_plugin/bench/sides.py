@@ -15,7 +15,7 @@ from typing import Literal
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import launch, settings
-from oscar_zoo.sglang_plugin.bench.job import Case
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case
 
 Cache = Literal["bf16", "int2"]
 CACHES: tuple[Cache, ...] = ("bf16", "int2")
@@ -52,6 +52,7 @@ class Engines:
         port: a free one; engines take the ports of their workers from its neighbourhood.
         revision: commit of the model on its hub.
         extra: engine flags of the user, for both sides.
+        bulk: the job after the cases, or `None`.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Engines:
     port: int
     revision: str | None = None
     extra: tuple[str, ...] = ()
+    bulk: Bulk | None = None
 
 
 def check_flags(extra: Sequence[str]) -> None:
@@ -94,7 +96,8 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
         flags |= launch.cache_flags(engines.rotations, engines.rotations_sha256, engines.recipe)
     else:
         flags["--attention-backend"] = engines.baseline
-    most = max(case.batch for case in engines.cases)
+    waiting = engines.bulk.requests if engines.bulk else 1
+    most = max([*(case.batch for case in engines.cases), min(waiting, settings.MAX_RUNNING_REQUESTS)])
     flags["--max-running-requests"] = str(max(most, settings.MAX_RUNNING_REQUESTS if engines.device != "cpu" else 1))
     flags |= _cpu_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
     switches = ["--skip-tokenizer-init", "--disable-radix-cache", "--grammar-backend=none"]
@@ -117,7 +120,8 @@ def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str
 
 
 def _cpu_flags(engines: Engines) -> dict[str, str]:
-    need = max(case.batch * (case.context + engines.new_tokens) for case in engines.cases)
+    needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
+    need = max([*needs, engines.bulk.context + engines.bulk.new_tokens if engines.bulk else 1])
     return {
         "--device": "cpu",
         "--dtype": "float32",

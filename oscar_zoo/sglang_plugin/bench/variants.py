@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from oscar_zoo.errors import UsageError
 
@@ -73,24 +74,26 @@ def variants(
         raise UsageError(f"{len(every)} combinations are more than {MOST}.", hint="give fewer values")
     if full:
         return tuple(every)
-    turned = (every[1:][number:] + every[1:][:number] for number in range(len(every)))
-    return min((_cover([every[0], *others]) for others in turned), key=len)
+    values = [astuple(one) for one in every]
+    differing = [i for i, column in enumerate(zip(*values, strict=True)) if len(set(column)) > 1]
+    parts = [_parts(row, differing) for row in values]
+    orders = ([0, *range(1 + first, len(every)), *range(1, 1 + first)] for first in range(len(every)))
+    return tuple(every[i] for i in min((_cover(parts, order) for order in orders), key=len))
 
 
-def _cover(every: Sequence[Variant]) -> tuple[Variant, ...]:
-    """The first, then always the one with the most pairs of values that none before has, until all are there."""
-    chosen = [every[0]]
-    missing = {part for variant in every for part in _parts(variant, every)} - _parts(every[0], every)
+def _cover(parts: Sequence[set[tuple[Any, ...]]], order: Sequence[int]) -> list[int]:
+    """The first of `order`, then always the one with the most parts that none before has, until all are there."""
+    chosen = [order[0]]
+    missing = set().union(*parts) - parts[order[0]]
     while missing:
-        chosen.append(max(every, key=lambda variant: len(missing & _parts(variant, every))))
-        missing -= _parts(chosen[-1], every)
-    return tuple(chosen)
+        chosen.append(max(order, key=lambda i: len(missing & parts[i])))
+        missing -= parts[chosen[-1]]
+    return chosen
 
 
-def _parts(variant: Variant, every: Sequence[Variant]) -> set[tuple[tuple[int, object], ...]]:
-    """Its pairs of values, of what is not the same everywhere; where only one thing differs, its value."""
-    rows = [astuple(one) for one in every]
-    values = [(i, value) for i, value in enumerate(astuple(variant)) if any(row[i] != value for row in rows)]
+def _parts(row: Sequence[Any], differing: Sequence[int]) -> set[tuple[Any, ...]]:
+    """Pairs of values of what differs; where only one thing does, its value."""
+    values = [(i, row[i]) for i in differing]
     return set(itertools.combinations(values, min(2, len(values)))) - {()}
 
 

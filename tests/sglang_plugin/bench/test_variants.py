@@ -21,7 +21,7 @@ CHUNKS, PAGES, RADIX = (512, 8192), (1, 16), (True, False)
     st.lists(st.booleans(), min_size=1, unique=True),
     st.lists(st.sampled_from([1, 2]), min_size=1, unique=True),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_pair_of_values_has_a_server_and_no_server_comes_twice(
     chunks: list[int], pages: list[int], radix: list[bool], tps: list[int]
 ) -> None:
