@@ -29,7 +29,7 @@ class ServerFacts:
         cache_dtype: `--kv-cache-dtype`.
         dtype: of weights and activations.
         device: `cuda` or `cpu`.
-        chunk: tokens prefilled at once.
+        chunk: tokens prefilled at once; `capacity` where prompts are never cut.
         page_size: tokens of a page of its cache.
         radix: whether prefixes are reused.
         tp: number of tensor-parallel ranks.
@@ -103,7 +103,7 @@ class ServerClient:
                 cache_dtype=str(info["kv_cache_dtype"]),
                 dtype=str(info["dtype"]),
                 device=str(info["device"]),
-                chunk=int(info["chunked_prefill_size"]),
+                chunk=_chunk(info["chunked_prefill_size"], int(info["max_total_num_tokens"])),
                 page_size=int(info["page_size"]),
                 radix=not info["disable_radix_cache"],
                 tp=int(info["tp_size"]),
@@ -219,3 +219,8 @@ class ServerClient:
 
     def _odd(self, what: str) -> ServerFailed:
         return ServerFailed(f"{self.url} is not the SGLang server it should be: {what}.", hint="see its log")
+
+
+def _chunk(size: int | None, capacity: int) -> int:
+    """Tokens of a prefill chunk; SGLang says -1 or nothing where there are none."""
+    return int(size) if size is not None and int(size) > 0 else capacity

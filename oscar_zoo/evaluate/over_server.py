@@ -131,8 +131,10 @@ def check_fits(facts: ServerFacts, questions: Questions) -> None:
             f"the server has a {facts.cache_dtype} cache, not int2.", hint="oscar-zoo serve starts one that has"
         )
     most = min(facts.longest_input, facts.capacity)
-    if questions.longest > most:
-        raise UsageError(f"the server takes {most:,} tokens, {questions.longest:,} are needed.", hint="lower --length")
+    if questions.longest >= most:
+        raise UsageError(
+            f"the server takes fewer than {most:,} tokens, {questions.longest:,} are needed.", hint="lower --length"
+        )
 
 
 def requests_of(questions: Questions, *, radix: bool) -> int:

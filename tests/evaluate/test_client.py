@@ -73,6 +73,9 @@ def test_it_reads_what_a_server_says_of_itself(serve: Serve) -> None:
     client = serve({"/get_server_info": INFO, "/v1/loads": LOADS, "/health": 503, "/flush_cache": 200})
     facts = client.facts()
     assert (facts.chunk, facts.page_size, facts.radix, facts.tp, facts.capacity) == (512, 16, True, 2, 1000)
+    assert [serve({"/get_server_info": {**INFO, "chunked_prefill_size": n}}).facts().chunk for n in (-1, None)] == [
+        1000
+    ] * 2
     assert client.free_tokens() == (970, 9)
     assert not client.healthy()
     client.flush()
