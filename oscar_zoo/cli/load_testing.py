@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
-from oscar_zoo import paths
 from oscar_zoo.cli import render
 from oscar_zoo.cli.benching import Subject, check_subject, find_subject
 from oscar_zoo.cli.loading import pick_device, require_serve
+from oscar_zoo.cli.own_server import Wanted, own_server
 from oscar_zoo.cli.serving import recipe_for_model
-from oscar_zoo.evaluate.client import ServerClient
-from oscar_zoo.sglang_plugin import launch, server, staging
+from oscar_zoo.sglang_plugin import launch, staging
 from oscar_zoo.sglang_plugin.bench import load_run
 from oscar_zoo.sglang_plugin.bench.load_clients import Load
 from oscar_zoo.sglang_plugin.bench.load_memory import Usage
 from oscar_zoo.sglang_plugin.bench.load_run import Limits, LoadReport
-from oscar_zoo.sglang_plugin.bench.run import free_port
 
 
 @dataclass(frozen=True)
@@ -63,19 +58,13 @@ def load_test(request: LoadRequest) -> int:
     launch.check_extra_flags(request.extra)
     check_subject(request)
     require_serve()
-    with ExitStack() as stack:
-        private = stack.enter_context(staging.private_folder())
+    with staging.private_folder() as private:
         subject = find_subject(request, private)
-        plan = _plan(request, subject, private)
-        log = _log_file()
-        render.note(f"Starting SGLang for {subject.choice.name} (log: {log})", quiet=request.silent)
-        child = stack.enter_context(server.running(plan, log))
-        with render.waiting("waiting for the server", enabled=not request.silent) as tick:
-            child.wait_until_healthy(request.timeout, tick)
-        with render.progress("s", enabled=not request.silent) as advance:
-            client = ServerClient(plan.url, timeout=request.timeout)
-            limits = Limits(growth=request.growth << 20)
-            report = load_run.measure(child, client, request.load, limits, advance)
+        wanted = _wanted(request, subject)
+        with own_server(wanted, silent=request.silent) as (child, client):
+            with render.progress("s", enabled=not request.silent) as advance:
+                limits = Limits(growth=request.growth << 20)
+                report = load_run.measure(child, client, request.load, limits, advance)
     if request.as_json:
         render.emit_json({"model": subject.choice.name, **report.to_json()})
     else:
@@ -83,33 +72,25 @@ def load_test(request: LoadRequest) -> int:
     return 1 if report.violations else 0
 
 
-def _plan(request: LoadRequest, subject: Subject, private: Path) -> launch.LaunchPlan:
-    staged = private / "rotations"
-    digest = staging.stage_rotations(subject.artifact.verified, staged)
+def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
     random_weights = ("--load-format=dummy", "--skip-tokenizer-init") if request.dummy_weights else ()
-    options = launch.ServeOptions(
+    return Wanted(
+        label=subject.choice.name,
+        log="bench-load",
         model=subject.source,
         revision=request.revision,
-        rotations=staged,
-        rotations_sha256=digest,
+        verified=subject.artifact.verified,
         recipe=recipe_for_model(subject.artifact, subject.choice, subject.geometry),
-        kernels=staging.kernels_folder(),
         device=pick_device(request.device).split(":")[0],
-        port=free_port(),
-        extra=(*random_weights, *request.extra),
+        flags=(*random_weights, *request.extra),
+        timeout=request.timeout,
     )
-    return launch.plan(options, os.environ)
-
-
-def _log_file() -> Path:
-    folder = paths.state_dir() / "logs"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder / "bench-load.log"
 
 
 def _print(report: LoadReport) -> None:
     facts, drain = report.to_json(), report.drain
-    table = render.table("", "", right=())
+    table = render.table("", "")
+    table.show_header = False
     firsts = facts["ttft_median_s"]
     table.add_row("requests", f"{facts['finished']:,} finished, {facts['aborted']:,} hung up")
     table.add_row("errors", f"{report.tally.errors.total():,}")

@@ -5,25 +5,23 @@ Servers run first and one after the other, so that each has the whole GPU; the r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo import paths
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render, server_eval_table
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.benching import check_file, numbers, write_file
 from oscar_zoo.cli.loading import pick_device, require_serve, with_overrides
 from oscar_zoo.cli.models import ModelChoice
+from oscar_zoo.cli.own_server import Wanted, own_server
 from oscar_zoo.cli.serving import model_for, model_geometry, recipe_for_model
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.client import ServerClient
-from oscar_zoo.sglang_plugin import launch, server, staging
-from oscar_zoo.sglang_plugin.bench.run import free_port
+from oscar_zoo.sglang_plugin import launch
 from oscar_zoo.sglang_plugin.bench.variants import Variant, check_flags, variants
 
 if TYPE_CHECKING:
@@ -195,7 +193,9 @@ def _ask(
     runs, failures = [], []
     for variant in wanted:
         try:
-            with _served(request, subject, variant) as client:
+            wanted_server = _wanted_server(request, subject, variant)
+            variables = variant.environment(subject.device)
+            with own_server(wanted_server, environment=variables, silent=request.silent) as (_, client):
                 runs.append(_answers(request, subject, client, radix=variant.radix))
         except OscarZooError as error:
             if len(wanted) == 1 or not isinstance(error, ServerFailed):
@@ -213,32 +213,18 @@ def _answers(request: ServerEvalRequest, subject: _Subject, client: ServerClient
         return ask(client, subject.questions, tick)
 
 
-@contextmanager
-def _served(request: ServerEvalRequest, subject: _Subject, variant: Variant) -> Iterator[ServerClient]:
-    """A server of its own; gone when the block ends."""
-    with ExitStack() as stack:
-        private = stack.enter_context(staging.private_folder())
-        staged = private / "rotations"
-        digest = staging.stage_rotations(subject.artifact.verified, staged)
-        options = launch.ServeOptions(
-            model=subject.choice.source,
-            revision=request.revision,
-            rotations=staged,
-            rotations_sha256=digest,
-            recipe=subject.recipe,
-            kernels=staging.kernels_folder(),
-            device=subject.device,
-            port=free_port(),
-            extra=(*variant.flags, f"--dtype={subject.dtype}", *request.extra),
-        )
-        plan = launch.plan(options, {**os.environ, **variant.environment(subject.device)})
-        log = _log_file()
-        render.note(f"Starting SGLang: {variant} (log: {log})", quiet=request.silent)
-        child = stack.enter_context(server.running(plan, log))
-        with render.waiting("waiting for the server", enabled=not request.silent) as tick:
-            child.wait_until_healthy(request.timeout, tick)
-        staging.check_unchanged(staged, digest)
-        yield ServerClient(plan.url)
+def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Variant) -> Wanted:
+    return Wanted(
+        label=str(variant),
+        log="eval-server",
+        model=subject.choice.source,
+        revision=request.revision,
+        verified=subject.artifact.verified,
+        recipe=subject.recipe,
+        device=subject.device,
+        flags=(*variant.flags, f"--dtype={subject.dtype}", *request.extra),
+        timeout=request.timeout,
+    )
 
 
 def _compare(request: ServerEvalRequest, subject: _Subject, runs: Sequence[ServerRun]) -> list[Row]:
@@ -301,9 +287,3 @@ def _facts(subject: _Subject, rows: Sequence[Row], failures: Sequence[Failure]) 
         "servers": [row.to_json() for row in rows],
         "failures": [{"server": one.variant, "error": one.error} for one in failures],
     }
-
-
-def _log_file() -> Path:
-    folder = paths.state_dir() / "logs"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder / "eval-server.log"

@@ -155,7 +155,7 @@ def measure(child: Server, client: ServerClient, load: Load, limits: Limits, pro
         tally = load_clients.run_load(client, load, lambda tally, seconds: _tell(progress, tally, seconds, load))
     seconds = time.monotonic() - began
     if child.returncode is not None:
-        raise ServerFailed(f"the server ended under load ({child.status}): {child.cause()}.", hint=f"log: {child.log}")
+        raise ServerFailed(f"the server ended under load ({child.status}).", hint=f"log: {child.log}")
     after = _free_when_idle(client)
     same = None if after is None else [_alone(client, call) for call in calls] == answers
     progress(0, 0, "drain")
