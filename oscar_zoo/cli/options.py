@@ -148,7 +148,7 @@ SERVER_EVAL: dict[str, Any] = {
 def server_eval_options(function: F) -> F:
     """What `eval --engine sglang` starts, or where it looks."""
     default = SERVER_EVAL
-    for option in (
+    given = (
         click.option("--url", metavar="URL", help="Measure this server instead of starting one."),
         click.option("--chunk", default=default["chunk"], metavar="N,...", help="Prefill chunks. [default: 512]"),
         click.option("--page-size", default=default["page_size"], metavar="N,...", help="Page sizes. [default: 1]"),
@@ -168,9 +168,10 @@ def server_eval_options(function: F) -> F:
             type=click.FloatRange(1),
             default=default["timeout"],
             metavar="SECONDS",
-            help="How long the start of a server may take. [default: 1800]",
+            help="How long the start of a server may take, and one answer. [default: 1800]",
         ),
-    ):
+    )
+    for option in reversed(given):
         function = option(function)
     return function
 

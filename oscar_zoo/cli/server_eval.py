@@ -189,7 +189,9 @@ def _ask(
     request: ServerEvalRequest, subject: _Subject, wanted: Sequence[Variant]
 ) -> tuple[list[ServerRun], list[Failure]]:
     if request.url is not None:
-        return [_answers(request, subject, ServerClient(request.url), radix=True)], []
+        client = ServerClient(request.url, timeout=request.timeout)
+        _check_recipe(client, subject.recipe)
+        return [_answers(request, subject, client, radix=True)], []
     runs, failures = [], []
     for variant in wanted:
         try:
@@ -203,6 +205,19 @@ def _ask(
             failures.append(Failure(str(variant), error.message))
             render.print_error(error.code, f"{variant}: {error.message}", error.hint, as_json=False)
     return runs, failures
+
+
+def _check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
+    """Refuse a running server that says it has other settings than the reference would have; raises `UsageError`."""
+    windows, clip = recipe.windows, recipe.clip
+    ours = {"sink": windows.sink, "recent": windows.recent, "k_clip": clip.k, "v_clip": clip.v}
+    told = client.facts().recipe
+    for name, value in ours.items():
+        if told.get(name, value) != value:
+            raise UsageError(
+                f"the server has {name} {told[name]}, the artifact's recipe says {value}.",
+                hint="give the artifact that it serves, or its clip ratios with --clip",
+            )
 
 
 def _answers(request: ServerEvalRequest, subject: _Subject, client: ServerClient, *, radix: bool) -> ServerRun:

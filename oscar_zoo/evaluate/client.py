@@ -9,8 +9,8 @@ from __future__ import annotations
 import http.client
 import json
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,10 @@ from oscar_zoo.errors import ServerFailed, UsageError
 
 MOST_BYTES = 256 << 20
 """Of one answer; a log-probability takes about 30."""
+
+
+INT2 = "oscar_int2"
+"""Where a server with our plugin tells about its cache, in the state of a worker."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class ServerFacts:
         tp: number of tensor-parallel ranks.
         capacity: tokens its cache holds.
         longest_input: tokens of the longest prompt it takes.
+        recipe: settings of its INT2 cache by name, as far as it tells them.
     """
 
     version: str
@@ -47,6 +52,7 @@ class ServerFacts:
     tp: int
     capacity: int
     longest_input: int
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,9 @@ class ServerClient:
                 tp=int(info["tp_size"]),
                 capacity=int(info["max_total_num_tokens"]),
                 longest_input=int(info["max_req_input_len"]),
+                recipe=dict((info.get("internal_states") or [{}])[0].get(INT2, {}).get("recipe", {})),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._odd(f"its description lacks {error}") from None
 
     def free_tokens(self) -> tuple[int, ...]:

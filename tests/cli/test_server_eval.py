@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +85,26 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.C
     options = ["--engine", "sglang", "--url", "http://127.0.0.1:9", "--task", "perplexity"]
     assert run(["eval", str(artifact), "--model", str(MODEL), *options]) == 1
     assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+
+
+def test_a_server_with_other_settings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"version": "0.5.21", "kv_cache_dtype": "int2", "dtype": "float32", "device": "cpu", "page_size": 1}
+    told |= {"chunked_prefill_size": 512, "disable_radix_cache": False, "tp_size": 1}
+    told |= {"max_total_num_tokens": 9000, "max_req_input_len": 2042}
+    told |= {"internal_states": [{"oscar_int2": {"recipe": {"sink": 64, "recent": 32}}}]}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(told).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = ["--engine", "sglang", "--url", f"http://127.0.0.1:{server.server_port}", "--task", "perplexity"]
+        assert run(["eval", str(artifact), "--model", str(MODEL), *options]) == 2
+        server.shutdown()
+    assert "the server has recent 32, the artifact's recipe says 256" in capsys.readouterr().err

@@ -77,6 +77,9 @@ def test_it_reads_what_a_server_says_of_itself(serve: Serve) -> None:
         1000
     ] * 2
     assert client.free_tokens() == (970, 9)
+    assert facts.recipe == {}
+    told = {**INFO, "internal_states": [{"oscar_int2": {"recipe": {"sink": 64}}}]}
+    assert serve({"/get_server_info": told}).facts().recipe == {"sink": 64}
     assert not client.healthy()
     client.flush()
 

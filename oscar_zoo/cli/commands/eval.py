@@ -20,8 +20,10 @@ TASKS = ("perplexity", "recall")
     "--data", default="manuals", show_default=True, metavar="FILE|NAME", help="Text file, or a text known by name."
 )
 @click.option("--windows", type=click.IntRange(1), metavar="N", help="Text windows for perplexity. [default: 6]")
-@click.option("--length", type=click.IntRange(2), metavar="N", help="Tokens of a window. [default: up to 2048]")
-@click.option("--answers", type=click.IntRange(1), metavar="N", help="Recall questions. [default: 64]")
+@click.option(
+    "--length", type=click.IntRange(2), metavar="N", help="Tokens of a window. [default: up to 2048; 2000 of a server]"
+)
+@click.option("--answers", type=click.IntRange(1), metavar="N", help="Recall questions. [default: 64; 24 of a server]")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.dtype_option
 @click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
@@ -30,7 +32,7 @@ TASKS = ("perplexity", "recall")
     type=click.Choice(["transformers", "sglang"]),
     default="transformers",
     show_default=True,
-    help="sglang: measure the server itself, and compare it with this process.",
+    help="sglang: measure the server itself, and compare it with this process. The options from --url on are for it.",
 )
 @options.server_eval_options
 @options.hubs_option
