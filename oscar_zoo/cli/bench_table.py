@@ -20,7 +20,7 @@ def print_report(report: Report) -> None:
         for cache in report.sides:
             table.add_row(f"{case.batch:,}", f"{case.context:,}", LABELS[cache], *_cells(report, cache, case))
     console.print(table)
-    for line in (*_notes(report), *_capacity(report)):
+    for line in (*_notes(report), *_job(report), *_capacity(report)):
         console.print(line)
 
 
@@ -45,6 +45,19 @@ def _notes(report: Report) -> list[str]:
         for result in side.cases
         if result.refused is not None
     ]
+
+
+def _job(report: Report) -> list[str]:
+    """How long the job took on each side."""
+    if report.bulk is None:
+        return []
+    parts = []
+    for cache, side in report.sides.items():
+        seconds = report.job_seconds(cache)
+        missing = render.clean(side.bulk.refused) if side.bulk and side.bulk.refused else "not measured"
+        parts.append(f"{LABELS[cache]} {missing}" if seconds is None else f"{LABELS[cache]} {seconds:,.1f} s")
+    times = f" ({report.job_speedup:.2f} times)" if report.job_speedup else ""
+    return [f"Job       {report.bulk}: {' · '.join(parts)}{times}"]
 
 
 def _capacity(report: Report) -> list[str]:

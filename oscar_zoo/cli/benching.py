@@ -7,6 +7,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable
@@ -21,7 +22,7 @@ from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.evaluate import config_file
 from oscar_zoo.sglang_plugin import staging
 from oscar_zoo.sglang_plugin.bench import dummy, run, sides
-from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
 
 MOST_CASES = 64
@@ -37,6 +38,7 @@ class BenchRequest:
     batch: str
     context: str
     new_tokens: int
+    job: str | None
     dummy_weights: str | None
     model: str | None
     revision: str | None
@@ -65,11 +67,34 @@ class BenchRequest:
     @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
-        return max(case.context for case in self.cases) + self.new_tokens
+        cases = max(case.context for case in self.cases) + self.new_tokens
+        return max(cases, self.bulk.context + self.bulk.new_tokens) if self.bulk else cases
+
+    @property
+    def bulk(self) -> Bulk | None:
+        """What `--job` says; raises `UsageError`."""
+        return None if self.job is None else bulk_of(self.job)
+
+
+class SubjectRequest(Protocol):
+    """What a command line has to say for `find_subject`."""
+
+    @property
+    def artifact(self) -> str | None: ...
+    @property
+    def dummy_weights(self) -> str | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def hubs(self) -> tuple[str, ...]: ...
+    @property
+    def silent(self) -> bool: ...
+    @property
+    def longest(self) -> int: ...
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """What is measured: the model, and the artifact of the INT2 side."""
 
     choice: ModelChoice
@@ -84,13 +109,13 @@ def bench(request: BenchRequest) -> int:
     require_serve()
     with ExitStack() as stack:
         private = stack.enter_context(staging.private_folder())
-        report = _compare(request, _subject(request, private), private)
+        report = _compare(request, find_subject(request, private), private)
     if request.csv is not None:
-        _write(request.csv, report.to_csv().encode())
+        write_file(request.csv, report.to_csv().encode())
     if request.plot is not None:
         from oscar_zoo.sglang_plugin.bench.chart import render_png
 
-        _write(request.plot, render_png(report))
+        write_file(request.plot, render_png(report))
     if request.as_json:
         render.emit_json(report.to_json())
     else:
@@ -108,27 +133,49 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _check(request: BenchRequest) -> None:
-    """Refuse before anything is loaded what could only fail at the end; raises `UsageError` and its kin."""
-    sides.check_flags(request.extra)
-    _ = request.cases
+def check_subject(request: SubjectRequest) -> None:
+    """Refuse a command line that names nothing to measure, or too much; raises `UsageError`."""
     if request.artifact is None and request.dummy_weights is None:
         raise UsageError("nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B")
     if request.model is not None and request.dummy_weights is not None:
         raise UsageError("--model and --dummy-weights exclude each other.", hint="give one of them")
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse a file that could not be written in the end; raises `UsageError` or `PathNotFound`."""
+    if path is not None and path.is_dir():
+        raise UsageError(f"{path} is a folder.", hint="name a file")
+    if path is not None and not path.parent.is_dir():
+        raise PathNotFound.for_path(path.parent, "folder")
+
+
+def bulk_of(text: str) -> Bulk:
+    """The job that `64x30000x512` means; raises `UsageError`."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 24 for part in parts):
+        raise UsageError(
+            f"--job {text!r} is not REQUESTSxPROMPTxANSWER.",
+            hint="for example --job 64x30000x512, in requests and tokens",
+        )
+    requests, context, new_tokens = map(int, parts)
+    return Bulk(requests=requests, context=context, new_tokens=new_tokens)
+
+
+def _check(request: BenchRequest) -> None:
+    """Refuse before anything is loaded what could only fail at the end; raises `UsageError` and its kin."""
+    sides.check_flags(request.extra)
+    _ = request.cases, request.bulk
+    check_subject(request)
     if request.plot is not None:
         if request.plot.suffix.lower() != ".png":
             raise UsageError(f"--plot {request.plot} is not a PNG file.", hint="end its name in .png")
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingDependency.for_extra("matplotlib", "compute")
-    for path in (request.csv, request.plot):
-        if path is not None and path.is_dir():
-            raise UsageError(f"{path} is a folder.", hint="name a file")
-        if path is not None and not path.parent.is_dir():
-            raise PathNotFound.for_path(path.parent, "folder")
+    check_file(request.csv)
+    check_file(request.plot)
 
 
-def _subject(request: BenchRequest, private: Path) -> _Subject:
+def find_subject(request: SubjectRequest, private: Path) -> Subject:
     """The model and the verified artifact; with `--dummy-weights` made here as far as nobody named them."""
     if request.dummy_weights is None:
         artifact = open_artifact(request.artifact or "", hubs=request.hubs, quiet=request.silent)
@@ -140,7 +187,7 @@ def _subject(request: BenchRequest, private: Path) -> _Subject:
                     f"{choice.name} reads up to {room:,} tokens, {request.longest:,} are wanted.",
                     hint="lower --context or --new-tokens",
                 )
-        return _Subject(choice, choice.source, model_geometry(choice), artifact)
+        return Subject(choice, choice.source, model_geometry(choice), artifact)
     choice = choose_model(request.dummy_weights)
     folder = private / choice.name
     geometry = _write_dummy(choice, folder, request.longest)
@@ -149,7 +196,7 @@ def _subject(request: BenchRequest, private: Path) -> _Subject:
     else:
         dummy.write_rotations(private / "hadamard", geometry)
         artifact = open_artifact(str(private / "hadamard"), quiet=True)
-    return _Subject(choice, str(folder), geometry, artifact)
+    return Subject(choice, str(folder), geometry, artifact)
 
 
 def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
@@ -166,7 +213,7 @@ def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
     return geometry_of_folder(folder, choice.model_id)
 
 
-def _compare(request: BenchRequest, subject: _Subject, private: Path) -> Report:
+def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
     device = pick_serving_device(request.device)[0]
     staged = private / "rotations"
     digest = staging.stage_rotations(subject.artifact.verified, staged)
@@ -184,6 +231,7 @@ def _compare(request: BenchRequest, subject: _Subject, private: Path) -> Report:
         port=run.free_port(),
         revision=request.revision,
         extra=request.extra,
+        bulk=request.bulk,
     )
     made = request.dummy_weights is not None and request.artifact is None
     cards = machine.gpu().facts["gpus"] if device == "cuda" else []
@@ -195,6 +243,7 @@ def _compare(request: BenchRequest, subject: _Subject, private: Path) -> Report:
         new_tokens=request.new_tokens,
         cases=request.cases,
         sides={cache: _side(cache, engines, request, private) for cache in sides.CACHES},
+        bulk=request.bulk,
     )
 
 
@@ -206,6 +255,7 @@ def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, pri
         cases=engines.cases,
         new_tokens=engines.new_tokens,
         news=str(private / f"{cache}.news"),
+        bulk=engines.bulk,
     )
     place = private / f"{cache}.json"
     place.write_text(job.model_dump_json(), encoding="utf-8")
@@ -223,6 +273,7 @@ def _log_file(cache: str) -> Path:
     return folder / f"bench-{cache}.log"
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing; raises `StorageError`."""
     with durable.storage_errors(f"cannot write {path}"):
         durable.replace_file(path, content)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from oscar_zoo.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,3 +129,57 @@ def dtype_option(function: F) -> F:
         show_default=True,
         help="Type of the weights in memory; auto keeps the stored one.",
     )(function)
+
+
+SERVER_EVAL: dict[str, Any] = {
+    "url": None,
+    "chunk": "512",
+    "page_size": "1",
+    "radix": "on",
+    "tp": "1",
+    "sweep": False,
+    "full": False,
+    "csv": None,
+    "timeout": 1800.0,
+}
+"""Options of `eval --engine sglang` alone, with their defaults."""
+
+
+def server_eval_options(function: F) -> F:
+    """What `eval --engine sglang` starts, or where it looks."""
+    default = SERVER_EVAL
+    given = (
+        click.option("--url", metavar="URL", help="Measure this server instead of starting one."),
+        click.option("--chunk", default=default["chunk"], metavar="N,...", help="Prefill chunks. [default: 512]"),
+        click.option("--page-size", default=default["page_size"], metavar="N,...", help="Page sizes. [default: 1]"),
+        click.option("--radix", default=default["radix"], metavar="on,off", help="Prefix cache. [default: on]"),
+        click.option("--tp", default=default["tp"], metavar="N,...", help="Tensor-parallel ranks. [default: 1]"),
+        click.option(
+            "--sweep",
+            is_flag=True,
+            help="--chunk 512,8192 --page-size 1,16 --radix on,off, and --tp 1,2 where there are two GPUs.",
+        ),
+        click.option("--full", is_flag=True, help="Start every combination, not every pair of values."),
+        click.option(
+            "--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write a line per server to this file."
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(1),
+            default=default["timeout"],
+            metavar="SECONDS",
+            help="How long the start of a server may take, and one answer. [default: 1800]",
+        ),
+    )
+    for option in reversed(given):
+        function = option(function)
+    return function
+
+
+def refuse_server_options(choices: dict[str, Any], flags: tuple[str, ...]) -> None:
+    """Raise `UsageError` when one of them was given without `--engine sglang`; takes them out of `choices`."""
+    for name, default in SERVER_EVAL.items():
+        if choices.pop(name) != default:
+            raise UsageError(f"--{name.replace('_', '-')} needs --engine sglang.", hint="oscar-zoo eval --help")
+    if flags:
+        raise UsageError(f"{flags[0]} is for an engine.", hint="add --engine sglang, or leave it out")

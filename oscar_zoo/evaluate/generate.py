@@ -89,6 +89,16 @@ class Request:
             self._layers = {i: LayerCache(cache, block, i, model.device) for i in block.attention_layers}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._length = 0
+        self._own_from = 0
+        self._sinks = True
+
+    def begin_from_cache(self, *, sinks: bool = True) -> None:
+        """From here on this is a new request that found all tokens so far in the prefix cache.
+
+        Its recent window holds nothing that came before. Its first tokens stay exact, because requests share them;
+        `sinks` false is a server that has lost them.
+        """
+        self._own_from, self._sinks = self._length, sinks
 
     def extend(self, ids: Tensor) -> Tensor:
         """Prefill one chunk, `[T]` int64; returns the logits `[T, vocabulary]` of all its positions."""
@@ -123,8 +133,8 @@ class Request:
         end = int(positions[-1]) + 1
         stretches: Stretches = ((WINDOW, 0, end),)
         if self._windows is not None:
-            sinks = min(self._windows.sink, cached)
-            ring = max(sinks, cached - self._windows.recent)
+            sinks = min(self._windows.sink, cached) if self._sinks else 0
+            ring = max(sinks, cached - self._windows.recent, self._own_from)
             stretches = (WINDOW, 0, sinks), (INT2, sinks, ring), (WINDOW, ring, end)
         s = torch.cat([torch.arange(first, last, device=positions.device) for _, first, last in stretches])
         return stretches, s <= positions[:, None]

@@ -1,7 +1,8 @@
 """The server as a child process: start, wait until healthy, pass signals on, leave nothing behind.
 
 The child gets a session (process group) of its own, so that everything it spawned ends with it: SIGTERM first, SIGKILL
-after a grace period. If this process dies without a chance to clean up, the kernel ends the child (PR_SET_PDEATHSIG).
+after a grace period. SIGTERM while it serves lets it finish its requests first. If this process dies without a chance
+to clean up, the kernel ends the child (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
+DRAIN_SECONDS = 300.0
+"""How long requests may take to end after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
 TAIL_BYTES = 1 << 18
 NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
@@ -156,8 +159,25 @@ class Server:
         return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
 
     def wait(self) -> int:
-        """Block until the child ends; its exit status."""
-        return self._process.wait()
+        """Block until the child ends; its exit status. SIGTERM to this process lets it drain before it ends."""
+        try:
+            return self._process.wait()
+        except SystemExit:
+            self.drain(DRAIN_SECONDS)
+            raise
+
+    def drain(self, limit: float) -> bool:
+        """Ask the child to finish its requests and end; whether it ended within `limit` seconds.
+
+        Only the child gets SIGTERM: its workers would drop what they compute, and every request with it.
+        """
+        self.stopping = True
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self) -> None:
         """End the child and everything it started; returns when the whole group is gone."""

@@ -33,7 +33,15 @@ def cli(tmp_path: Path) -> Cli:
 def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
     """One engine per side; the last context does not fit into the cache, which is no failure."""
     artifact = write_folder(cli.folder / "rotation", artifact_files())
-    options = ["--batch=1,2", "--context=64,1000", "--new-tokens=8", "--csv=a.csv", "--plot=a.png", "--json"]
+    options = [
+        "--batch=1,2",
+        "--context=64,1000",
+        "--new-tokens=8",
+        "--job=3x64x8",
+        "--csv=a.csv",
+        "--plot=a.png",
+        "--json",
+    ]
     flags = [f"--max-total-tokens={ROOM}"]
     done = cli("bench", "serve", str(artifact), "--model", str(MODEL), *options, "--", *flags, timeout=500)
     assert (done.code, done.err) == (0, ""), logs(cli)
@@ -45,7 +53,8 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
         check_side(side)
     assert report["capacity_ratio"] == 1 and len(report["speedup"]) == 4
     rows = list(csv.DictReader((cli.folder / "a.csv").open()))
-    assert len(rows) == 8 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
+    assert len(rows) == 10 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
+    assert [float(row["job_s"]) > 0 for row in rows if row["job_s"]] == [True, True] and report["job"]["requests"] == 3
     assert (cli.folder / "a.png").read_bytes().startswith(b"\x89PNG")
     assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
 
@@ -105,6 +114,7 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
         ([*DUMMY, "--context", "0"], "--context '0' is not a list of whole numbers", 2),
         ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
         ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
+        ([*DUMMY, "--job", "64x30000"], "--job '64x30000' is not REQUESTSxPROMPTxANSWER", 2),
         ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
         ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
         ([*DUMMY, "--csv", "."], ". is a folder", 2),

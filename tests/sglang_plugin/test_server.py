@@ -208,6 +208,36 @@ except KeyboardInterrupt:
     server.check_port_free("127.0.0.1", port)
 
 
+def test_sigterm_lets_the_child_finish_what_its_workers_do(tmp_path: Path) -> None:
+    """The child waits for a worker that knows no signals, as SGLang waits for requests in its scheduler."""
+    draining = (
+        "import signal, subprocess, sys\n"
+        "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1)'])\n"
+        "def drain(*_): print('worker ended with', worker.wait(), flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, drain)\n"
+        "print('up', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    parent = f"""
+import time
+from pathlib import Path
+from oscar_zoo.sglang_plugin import server
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
+plan, log = LaunchPlan(({sys.executable!r}, "-c", {draining!r}), {{}}, ""), Path({str(tmp_path / "log")!r})
+with server.running(plan, log) as child:
+    while "up" not in log.read_text():
+        time.sleep(0.01)
+    print("ready", flush=True)
+    child.wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "worker ended with 0" in (tmp_path / "log").read_text()
+
+
 def test_a_signal_while_the_child_is_being_started_still_ends_it(tmp_path: Path) -> None:
     """The worst moment: the child runs, and nobody holds it yet."""
     parent = f"""

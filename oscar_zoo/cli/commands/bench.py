@@ -17,6 +17,7 @@ def command() -> None:
     Examples:
       oscar-zoo bench serve Qwen3-8B
       oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench load --dummy-weights Qwen3-8B --clients 200 --seconds 600
     """
 
 
@@ -32,6 +33,11 @@ def command() -> None:
     show_default=True,
     metavar="N",
     help="Tokens every request generates.",
+)
+@click.option(
+    "--job",
+    metavar="NxPROMPTxANSWER",
+    help="Also time N requests that all come at once, such as 64x30000x512, until the last is answered.",
 )
 @click.option(
     "--dummy-weights",
@@ -77,6 +83,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
     Examples:
       oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
       oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
     """
     from oscar_zoo.cli.benching import BenchRequest, bench
@@ -84,3 +91,84 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
     if artifact is not None and artifact.startswith("-"):  # click cannot tell what stood behind the --
         engine_flags, artifact = (artifact, *engine_flags), None
     return bench(BenchRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]
+
+
+@command.command("load", short_help="Put many clients on an INT2 server, some of which hang up, and end it.")
+@click.argument("artifact", metavar="[NAME|DIR]", required=False)
+@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+@click.option("--clients", type=click.IntRange(1, 2000), default=200, show_default=True, metavar="N")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 86_400),
+    default=600,
+    show_default=True,
+    metavar="N",
+    help="How long clients begin new requests.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(2, 1 << 20),
+    default=4000,
+    show_default=True,
+    metavar="N",
+    help="Tokens of the longest prompt; they are mixed, and most share a prefix with others.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1, 100_000),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Tokens of the longest answer.",
+)
+@click.option(
+    "--aborts",
+    type=click.FloatRange(0, 0.9),
+    default=0.2,
+    show_default=True,
+    metavar="SHARE",
+    help="Of the requests whose client hangs up.",
+)
+@click.option(
+    "--growth",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    metavar="MIB",
+    help="How much more memory the end of the run may take than its middle.",
+)
+@click.option(
+    "--dummy-weights", metavar="NAME|DIR", help="A model of this shape with random weights, as for bench serve."
+)
+@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
+@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=1800,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the start may take, and the answer to one request.",
+)
+@options.hubs_option
+@options.device_option
+@options.quiet_option
+@options.json_option
+def load_command(artifact: str | None, engine_flags: tuple[str, ...], **choices: object) -> int:
+    """Start an INT2 server, let many streaming clients work with it, and end it with SIGTERM.
+
+    Every client sends one request after the other; some hang up while theirs waits, is prefilled, or streams. The exit
+    code is 1 when a request fails whose client did not hang up, memory of the processes or of the GPU grows, a token
+    slot stays taken when all is over, the same prompts have other answers afterwards, or SIGTERM cuts off a running
+    request, leaves /health inviting more, or does not end the server.
+
+    \b
+    Examples:
+      oscar-zoo bench load Qwen3-8B
+      oscar-zoo bench load --dummy-weights Qwen3-8B --clients 200 --seconds 600 --json
+    """
+    from oscar_zoo.cli.load_testing import LoadRequest, load_test
+
+    if artifact is not None and artifact.startswith("-"):  # click cannot tell what stood behind the --
+        engine_flags, artifact = (artifact, *engine_flags), None
+    return load_test(LoadRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The program that holds one SGLang engine and streams the cases of a `Job` through it: `python -m ... JOB.json`.
 
 `run.py` starts it and reads the news it appends to a file, one JSON object per line: `up` once, `progress`, one `case`
-per case, and `done` or `error` at the end. Times are taken here, where the tokens arrive.
+per case, `bulk` if there is one, and `done` or `error` at the end. Times are taken here, where the tokens arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 
 PACE = 0.5
 """Seconds between two reports of progress."""
@@ -58,6 +58,8 @@ def _drive(job: Job, tell: Callable[..., None]) -> None:
         bench = Bench(engine, job, tell)
         for case in job.cases:
             tell(case=case.model_dump(), **bench.measure(case, room))
+        if job.bulk is not None:
+            tell(bulk=bench.bulk(job.bulk, room))
     finally:
         engine.shutdown()
 
@@ -102,6 +104,23 @@ class Bench:
         self._done = before + self._job.tokens(case)
         self._tell(progress=self._done)
         return {"arrivals": arrivals} if refused is None else {"refused": refused}
+
+    def bulk(self, bulk: Bulk, room: Room) -> dict[str, Any]:
+        """`seconds` from sending all requests to the last token of the last one, or `refused` with the cause."""
+        one = Case(batch=1, context=bulk.context)
+        refused, seconds = room.shortage(one, bulk.new_tokens), 0.0
+        if refused is None:
+            try:
+                self._batch(bulk.warm, self._job.warm_tokens, seed=3)
+                arrivals = self._batch(Case(batch=bulk.requests, context=bulk.context), bulk.new_tokens, seed=4)
+                short = sum(not seen or seen[-1][1] < bulk.new_tokens for seen in arrivals)
+                refused = f"{short} requests ended early" if short else None
+                seconds = max((seen[-1][0] for seen in arrivals if seen), default=0.0)
+            except ValueError as error:
+                refused = _one_line(error)
+        self._done = self._job.total_tokens
+        self._tell(progress=self._done)
+        return {"seconds": seconds} if refused is None else {"refused": refused}
 
     def _batch(self, case: Case, new_tokens: int, *, seed: int) -> list[list[tuple[float, int]]]:
         vocabulary = int(self._engine.tokenizer_manager.model_config.vocab_size)

@@ -18,6 +18,22 @@ class Case(Spec):
         return f"{self.batch} x {self.context:,}"
 
 
+class Bulk(Spec):
+    """Requests that are all there at once and wait for their turn: how long until the last one has its answer?"""
+
+    requests: Count
+    context: Count
+    new_tokens: Count
+
+    def __str__(self) -> str:
+        return f"{self.requests:,} requests of {self.context:,} and {self.new_tokens:,} tokens"
+
+    @property
+    def warm(self) -> Case:
+        """What runs before, so that nothing is compiled while the clock runs."""
+        return Case(batch=min(2, self.requests), context=self.context)
+
+
 class Job(Spec):
     """A whole run of one engine.
 
@@ -26,12 +42,14 @@ class Job(Spec):
         cases: in this order.
         new_tokens: that every request generates.
         news: file the process appends one JSON object per line to.
+        bulk: after the cases, if anything.
     """
 
     arguments: tuple[str, ...]
     cases: tuple[Case, ...]
     new_tokens: Count
     news: str
+    bulk: Bulk | None = None
 
     @property
     def warm_tokens(self) -> int:
@@ -44,5 +62,13 @@ class Job(Spec):
 
     @property
     def total_tokens(self) -> int:
-        """Of all cases."""
-        return sum(map(self.tokens, self.cases))
+        """Of all cases, and of the bulk."""
+        return sum(map(self.tokens, self.cases)) + self.bulk_tokens
+
+    @property
+    def bulk_tokens(self) -> int:
+        """Tokens that go through the engine for the bulk, warm-up included."""
+        if self.bulk is None:
+            return 0
+        bulk, warm = self.bulk, self.bulk.warm
+        return bulk.requests * (bulk.context + bulk.new_tokens) + warm.batch * (warm.context + self.warm_tokens)

@@ -7,14 +7,14 @@ import io
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oscar_zoo.sglang_plugin.bench.job import Case
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case
 from oscar_zoo.sglang_plugin.bench.run import CaseResult, SideResult
 from oscar_zoo.sglang_plugin.bench.sides import Cache
 
 SCHEMA = "oscar-zoo.bench-serve/1"
 LABELS: dict[Cache, str] = {"bf16": "BF16", "int2": "INT2"}
 NUMBERS = ("ttft_s", "ttft_median_s", "ms_per_token", "tokens_per_second")
-COLUMNS = ("cache", "attention_backend", "batch", "context", "new_tokens", *NUMBERS, "capacity_tokens", "note")
+COLUMNS = ("cache", "attention_backend", "batch", "context", "new_tokens", *NUMBERS, "job_s", "capacity_tokens", "note")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Report:
         new_tokens: of every request.
         cases: in order.
         sides: results by cache, in the order they ran.
+        bulk: the job after the cases, or `None`.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Report:
     new_tokens: int
     cases: tuple[Case, ...]
     sides: dict[Cache, SideResult]
+    bulk: Bulk | None = None
 
     @property
     def errors(self) -> dict[Cache, str]:
@@ -61,6 +63,17 @@ class Report:
         slow, fast = _number(bf16, "ms_per_token"), _number(int2, "ms_per_token")
         return slow / fast if slow and fast else None
 
+    def job_seconds(self, cache: Cache) -> float | None:
+        """How long the job took; `None` when it was not measured."""
+        side = self.sides.get(cache)
+        return None if side is None or side.bulk is None else side.bulk.seconds
+
+    @property
+    def job_speedup(self) -> float | None:
+        """How many times the throughput of BF16 INT2 has over the job."""
+        bf16, int2 = self.job_seconds("bf16"), self.job_seconds("int2")
+        return bf16 / int2 if bf16 and int2 else None
+
     def to_json(self) -> dict[str, Any]:
         """Everything, with the schema's name."""
         return {
@@ -73,6 +86,7 @@ class Report:
             "sides": {cache: self._side(side) for cache, side in self.sides.items()},
             "speedup": [{**case.model_dump(), "int2_over_bf16": self.speedup(case)} for case in self.cases],
             "capacity_ratio": self.capacity_ratio,
+            "job": None if self.bulk is None else {**self.bulk.model_dump(), "int2_over_bf16": self.job_speedup},
         }
 
     def to_csv(self) -> str:
@@ -87,11 +101,27 @@ class Report:
                 row |= {**case.model_dump(), "new_tokens": self.new_tokens, "capacity_tokens": side.capacity}
                 row |= {name: _number(result, name) for name in NUMBERS}
                 writer.writerow(row | {"note": self.note(cache, case)})
+            if self.bulk is not None:
+                writer.writerow(self._job_row(cache, side, self.bulk))
         return stream.getvalue()
 
     def _result(self, cache: Cache, case: Case) -> CaseResult | None:
         side = self.sides.get(cache)
         return None if side is None else side.of(case)
+
+    def _job_row(self, cache: Cache, side: SideResult, bulk: Bulk) -> dict[str, Any]:
+        seconds = self.job_seconds(cache)
+        return {
+            "cache": cache,
+            "attention_backend": side.engine.get("attention_backend"),
+            "batch": bulk.requests,
+            "context": bulk.context,
+            "new_tokens": bulk.new_tokens,
+            "tokens_per_second": bulk.requests * bulk.new_tokens / seconds if seconds else None,
+            "job_s": seconds,
+            "capacity_tokens": side.capacity,
+            "note": "not measured" if side.bulk is None else side.bulk.refused,
+        }
 
     def _side(self, side: SideResult) -> dict[str, Any]:
         return {
@@ -100,6 +130,7 @@ class Report:
             "start_s": side.up_s,
             "capacity_tokens": side.capacity,
             "cases": [_case(result) for result in side.cases],
+            "job": None if side.bulk is None else asdict(side.bulk),
             "error": side.error,
         }
 

@@ -34,6 +34,14 @@ class CaseResult:
     refused: str | None = None
 
 
+@dataclass(frozen=True)
+class BulkResult:
+    """What came of the bulk: `seconds`, or `refused` with the cause."""
+
+    seconds: float | None = None
+    refused: str | None = None
+
+
 @dataclass
 class SideResult:
     """What came of one side; without `error` it holds every case of the job.
@@ -44,6 +52,7 @@ class SideResult:
         sglang: its version.
         engine: settings in force, as text.
         cases: in the order of the job.
+        bulk: of the job that has one.
         error: why it ended early, one line without a full stop.
     """
 
@@ -52,6 +61,7 @@ class SideResult:
     sglang: str | None = None
     engine: dict[str, str] = field(default_factory=dict)
     cases: list[CaseResult] = field(default_factory=list)
+    bulk: BulkResult | None = None
     error: str | None = None
 
     def of(self, case: Case) -> CaseResult | None:
@@ -113,6 +123,8 @@ def _take(item: dict[str, Any], result: SideResult) -> bool:
         result.up_s, result.capacity = float(item["up"]), int(item["capacity"])
         result.sglang, result.engine = item["sglang"], item["engine"]
         return True
+    if "bulk" in item:
+        result.bulk = BulkResult(item["bulk"].get("seconds"), item["bulk"].get("refused"))
     if "case" not in item:
         return False
     case, arrivals = Case(**item["case"]), item.get("arrivals")
@@ -126,7 +138,12 @@ def _take(item: dict[str, Any], result: SideResult) -> bool:
 
 
 def _doing(result: SideResult, job: Job) -> str:
-    return "the start" if result.up_s is None else f"the case {job.cases[len(result.cases)]}"
+    if result.up_s is None:
+        return "the start"
+    done = len(result.cases)
+    if done < len(job.cases):
+        return f"the case {job.cases[done]}"
+    return "the end" if result.bulk is not None or job.bulk is None else "the job"
 
 
 class _News:

@@ -15,7 +15,7 @@ from typing import Literal
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import launch, settings
-from oscar_zoo.sglang_plugin.bench.job import Case
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case
 
 Cache = Literal["bf16", "int2"]
 CACHES: tuple[Cache, ...] = ("bf16", "int2")
@@ -50,6 +50,7 @@ class Engines:
         port: a free one; engines take the ports of their workers from its neighbourhood.
         revision: commit of the model on its hub.
         extra: engine flags of the user, for both sides.
+        bulk: the job after the cases, or `None`.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Engines:
     port: int
     revision: str | None = None
     extra: tuple[str, ...] = ()
+    bulk: Bulk | None = None
 
 
 def check_flags(extra: Sequence[str]) -> None:
@@ -96,7 +98,8 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
         flags["--attention-backend"] = engines.baseline
     flags |= launch.device_flags(engines.device)
     flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
-    most = max(case.batch for case in engines.cases)
+    waiting = engines.bulk.requests if engines.bulk else 1
+    most = max([*(case.batch for case in engines.cases), min(waiting, settings.MAX_RUNNING_REQUESTS)])
     flags["--max-running-requests"] = str(max(most, settings.MAX_RUNNING_REQUESTS if engines.device != "cpu" else 1))
     switches = ["--skip-tokenizer-init", "--disable-radix-cache", "--grammar-backend=none"]
     return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.extra)
@@ -118,6 +121,7 @@ def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str
 
 def _pool_flags(engines: Engines) -> dict[str, str]:
     """Slots of the pool on a CPU: there is no memory fraction that fits all cases."""
-    need = max(case.batch * (case.context + engines.new_tokens) for case in engines.cases)
+    needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
+    need = max([*needs, engines.bulk.context + engines.bulk.new_tokens if engines.bulk else 1])
     usual = int(launch.CPU_FLAGS["--max-total-tokens"])
     return {"--max-total-tokens": str(max(usual, 2 * need))}

@@ -9,9 +9,9 @@ import json
 import pytest
 
 from oscar_zoo.sglang_plugin.bench.chart import render_png
-from oscar_zoo.sglang_plugin.bench.job import Case
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case
 from oscar_zoo.sglang_plugin.bench.report import COLUMNS, Report
-from oscar_zoo.sglang_plugin.bench.run import CaseResult, SideResult
+from oscar_zoo.sglang_plugin.bench.run import BulkResult, CaseResult, SideResult
 from oscar_zoo.sglang_plugin.bench.timing import Figures
 
 SMALL, LARGE, LAST = Case(batch=1, context=8000), Case(batch=16, context=30000), Case(batch=64, context=30000)
@@ -61,6 +61,23 @@ def test_csv_has_one_row_per_side_and_case(report: Report) -> None:
     assert rows[1]["ms_per_token"] == "20.0" and rows[1]["capacity_tokens"] == "720000" and rows[1]["note"] == ""
     assert rows[4]["ms_per_token"] == "" and rows[4]["ttft_s"] == "9.5"
     assert rows[5]["note"] == "not measured"
+
+
+def test_a_job_has_a_line_of_its_own(report: Report) -> None:
+    assert report.to_json()["job"] is None
+    object.__setattr__(report, "bulk", Bulk(requests=64, context=30_000, new_tokens=512))
+    assert report.job_speedup is None
+    report.sides["bf16"].bulk, report.sides["int2"].bulk = BulkResult(300.0), BulkResult(100.0)
+    job = report.to_json()["job"]
+    assert job == {"requests": 64, "context": 30_000, "new_tokens": 512, "int2_over_bf16": pytest.approx(3.0)}
+    rows = [row for row in csv.DictReader(io.StringIO(report.to_csv())) if row["job_s"]]
+    assert [(row["cache"], row["batch"], row["job_s"]) for row in rows] == [
+        ("bf16", "64", "300.0"),
+        ("int2", "64", "100.0"),
+    ]
+    assert float(rows[1]["tokens_per_second"]) == pytest.approx(64 * 512 / 100)
+    report.sides["int2"].bulk = BulkResult(refused="needs more")
+    assert report.job_speedup is None and "needs more" in report.to_csv()
 
 
 def test_one_side_alone_is_a_report_too(report: Report) -> None:

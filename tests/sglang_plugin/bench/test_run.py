@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.sglang_plugin.bench.job import Case, Job
-from oscar_zoo.sglang_plugin.bench.run import SideResult, measure
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
+from oscar_zoo.sglang_plugin.bench.run import BulkResult, SideResult, measure
 from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 ONE, TWO = Case(batch=1, context=10), Case(batch=2, context=10)
@@ -22,8 +22,11 @@ Run = Callable[..., SideResult]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    def run(*news: dict[str, object], then: str = "", limit: float = 20, seen: list[int] | None = None) -> SideResult:
-        job = Job(arguments=(), cases=(ONE, TWO), new_tokens=9, news=str(tmp_path / "news"))
+    def run(
+        *news: dict[str, object], then: str = "", limit: float = 20, seen: list[int] | None = None, bulk: bool = False
+    ) -> SideResult:
+        work = Bulk(requests=3, context=10, new_tokens=9) if bulk else None
+        job = Job(arguments=(), cases=(ONE, TWO), new_tokens=9, news=str(tmp_path / "news"), bulk=work)
         lines = "".join(json.dumps(item) + "\n" for item in news)
         program = f"import os, sys, time, subprocess\nopen({job.news!r}, 'a').write({lines!r})\n{then}"
         plan = LaunchPlan((sys.executable, "-c", program), dict(os.environ), "")
@@ -59,6 +62,15 @@ def test_the_process_can_say_why_itself(run: Run) -> None:
 def test_the_limit_is_per_case_and_names_what_took_so_long(run: Run, news: tuple[object, ...], what: str) -> None:
     result = run(*news, then="time.sleep(60)", limit=1)
     assert result.error is not None and result.error.startswith(what) and result.error.endswith("took longer than 1 s")
+
+
+def test_the_job_after_the_cases_is_kept_and_named(run: Run, tmp_path: Path) -> None:
+    cases = FIRST, {"case": TWO.model_dump(), "refused": "needs more"}
+    done = run(UP, *cases, {"bulk": {"seconds": 2.5}}, {"done": True}, bulk=True)
+    assert done.error is None and done.bulk == BulkResult(2.5)
+    (tmp_path / "news").unlink()
+    late = run(UP, *cases, then="time.sleep(60)", limit=1, bulk=True)
+    assert late.error == "the job took longer than 1 s" and late.bulk is None
 
 
 def test_nothing_it_started_survives(run: Run, tmp_path: Path) -> None:

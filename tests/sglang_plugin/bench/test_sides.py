@@ -11,7 +11,7 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.sglang_plugin import launch
 from oscar_zoo.sglang_plugin.bench import sides
-from oscar_zoo.sglang_plugin.bench.job import Case, Job
+from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 from oscar_zoo.sglang_plugin.settings import Source
 
 ENGINES = sides.Engines(
@@ -66,6 +66,17 @@ def test_a_cpu_gets_a_pool_in_which_the_largest_case_fits() -> None:
     assert int(flags("bf16", large)["--max-total-tokens"]) >= 4 * 30_010
 
 
+def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
+    """And a CPU's pool holds at least one of its requests."""
+    small = replace(ENGINES, cases=(Case(batch=1, context=100),))
+    for requests, rows in ((30, "64"), (500, "64")):
+        engines = replace(small, bulk=Bulk(requests=requests, context=90_000, new_tokens=10))
+        assert flags("int2", engines)["--max-running-requests"] == rows
+        on_cpu = flags("int2", replace(engines, device="cpu"))
+        assert int(on_cpu["--max-running-requests"]) == min(requests, 64)
+        assert int(on_cpu["--max-total-tokens"]) >= 90_010
+
+
 def test_real_weights_are_not_asked_to_be_random() -> None:
     assert "--load-format" not in flags("int2", replace(ENGINES, random_weights=False))
     assert flags("int2", replace(ENGINES, revision="abc"))["--revision"] == "abc"
@@ -98,4 +109,7 @@ def test_flags_that_would_make_them_differ_are_refused(flag: str, seen: str) -> 
 
 def test_progress_counts_the_warm_up_too() -> None:
     job = Job(arguments=(), cases=ENGINES.cases, new_tokens=10, news="n")
-    assert job.total_tokens == 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
+    cases = 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
+    assert job.total_tokens == cases
+    bulk = Bulk(requests=30, context=40, new_tokens=6)
+    assert job.model_copy(update={"bulk": bulk}).total_tokens == cases + 30 * 46 + 2 * 48

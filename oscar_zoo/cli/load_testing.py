@@ -1,0 +1,115 @@
+"""The `bench load` use case on a terminal: a server, many clients, and what does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oscar_zoo.cli import render
+from oscar_zoo.cli.benching import Subject, check_subject, find_subject
+from oscar_zoo.cli.choosing import recipe_for_model
+from oscar_zoo.cli.loading import pick_serving_device, require_serve
+from oscar_zoo.cli.own_server import Wanted, own_server
+from oscar_zoo.sglang_plugin import launch, staging
+from oscar_zoo.sglang_plugin.bench import load_run
+from oscar_zoo.sglang_plugin.bench.load_clients import Load
+from oscar_zoo.sglang_plugin.bench.load_memory import Usage
+from oscar_zoo.sglang_plugin.bench.load_run import Limits, LoadReport
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """The command line of `bench load`, parsed; see its help for the meaning of each."""
+
+    artifact: str | None
+    extra: tuple[str, ...]
+    clients: int
+    seconds: float
+    context: int
+    new_tokens: int
+    aborts: float
+    growth: int
+    dummy_weights: str | None
+    model: str | None
+    revision: str | None
+    timeout: float
+    hubs: tuple[str, ...]
+    device: str | None
+    quiet: bool
+    as_json: bool
+
+    @property
+    def silent(self) -> bool:
+        """Whether to show neither progress nor notes."""
+        return self.quiet or self.as_json
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return self.context + self.new_tokens
+
+    @property
+    def load(self) -> Load:
+        """What clients do."""
+        return Load(self.clients, self.seconds, self.context, self.new_tokens, self.aborts)
+
+
+def load_test(request: LoadRequest) -> int:
+    """Run `bench load`; 1 when something does not hold."""
+    launch.check_extra_flags(request.extra)
+    check_subject(request)
+    require_serve()
+    with staging.private_folder() as private:
+        subject = find_subject(request, private)
+        wanted = _wanted(request, subject)
+        with own_server(wanted, silent=request.silent) as (child, client):
+            with render.progress("s", enabled=not request.silent) as advance:
+                limits = Limits(growth=request.growth << 20)
+                report = load_run.measure(child, client, request.load, limits, advance)
+    if request.as_json:
+        render.emit_json({"model": subject.choice.name, **report.to_json()})
+    else:
+        _print(report)
+    return 1 if report.violations else 0
+
+
+def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
+    random_weights = ("--load-format=dummy", "--skip-tokenizer-init") if request.dummy_weights else ()
+    return Wanted(
+        label=subject.choice.name,
+        log="bench-load",
+        model=subject.source,
+        revision=request.revision,
+        verified=subject.artifact.verified,
+        recipe=recipe_for_model(subject.artifact, subject.choice, subject.geometry),
+        device=pick_serving_device(request.device)[0],
+        flags=(*random_weights, *request.extra),
+        timeout=request.timeout,
+    )
+
+
+def _print(report: LoadReport) -> None:
+    facts, drain = report.to_json(), report.drain
+    table = render.table("", "")
+    table.show_header = False
+    firsts = facts["ttft_median_s"]
+    table.add_row("requests", f"{facts['finished']:,} finished, {facts['aborted']:,} hung up")
+    table.add_row("errors", f"{report.tally.errors.total():,}")
+    table.add_row("tokens/s", f"{facts['tokens_per_second']:,.0f}")
+    table.add_row("first token", render.NOT_REPORTED if firsts is None else f"{firsts:,.3f} s (median)")
+    table.add_row("host memory", _memory(report.host))
+    table.add_row("GPU memory", _memory(report.gpu))
+    after = render.NOT_REPORTED if report.free_after is None else f"{sum(report.free_after):,}"
+    table.add_row("free tokens", f"{sum(report.free_before):,} before, {after} after")
+    ended = f"{drain.finished} of {drain.running} running requests finished, {drain.status} after {drain.seconds:.1f} s"
+    table.add_row("SIGTERM", f"{ended}; a request that came later: {drain.late_request}")
+    console = render.out()
+    console.print(table)
+    for line in report.violations:
+        console.print(f"{render.MARKS['failed']} {render.clean(line)}")
+
+
+def _memory(used: Usage | None) -> str:
+    if used is None:
+        return render.NOT_REPORTED
+    middle, end, most = (f"{size / 1e6:,.0f} MB" for size in (used.early, used.late, used.peak))
+    return f"{middle} in the middle, {end} at the end, {most} at most"
