@@ -25,8 +25,6 @@ class OscarZooError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
-            self.add_note(f"hint: {hint}")  # where a traceback is shown, as in the log of a server
 
 
 # --- the branches --------------------------------------------------------------------------------------------------

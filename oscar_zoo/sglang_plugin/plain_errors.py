@@ -16,7 +16,11 @@ DEBUG = "OSCAR_ZOO_DEBUG"
 
 
 def install() -> None:
-    """From here on, an error of ours that nobody catches becomes one line on stderr; every other stays as it was."""
+    """From here on, an error of ours that nobody catches becomes one line on stderr; every other stays as it was.
+
+    Tracebacks, which SGLang logs for its workers, end with the hint.
+    """
+    setattr(OscarZooError, "__notes__", property(_notes))  # noqa: B010 (a class has no such attribute to assign)
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -26,6 +30,10 @@ def install() -> None:
             before(kind, error, trace)
 
     sys.excepthook = show
+
+
+def _notes(error: OscarZooError) -> list[str]:
+    return [f"hint: {error.hint}"] if error.hint else []
 
 
 def one_line(error: OscarZooError) -> str:

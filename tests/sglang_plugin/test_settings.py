@@ -102,7 +102,7 @@ def test_the_action_writes_the_variable(monkeypatch: pytest.MonkeyPatch, capsys:
         ({**DIR, "OSCAR_INT2_RECENT_SIZE": "0"}, "must be at least 1"),
         ({**DIR, "SGLANG_OSCAR_K_CLIP_RATIO": "1.5"}, "SGLANG_OSCAR_K_CLIP_RATIO '1.5'"),
         ({**DIR, "OSCAR_INT2_WINDOW_ON_HIT": "maybe"}, "must be recompute or int2"),
-        ({**DIR, "OSCAR_INT2_TEST_MODE": "lossless"}, "wrong answers on purpose"),
+        ({**DIR, "OSCAR_INT2_TEST_MODE": "lossless"}, "is for the test suite"),
         ({**DIR, "OSCAR_INT2_TEST_MODE": "exact", "OSCAR_INT2_ALLOW_TEST_MODES": "1"}, "no test mode"),
     ],
 )
