@@ -11,7 +11,7 @@ from typing import Any
 
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.evaluate.config_file import ConfigFile
-from oscar_zoo.sglang_plugin.refusals import MODEL, Refusal
+from oscar_zoo.sglang_plugin.refusals import LINEAR, MODEL, Refusal
 
 STOCK = "--kv-cache-dtype auto"
 
@@ -41,12 +41,7 @@ CONFIG = (
     _told_earlier("a sliding-window hybrid model", _windows),
     _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
     _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
-    Refusal(
-        "a model with linear-attention layers",
-        _has("full_attention_interval", "linear_attention", "mamba", "conv"),
-        "only models with full attention in every layer are served",
-        STOCK,
-    ),
+    replace(LINEAR, uses=_has("full_attention_interval", "linear_attention", "mamba", "conv")),
     Refusal("attn_logit_softcapping", _has("attn_logit_softcapping"), "capped logits are not implemented", STOCK),
 )
 """Rows over a `config.json`."""
