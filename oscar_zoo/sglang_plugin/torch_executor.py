@@ -7,6 +7,7 @@ type of the model only where it is kept in a ring or among the sinks.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -58,15 +59,16 @@ class TorchExecutor:
         """See `step.Executor`."""
         self.reads["extend"] += 1
         q_rows, k_rows, v_rows = self._transform(layer, q, k, v, step)
-        out, begin = [], 0
-        for request in step.requests:
-            own = slice(begin, begin := begin + request.new)
-            if self.ring_first:
-                self.side.record(layer, request.row, request.prefix, k_rows[own], v_rows[own])
+        ends = list(accumulate(request.new for request in step.requests))
+        spans = [slice(end - request.new, end) for request, end in zip(step.requests, ends, strict=True)]
+        if self.ring_first:
+            self._record(layer, step, spans, k_rows, v_rows)
+        out = []
+        for request, own in zip(step.requests, spans, strict=True):
             k_old, v_old = self._cached(layer, request)
             k_all, v_all = torch.cat([k_old, k_rows[own]]), torch.cat([v_old, v_rows[own]])
             out.append(attend(q_rows[own], k_all, v_all, scaling=scaling, first=request.prefix))
-            self.side.record(layer, request.row, request.prefix, k_rows[own], v_rows[own])
+        self._record(layer, step, spans, k_rows, v_rows)
         return self.transforms.v[layer].output(torch.cat(out)).to(q.dtype)
 
     def decode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, *, scaling: float) -> Tensor:
@@ -80,6 +82,10 @@ class TorchExecutor:
             k_all, v_all = self._cached(layer, request)
             out.append(attend(q_rows[own], k_all, v_all, scaling=scaling, first=request.prefix))
         return self.transforms.v[layer].output(torch.cat(out)).to(q.dtype)
+
+    def _record(self, layer: int, step: Step, spans: list[slice], k_rows: Tensor, v_rows: Tensor) -> None:
+        for request, own in zip(step.requests, spans, strict=True):
+            self.side.record(layer, request.row, request.prefix, k_rows[own], v_rows[own])
 
     def _transform(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Rows in the transformed basis, float32; the cached two are in their slots when this returns."""
