@@ -227,7 +227,11 @@ plan, log = LaunchPlan(({sys.executable!r}, "-c", {draining!r}), {{}}, ""), Path
 with server.running(plan, log) as child:
     while "up" not in log.read_text():
         time.sleep(0.01)
-    print("ready", flush=True)
+    begun = child._process.wait
+    def wait(*limit):
+        print("ready", flush=True)
+        return begun(*limit)
+    child._process.wait = wait
     child.wait()
 """
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
