@@ -7,6 +7,7 @@ that moved between 0.5.17 and 0.5.23 appear here and nowhere else.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -40,7 +41,7 @@ def sglang_version() -> str:
         text = version("sglang")
     except PackageNotFoundError:
         raise MissingDependency.for_extra("sglang", "serve") from None
-    number = tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in text.split("+")[0].split(".")[:3])
+    number = tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])[:3]))
     if not FIRST <= number < BEYOND:
         first, beyond = (".".join(map(str, v)) for v in (FIRST, BEYOND))
         raise UsageError(

@@ -97,7 +97,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         env=test_mode("lossless", OSCAR_INT2_ROTATION_PATH=str(general)),
         job={"engine": {**INT2, "max_running_requests": None}, "groups": groups},
     )
-    runs.start("idle", env={}, job={"engine": STOCK, "groups": groups, "probe": True, "refused": refused})
+    idle = {"engine": STOCK, "groups": groups, "probe": True, "heads": True, "refused": refused}
+    runs.start("idle", env={}, job=idle)
     runs.start("tail_off", env=test_mode("lossless", **tail_off), job={"engine": INT2, "groups": groups})
     runs.start(
         "mutant",
@@ -117,6 +118,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         "int2",
         env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
         job={"engine": {**INT2, "enable_metrics": True}, "groups": one_at_a_time()},
+        spawn=True,  # prometheus_client looks at the environment when it is imported
+    )
+    runs.start(
+        "clip",
+        env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
+        job={"engine": INT2, "groups": one_at_a_time(), "mutant": "clip_one_rank_lower"},
     )
     yield runs
     runs.close()
@@ -144,6 +151,12 @@ def test_every_hook_has_its_place_in_this_version(engines: Engines) -> None:
     probe = engines.result("idle")["probe"]
     assert probe["missing"] == [] and probe["unpatched"] == []
     assert (probe["dtype"], probe["written"], probe["attribute"]) == ("int2", "3", False)
+
+
+def test_heads_of_a_rank_are_those_that_it_loads(engines: Engines) -> None:
+    """For 2, 4 and 8 KV heads on 1, 2, 4 and 8 ranks, also where several ranks hold one head."""
+    for found in engines.result("idle")["heads"]:
+        assert found["ours"] == found["k"] == found["v"], found
 
 
 def test_an_installed_plugin_changes_nothing_while_it_is_not_used(engines: Engines) -> None:
@@ -359,6 +372,12 @@ def test_another_chunk_size_gives_other_tokens(engines: Engines, reference: Refe
     other = ReferenceServer(reference.model, reference.spec, 300)
     answers = [other.generate(ids, NEW).answer for ids in recall_prompts()]
     assert answers != [engines.result("int2")["groups"][f"new{i}"]["tokens"][0] for i in range(len(answers))]
+
+
+def test_the_reference_notices_a_clip_one_rank_lower(engines: Engines, reference: ReferenceServer) -> None:
+    with pytest.raises(AssertionError, match="which leads by"):
+        for i, ids in enumerate(recall_prompts()):
+            equal_tokens(engines.result("clip")["groups"][f"new{i}"]["tokens"][0], reference.generate(ids, NEW))
 
 
 def test_int2_reads_every_tier(engines: Engines) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from cache_oracle import general_set
 from tiny_artifacts import rotation
 
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.errors import GeometryMismatch, VerificationFailed
-from oscar_zoo.sglang_plugin.transforms import TransformTable
+from oscar_zoo.sglang_plugin.transforms import TransformTable, transform_bytes
 
 ORTHOGONAL = rotation("qqt_r_h_pbr", spread=0.5), rotation("sst_r_h_pbr", spread=0.5)
 GENERAL = general_set("k", 4, 2, 64, seed=1), general_set("v", 4, 2, 64, seed=2)
@@ -39,6 +41,44 @@ def test_a_worker_gets_its_own_layers_and_heads() -> None:
         assert torch.equal(part.k[i].forward, whole.k[layer].forward[1:])
         assert torch.equal(part.v[i].partner, whole.v[layer].partner[1:])
         assert part.k[i].mean is not None and torch.equal(part.k[i].mean, whole.k[layer].mean[1:])
+
+
+def per_head(version: int, heads: int) -> tuple[RotationSet, RotationSet]:
+    """Both sides with a matrix per KV head: orthogonal ones (format 2) or general pairs (format 3)."""
+    k, v = general_set("k", 1, heads, 16, seed=3), general_set("v", 1, heads, 16, seed=4)
+    return (k, v) if version == 3 else (orthogonal_heads(k, "qqt_r_h_pbr"), orthogonal_heads(v, "sst_r_h_pbr"))
+
+
+def orthogonal_heads(side: RotationSet, objective: str) -> RotationSet:
+    """Format 2 from the orthogonal factors of a general set."""
+    layers = []
+    for layer in side.layers:
+        matrix = np.linalg.qr(layer.forward)[0].astype(np.float32)
+        layers.append(LayerTransform(layer.layer_id, matrix, matrix))
+    return RotationSet(2, objective, "kv_head", "oscar", True, False, tuple(layers), {})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("heads", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks: int) -> None:
+    """With more ranks than heads, `ranks / heads` neighbours hold the same one. `compat` has the same rule, and
+    `test_engine.py` compares it with what SGLang loads."""
+    sets = per_head(version, heads)
+    held = []
+    for rank in range(ranks):
+        begin = rank * heads // ranks
+        own = range(begin, begin + max(1, heads // ranks))
+        table = TransformTable.build(*sets, range(1), kv_heads=own, device="cpu")
+        for pair, layer in ((table.k[0], sets[0].layers[0]), (table.v[0], sets[1].layers[0])):
+            assert torch.equal(pair.forward, torch.from_numpy(layer.forward[own.start : own.stop]))
+            assert torch.equal(pair.partner, torch.from_numpy(layer.partner[own.start : own.stop]))
+            assert (pair.mean is None) == (layer.mean is None)
+            if pair.mean is not None:
+                assert torch.equal(pair.mean, torch.from_numpy(layer.mean[own.start : own.stop]))
+        assert table.nbytes == transform_bytes(*sets, 1, len(own))
+        held += own
+    assert held == sorted(list(range(heads)) * max(1, ranks // heads))
 
 
 def test_an_orthogonal_side_holds_one_tensor() -> None:

@@ -1,39 +1,124 @@
-"""Run requests through one SGLang Engine and save what came out: `python engine_child.py JOB.json OUT.json`.
+"""Run requests through SGLang Engines and save what came out; see `engines.Engines` for who asks.
 
 A job holds `engine` (keyword arguments) and `groups`; the prompts of a group run at the same time. A prompt is a list
 of token ids, or `{"of": [group, index], "append": [...]}`: an earlier prompt, its answer, and more (a second turn).
-`refused` is a list of `{"engine": ..., "env": ...}` that must not start; `probe` looks at the hooks of this process.
+`refused` is a list of `{"engine": ..., "env": ...}` that must not start; `probe` looks at the hooks of this process;
+`memory` counts what is free before and after; `mutant` names a deliberate bug of `engine_mutants`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import ctypes
 import importlib
+import inspect
+import itertools
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import time
+import traceback
+import types
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import engine_mutants
 
-def main() -> None:
-    job, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+PRELOADED = (
+    "sglang",
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+    "oscar_zoo.sglang_plugin.hooks",
+)
+"""Importing them has no effect on SGLang; hooks are installed by the plugin loader, in every job anew."""
+
+
+def serve() -> None:
+    """Import SGLang once, then run the jobs named on standard input, each in a forked process."""
+    end_with_parent()
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no reply
+    for module in PRELOADED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os._exit(forked(**json.loads(line)))
+        replies.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        replies.flush()
+
+
+def forked(name: str, env: dict[str, str], spawn: bool) -> int:
+    """One job in a process of its own; what it prints goes to `NAME.log`."""
+    end_with_parent()
+    with Path(f"{name}.log").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.update(env)
+    if not spawn:
+        fork_workers()
+    try:
+        main(Path(f"{name}.job"), Path(f"{name}.json"))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends; SGLang's workers do the same."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def fork_workers() -> None:
+    """SGLang's workers are forked from here in place of spawned, so they need no imports and have our methods."""
+    from sglang.srt.environ import envs
+    from sglang.srt.managers import scheduler
+
+    choose = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda *_, **__: choose("fork", force=True)
+    # Read from the environment when the module was imported, which was before this job had one.
+    for switch in ("TEST_RETRACT", "TEST_RETRACT_INTERVAL"):
+        assert hasattr(scheduler, switch)
+        setattr(scheduler, switch, getattr(envs, f"SGLANG_{switch}").get())
+    scheduler.Scheduler.test_memory = memory
+
+
+def main(place: Path, out: Path) -> None:
+    """Run the job in the file `place` and write what came out to the file `out`."""
     import sglang
 
+    job = json.loads(place.read_text())
+    if "mutant" in job:
+        engine_mutants.install(job["mutant"])
     result: dict[str, Any] = {"version": sglang.__version__, "groups": {}}
     result["refused"] = [refusal(one) for one in job.get("refused", ())]
     if job.get("probe"):
         result["probe"] = probe()
         result["pool"] = pool_contract()
+    if job.get("heads"):
+        result["heads"] = head_assignment()
     began = time.time()
     engine = sglang.Engine(**job["engine"])
     result["up"] = round(time.time() - began, 1)
     try:
+        result["memory"] = [left(engine, out)] if job.get("memory") else []
         for group in job["groups"]:
             result["groups"][group["name"]] = run(engine, group, result["groups"])
-        if job["engine"].get("kv_cache_dtype") == "int2":
+        if job.get("memory"):
+            empty(engine)
+            result["memory"].append(left(engine, out))
+        # With data parallelism SGLang has no way to call all of its schedulers.
+        if job["engine"].get("kv_cache_dtype") == "int2" and job["engine"].get("dp_size", 1) == 1:
             engine.collective_rpc("oscar_report", path=str(out))
         if job["engine"].get("enable_metrics"):
             result["metrics"] = scrape()
@@ -46,17 +131,39 @@ def main() -> None:
 
 
 def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """All prompts of a group at once; `abort` names those that are given up, and after how many tokens."""
     prompts = [resolve(prompt, earlier) for prompt in group["prompts"]]
-    sampling = {"temperature": 0, "max_new_tokens": group["new"], "ignore_eos": True}
+    new = group["new"] if isinstance(group["new"], list) else [group["new"]] * len(prompts)
+    sampling = [{"temperature": 0, "max_new_tokens": number, "ignore_eos": True} for number in new]
     began = time.time()
-    answers = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
+    if "abort" in group:
+        answers = engine.loop.run_until_complete(streams(engine, prompts, sampling, group["abort"]))
+    else:
+        answers = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
     return {
         "prompts": prompts,
         "tokens": [answer["output_ids"] for answer in answers],
         "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
-        "logprobs": [[value for value, *_ in answer["meta_info"]["output_token_logprobs"]] for answer in answers],
+        "logprobs": [
+            [value for value, *_ in answer["meta_info"].get("output_token_logprobs", ())] for answer in answers
+        ],
+        "ended": [(answer["meta_info"]["finish_reason"] or {}).get("type") for answer in answers],
         "seconds": round(time.time() - began, 2),
     }
+
+
+async def streams(engine: Any, prompts: list[Any], sampling: list[Any], abort: dict[str, int]) -> list[dict[str, Any]]:
+    """Answers as streams, of which some are aborted after a number of tokens."""
+
+    async def one(index: int) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+        stream = await engine.async_generate(input_ids=prompts[index], sampling_params=sampling[index], stream=True)
+        async for answer in stream:
+            if len(answer["output_ids"]) >= abort.get(str(index), 1 << 30):
+                engine.tokenizer_manager.abort_request(answer["meta_info"]["id"])
+        return answer
+
+    return list(await asyncio.gather(*map(one, range(len(prompts)))))
 
 
 def scrape() -> list[dict[str, Any]]:
@@ -133,6 +240,73 @@ def probe() -> dict[str, Any]:
     }
 
 
+def memory(scheduler: Any, path: str) -> None:
+    """A method for `collective_rpc`: what is free and what the prefix cache holds, in tokens and request rows."""
+    counts = {
+        "tokens": scheduler.token_to_kv_pool_allocator.available_size(),
+        "rows": scheduler.req_to_token_pool.available_size(),
+        "kept": scheduler.tree_cache.evictable_size(),
+        "locked": scheduler.tree_cache.protected_size(),
+    }
+    Path(path).write_text(json.dumps(counts))
+
+
+def empty(engine: Any) -> None:
+    """Drop what the prefix cache holds, as soon as the scheduler has nothing left to do."""
+    for _ in range(100):
+        if engine.flush_cache().success:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the scheduler did not become idle")
+
+
+def left(engine: Any, out: Path) -> dict[str, int]:
+    """What `memory` counts now."""
+    place = out.with_suffix(".memory")
+    engine.collective_rpc("test_memory", path=str(place))
+    counts: dict[str, int] = json.loads(place.read_text())
+    return counts
+
+
+def head_assignment() -> list[dict[str, Any]]:
+    """Which global KV heads a rank loads in SGLang's own projection, and which ones we slice transforms for."""
+    from sglang.srt import runtime_context
+    from sglang.srt.configs.model_config import ModelConfig
+
+    from oscar_zoo.sglang_plugin import compat
+
+    found = []
+    for kv_heads, size in itertools.product((2, 4, 8), (1, 2, 4, 8)):
+        config = ModelConfig.__new__(ModelConfig)
+        config.is_draft_model = False
+        config.get_total_num_kv_heads = lambda kv_heads=kv_heads: kv_heads
+        for rank in range(size):
+            parallel = types.SimpleNamespace(attn_tp_size=size, attn_tp_rank=rank)
+            with mock.patch.object(runtime_context, "get_parallel", lambda parallel=parallel: parallel):
+                ours = list(compat.local_kv_heads(config))
+            k, v = loaded_heads(kv_heads, size, rank)
+            found.append({"kv_heads": kv_heads, "size": size, "rank": rank, "k": k, "v": v, "ours": ours})
+    return found
+
+
+def loaded_heads(kv_heads: int, size: int, rank: int) -> list[list[int]]:
+    """The KV heads that SGLang's weight loader takes for a rank: of K, and of V."""
+    import torch
+    from sglang.srt.layers import linear
+
+    labels = torch.arange(kv_heads).float().repeat_interleave(4)[:, None].expand(-1, 3)
+    group = types.SimpleNamespace(rank_in_group=rank, world_size=size)
+    asked = inspect.signature(linear.QKVParallelLinear).parameters
+    given = {"tp_rank": rank, "tp_size": size} if "tp_rank" in asked else {}  # from 0.5.23 on it asks for the group
+    with mock.patch.object(linear, "_resolve_linear_group", lambda _: group, create=bool(given)):
+        layer = linear.QKVParallelLinear(3, 4, 8, kv_heads, bias=False, **given)
+    for side in "kv":
+        layer.weight.weight_loader(layer.weight, labels, side)
+    rows = layer.weight[layer.num_heads * 4 :, 0].view(2, -1, 4).int()
+    assert (rows == rows[..., :1]).all()
+    return [side[:, 0].tolist() for side in rows]
+
+
 def pool_contract() -> dict[str, Any]:
     """A pool on its own: what it counts, what it shows of itself, and what it refuses."""
     import torch
@@ -176,4 +350,4 @@ def pool_contract() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -1,15 +1,19 @@
-"""SGLang Engines for tests: each in a process of its own, two at a time, every job started once."""
+"""SGLang Engines for tests: every job once, in processes that are forked from one that imported SGLang."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,12 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "examples" / "models" / "tiny-qwen3-hard"
+RELEASES = ("0.5.17", "0.5.21", "0.5.23")
+"""Releases of SGLang that the plugin is tested with; one of them is installed, the others lie beside it."""
+INSTALLED = version("sglang") if importlib.util.find_spec("sglang") else ""
 CHUNK = 64
+JOB_SECONDS = 600
+"""A job takes five to twenty seconds on two idle cores, and minutes on busy ones."""
 ENGINE = {
     "model_path": str(MODEL),
     "skip_tokenizer_init": True,
@@ -31,7 +40,7 @@ ENGINE = {
     "watchdog_timeout": 3600,
     "log_level": "info",
 }
-needs_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed")
+needs_sglang = pytest.mark.skipif(not INSTALLED, reason="sglang is not installed")
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -43,20 +52,52 @@ def environment(**extra: str) -> dict[str, str]:
     return {**env, "PYTHONPATH": str(cpu_site_dir()), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **extra}
 
 
-class Engines:
-    """Jobs by name. All are queued at once; `result` waits for one of them."""
+def folder_of(release: str) -> Path | None:
+    """Where a release of SGLang lies that goes in front of the installed one; `None` for the installed one itself.
 
-    def __init__(self, folder: Path) -> None:
+    The Makefile puts the others beside the virtual environment's packages. A test that asks for one that is not there
+    is skipped.
+    """
+    if release == INSTALLED:
+        return None
+    folder = Path(sys.prefix) / f"sglang-{release}"
+    if not (folder / "sglang").is_dir():
+        pytest.skip(f"no SGLang {release} in {folder}; `make install` puts it there")
+    return folder
+
+
+class Engines:
+    """Jobs by name, for one release of SGLang. All are queued at once and run in order; `result` waits for one.
+
+    One process imports SGLang and forks for every job, and the workers of SGLang are forked too, so an Engine is up in
+    seconds. A job with `spawn` gets its workers as users do: fresh processes that load the plugin themselves.
+    """
+
+    def __init__(self, folder: Path, release: str | None = None) -> None:
         self.folder = folder
-        self._pool = ThreadPoolExecutor(2)
+        self.release = release or INSTALLED
+        front = folder_of(release) if release else None
+        path = [*([str(front)] if front else []), environment()["PYTHONPATH"]]
+        self._log = (folder / "engines.log").open("wb")
+        self._server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("engine_child.py"))],
+            env=environment(PYTHONPATH=os.pathsep.join(path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=folder,
+            text=True,
+            start_new_session=True,
+        )
+        self._pool = ThreadPoolExecutor(1)
         self._jobs: dict[str, Future[dict[str, Any]]] = {}
 
-    def start(self, name: str, *, env: dict[str, str], job: dict[str, Any]) -> None:
-        """Queue one Engine; every Engine gets ports of its own."""
-        port = 31000 + 200 * len(self._jobs)
-        job = {**job, "engine": {**ENGINE, "port": port, **job.get("engine", {})}}
+    def start(self, name: str, *, env: dict[str, str], job: dict[str, Any], spawn: bool = False) -> None:
+        """Queue one Engine."""
+        job = {**job, "engine": {**ENGINE, **job.get("engine", {})}}
         job["refused"] = [{**one, "engine": {**ENGINE, **one["engine"]}} for one in job.get("refused", ())]
-        self._jobs[name] = self._pool.submit(self._run, name, env, job)
+        (self.folder / f"{name}.job").write_text(json.dumps(job))
+        self._jobs[name] = self._pool.submit(self._run, name, {"name": name, "env": env, "spawn": spawn})
 
     def result(self, name: str) -> dict[str, Any]:
         """What the child saved; its log goes to the failure message."""
@@ -68,20 +109,28 @@ class Engines:
         return (self.folder / f"{name}.log").read_text()
 
     def close(self) -> None:
-        """Drop jobs that did not start and wait for the others."""
-        self._pool.shutdown(cancel_futures=True)
+        """Drop jobs that did not start, and end the processes of the one that runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._pool.shutdown()
+        self._server.communicate()
+        self._log.close()
 
-    def _run(self, name: str, env: dict[str, str], job: dict[str, Any]) -> dict[str, Any]:
-        place = self.folder / f"{name}.job"
-        place.write_text(json.dumps(job))
+    def _run(self, name: str, order: dict[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        patience = threading.Timer(JOB_SECONDS, os.killpg, (self._server.pid, signal.SIGKILL))
+        patience.start()
+        try:
+            self._server.stdin.write(json.dumps(order) + "\n")
+            self._server.stdin.flush()
+            code = self._server.stdout.readline().strip()
+        finally:
+            patience.cancel()
         out, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
-        command = [sys.executable, str(Path(__file__).with_name("engine_child.py")), str(place), str(out)]
-        with log.open("wb") as stream:
-            code = subprocess.run(
-                command, env=environment(**env), stdout=stream, stderr=subprocess.STDOUT, timeout=800, cwd=self.folder
-            ).returncode
         if not out.exists():
-            raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
+            said = log if log.exists() else self.folder / "engines.log"
+            raise AssertionError(f"engine {name} ended with {code or 'a signal'}:\n{said.read_text()[-4000:]}")
         result: dict[str, Any] = json.loads(out.read_text())
         return result
 

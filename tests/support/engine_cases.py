@@ -1,0 +1,171 @@
+"""What the token-equality suite runs: the workloads, and the ways to run them that must not change a token."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cache_oracle import general_set
+from engines import Engines, text_tokens
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.artifact.writer import rotation_bytes
+
+SINK, RECENT = 16, 32
+INT2 = {"kv_cache_dtype": "int2"}
+STOCK = {"attention_backend": "torch_native"}
+WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
+NO_TAIL = {"OSCAR_INT2_WINDOW_ON_HIT": "int2"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One Engine.
+
+    Attributes:
+        engine: keyword arguments.
+        env: variables beside sizes of windows and mode.
+        rotations: `general` (format 3, one pair per KV head, not orthogonal, centred) or `orthogonal` (format 1).
+        mode: of the slots; empty for a server without the plugin's cache.
+        mutant: a bug of `engine_mutants`.
+        spawn: workers as users get them.
+    """
+
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    rotations: str = "general"
+    mode: str = "lossless"
+    mutant: str = ""
+    spawn: bool = False
+
+
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "17"}
+SMALL_POOL = {"max_total_tokens": 640, "schedule_conservativeness": 0.1}
+
+CASES = {
+    "stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode=""),
+    "idle": Case(STOCK, mode=""),
+    "fresh_workers": Case(spawn=True),
+    "chunk_256": Case({"chunked_prefill_size": 256}),
+    "page_16": Case({"page_size": 16}),
+    "mixed_chunk": Case({"enable_mixed_chunk": True}),
+    "at_once": Case({"chunked_prefill_size": 256, "page_size": 16, "enable_mixed_chunk": True, "tp_size": 2}, RETRACT),
+    "two_ranks": Case({"tp_size": 2}),
+    "two_copies": Case({"dp_size": 2}),
+    "retract": Case(env=RETRACT),
+    "small_pool": Case(SMALL_POOL),
+    "no_tail": Case(env=NO_TAIL, rotations="orthogonal"),
+    "least_windows": Case(env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1"}),
+    "least_windows_no_tail": Case(env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1", **NO_TAIL}),
+    "stale_rows": Case(env={"OSCAR_INT2_TEST_MUTANT": "keep_stale_rows", **NO_TAIL}, rotations="orthogonal"),
+    "no_ring_start": Case(env=NO_TAIL, rotations="orthogonal", mutant="no_ring_start"),
+    "ring_first": Case(env={"OSCAR_INT2_TEST_MUTANT": "ring_before_attention"}),
+    "one_matrix": Case(env={"OSCAR_INT2_TEST_MUTANT": "partner_is_forward"}),
+}
+
+
+def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) -> None:
+    """Queue the cases `names`, all with the same requests."""
+    folders = rotations(engines.folder)
+    for name in names:
+        case = CASES[name]
+        env, engine = dict(case.env), dict(case.engine)
+        env |= cores(engine, engines.release)
+        if case.mode:
+            engine |= INT2
+            env = {**WINDOWS, **test_mode(case.mode), "OSCAR_INT2_ROTATION_PATH": str(folders[case.rotations]), **env}
+        counted = not case.spawn and "dp_size" not in engine
+        job = {"engine": engine, "groups": groups, "memory": counted, "probe": name in ("stock", "idle")}
+        job["heads"] = name == "idle"
+        if case.mutant:
+            job["mutant"] = case.mutant
+        engines.start(name, env=env, job=job, spawn=case.spawn)
+
+
+def rotations(folder: Path) -> dict[str, Path]:
+    """The two kinds of artifacts, written into `folder` once."""
+    general = (general_set(side, 4, 2, 64, seed=seed) for seed, side in enumerate("kv"))
+    files = {
+        "orthogonal": artifact_files(),
+        "general": {f"{side}.pt": rotation_bytes(pair) for side, pair in zip("kv", general, strict=True)},
+    }
+    for name in files:
+        if not (folder / name).exists():
+            write_folder(folder / name, files[name])
+    return {name: folder / name for name in files}
+
+
+def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
+    """On a CPU, SGLang wants to be told the cores of every rank; 0.5.17 counts only tensor ranks."""
+    copies = engine.get("dp_size", 1) if release != "0.5.17" else 1
+    workers = engine.get("tp_size", 1) * copies
+    own = sorted(os.sched_getaffinity(0))
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(own[i % len(own)]) for i in range(workers))}
+
+
+def test_mode(mode: str) -> dict[str, str]:
+    """Variables of a mode that only tests may use."""
+    return {"OSCAR_INT2_TEST_MODE": mode, "OSCAR_INT2_ALLOW_TEST_MODES": "1"}
+
+
+test_mode.__test__ = False  # type: ignore[attr-defined]
+
+
+def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
+    """One thing about every request of a run, by group."""
+    return {name: group[what] for name, group in run["groups"].items()}
+
+
+def scheduling_groups() -> list[dict[str, Any]]:
+    """Shared prefixes, prompts repeated, second turns, shortened prompts, a queue, and lengths where windows end.
+
+    At most eight requests run at a time, so six of the queue wait. Prompts of `lengths` are as long as the sinks, the
+    recent window, both together, and one more or less.
+    """
+    piece = _pieces(random.Random(0))
+    a, c = piece(150), piece(9)
+    b = a[:100] + piece(40)
+    lengths = (1, SINK - 1, SINK, RECENT, RECENT + 1, SINK + RECENT, SINK + RECENT + 1)
+    edges = [piece(number) for number in lengths]
+    random_lengths = random.Random(1)
+    return [
+        {"name": "first", "prompts": [a, b, c], "new": 24},
+        {"name": "again", "prompts": [a, b, c], "new": 24},
+        {"name": "turn2", "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]], "new": 24},
+        {"name": "queue", "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(14)], "new": 40},
+        {"name": "lengths", "prompts": edges, "new": 20},
+        {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": 20},
+    ]
+
+
+def mixed_group(number: int) -> dict[str, Any]:
+    """Many short requests over a few shared beginnings; one in eight is aborted after a few tokens."""
+    order = random.Random(2)
+    piece = _pieces(order)
+    beginnings = [piece(60) for _ in range(12)]
+    prompts, new, abort = [], [], {}
+    for index in range(number):
+        prompts.append([*order.choice(beginnings)[: order.randrange(8, 60)], *piece(order.randrange(1, 12))])
+        new.append(order.randrange(1, 12))
+        if order.randrange(8) == 0:
+            new[-1], abort[str(index)] = 64, order.randrange(1, 6)
+    return {"name": "mixed", "prompts": prompts, "new": new, "abort": abort}
+
+
+def _pieces(order: random.Random) -> Callable[[int], list[int]]:
+    tokens = text_tokens()
+
+    def piece(number: int) -> list[int]:
+        begin = order.randrange(len(tokens) - number)
+        return tokens[begin : begin + number]
+
+    return piece
+
+
+def retractions(log: str) -> int:
+    """How many requests SGLang says it retracted."""
+    return sum(int(part.split(",")[0]) for part in log.split("#retracted_reqs: ")[1:])
