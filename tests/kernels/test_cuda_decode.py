@@ -10,9 +10,9 @@ import torch
 from oscar_kernels import testing
 from oscar_kernels.cache import BatchView
 from oscar_kernels.decode_attention import reference
-from oscar_kernels.decode_attention.cuda import compile as nvrtc
 from oscar_kernels.decode_attention.cuda import launcher
 from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
 
 
@@ -38,10 +38,10 @@ def test_source_compiles_without_a_gpu_and_is_kept(made: launcher.Variant, arch:
     if reason:
         pytest.skip(reason)
     monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
-    code = nvrtc.compiled(made.flags, arch)
+    code = nvrtc.compiled(launcher.SOURCE, made.flags, arch)
     assert code.startswith(b"\x7fELF")
     assert all(name.encode() in code for name in ("oscar_decode_stage1", "oscar_decode_stage2"))
-    assert nvrtc.compiled(made.flags, arch) == code
+    assert nvrtc.compiled(launcher.SOURCE, made.flags, arch) == code
     assert len(list((own_state / "kernels").iterdir())) == 1
 
 
@@ -50,7 +50,7 @@ def test_a_broken_source_raises_the_compilers_words() -> None:
     if reason:
         pytest.skip(reason)
     with pytest.raises(nvrtc.CompilationFailed, match=r"decode\.cu\(1\): error"):
-        nvrtc.compile_source({"decode.cu": "int x = nothing;"}, ["-arch=sm_90"])
+        nvrtc.compile_source({"decode.cu": "int x = nothing;"}, "decode.cu", ["-arch=sm_90"])
 
 
 def test_tiles_share_a_block_of_eight_warps() -> None:

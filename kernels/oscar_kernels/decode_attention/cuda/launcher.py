@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.decode_attention.cuda import compile as nvrtc
-from oscar_kernels.decode_attention.cuda import driver
 from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
+
+SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "decode.cu")
 
 LOG2E = 1.4426950408889634
 MAX_BATCH = 1024
@@ -236,7 +238,7 @@ def _load(variant: Variant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     major, minor = torch.cuda.get_device_capability(device)
     flags = variant.flags
-    code = nvrtc.compiled(flags, f"sm_{major}{minor}", driver=driver.version())
+    code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
