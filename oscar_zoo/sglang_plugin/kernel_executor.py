@@ -19,7 +19,7 @@ from oscar_kernels.cache import LayerCache, Transforms, WindowState
 from oscar_kernels.decode_attention import fastest, launcher
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
-from oscar_kernels.kv_write.launcher import write_kv_int2
+from oscar_kernels.kv_write.fastest import write_kv_int2
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, ExtendBatch, Piece
 from oscar_zoo.sglang_plugin.side_store import SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotStore

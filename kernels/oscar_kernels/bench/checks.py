@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ def extend(heads: Heads) -> None:
         testing.assert_as_good_as_torch(got[index], op(index), [query, key, value], atol=ATOL)
 
 
-def writing(heads: Heads) -> None:
-    """Codes differ from the reference's on rounding ties only, by one, and those are few; exact rows are as near.
+def writing(heads: Heads, module: ModuleType = write) -> None:
+    """Of `module`: codes differ from the reference's on rounding ties only, by one, and few; exact rows are as near.
 
     Raises:
         AssertionError: they do not, or are not.
@@ -79,9 +80,9 @@ def writing(heads: Heads) -> None:
     cached = [length + heads.recent for length in lengths()]
     layer = cases.write_layer(heads, cached, 300 if cases.DEVICE == "cuda" else 5)
     seen = []
-    for module in (write, write_reference):
+    for path in (module, write_reference):
         cache = replace(layer.cache, codes=layer.cache.codes.clone(), ring_v=layer.cache.ring_v.clone())
-        query = module.write_kv_int2(
+        query = path.write_kv_int2(
             layer.key, layer.value, cache, layer.transforms, layer.targets, windows=layer.windows, query=layer.query
         )
         assert query is not None

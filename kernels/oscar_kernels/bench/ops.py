@@ -20,12 +20,14 @@ from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
 from oscar_kernels.kv_read.tuning import Tiles as ReadTiles
-from oscar_kernels.kv_write.launcher import write_kv_int2
+from oscar_kernels.kv_write import launcher as triton_write
+from oscar_kernels.kv_write.cuda import launcher as cuda_write
 from oscar_kernels.kv_write.tuning import Tiles as WriteTiles
 
 Calls = list[Callable[[], object]]
 
 PATHS: dict[str, ModuleType] = {"cuda": cuda_attention, "triton": triton_attention}
+WRITES: dict[str, ModuleType] = {"cuda": cuda_write, "triton": triton_write}
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,22 @@ class Bench:
 
     def write(self) -> Iterator[Row]:
         """One decode step, and a prefill of one request."""
-        plan, heads = self.plan, self.plan.heads
-        checks.writing(heads)
-        yield self._write(f"step {plan.step}", [30_000] * plan.step, 1, plan.layers, step=True)
-        yield self._write(f"prefill {plan.prefill}", [0], plan.prefill, 4, step=False)
+        plan = self.plan
+        for name, path in WRITES.items():
+            reason = _cuda_cannot_write(cases.write_layer(plan.heads, [0], 64)) if path is cuda_write else None
+            if reason:
+                self.note(f"write: no CUDA path: {reason}")
+                continue
+            checks.writing(plan.heads, path)
+            yield self._write(name, f"step {plan.step}", [30_000] * plan.step, 1, plan.layers, step=True)
+            yield self._write(name, f"prefill {plan.prefill}", [0], plan.prefill, 4, step=False)
 
-    def _write(self, case: str, lengths: list[int], new: int, count: int, *, step: bool) -> Row:
+    def _write(self, name: str, case: str, lengths: list[int], new: int, count: int, *, step: bool) -> Row:
         heads, tokens = self.plan.heads, new * len(lengths)
         jobs = [cases.write_layer(heads, lengths, new) for _ in range(count)]
-        timing = timed(write_calls(jobs, step=step), replays=self.plan.replays)
+        timing = timed(write_calls(jobs, step=step, path=WRITES[name]), replays=self.plan.replays)
         moved = roofline.write(heads, tokens, query=step, window_rows=tokens if step else 0)
-        return row("write", case, "triton", timing, moved, self.bandwidth)
+        return row("write", case, name, timing, moved, self.bandwidth)
 
     def read(self) -> Iterator[Row]:
         """A prefix back as rows."""
@@ -147,6 +154,11 @@ def _cuda_cannot(job: cases.AttentionLayers) -> str | None:
     return cuda_attention.unsupported(*arguments) or cuda_attention.unbuildable(*arguments)
 
 
+def _cuda_cannot_write(job: cases.WriteLayer) -> str | None:
+    arguments = (job.cache, job.targets)
+    return cuda_write.unsupported(job.key, job.value, *arguments) or cuda_write.unbuildable(*arguments)
+
+
 def decode_calls(path: ModuleType, job: cases.AttentionLayers) -> Calls:
     """Decode attention of every layer, by a launcher."""
     number, q_heads, _ = job.query.shape
@@ -177,13 +189,15 @@ def extend_calls(job: cases.AttentionLayers) -> Calls:
     ]  # fmt: skip
 
 
-def write_calls(jobs: Sequence[cases.WriteLayer], *, step: bool, tiles: WriteTiles | None = None) -> Calls:
+def write_calls(
+    jobs: Sequence[cases.WriteLayer], *, step: bool, path: ModuleType = triton_write, tiles: WriteTiles | None = None
+) -> Calls:
     """Writes of new tokens: of a decode step, with the query and into the windows, or of a prefill, into slots."""
     return [
         partial(
-            write_kv_int2, job.key, job.value, job.cache, job.transforms, job.targets, windows=job.windows,
+            path.write_kv_int2, job.key, job.value, job.cache, job.transforms, job.targets, windows=job.windows,
             parts="all" if step else "slots", query=job.query if step else None,
-            query_out=job.query_out if step else None, tiles=tiles,
+            query_out=job.query_out if step else None, **({} if tiles is None else {"tiles": tiles}),
         )
         for job in jobs
     ]  # fmt: skip
