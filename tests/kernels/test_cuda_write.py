@@ -16,6 +16,9 @@ import torch
 from kv_write_jobs import STORES, assert_same, bits, make_job
 from torch import Tensor
 
+from oscar_kernels.cache import BatchView
+from oscar_kernels.decode_attention import tuning
+from oscar_kernels.decode_attention.cuda import launcher as decode
 from oscar_kernels.kv_write import fastest, reference
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.arguments import clip_rank
@@ -256,6 +259,35 @@ def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> Non
     assert torch.equal(first.codes, again.codes) and torch.equal(bits(first.affine), bits(again.affine))
     triton = job.write(triton_launcher, query=None)[0]
     assert int((first.codes != triton.codes).sum()) <= job.key.numel() // 50_000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
+def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles) -> None:
+    """Attention may start while the write runs; it must wait for the ring rows and the query."""
+    job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
+    cache, _ = job.write(launcher)
+    one = job.targets.rows == 3  # the request that begins at position 0
+    batch = BatchView(
+        torch.tensor([0, int(one.sum())], device="cuda").int(), job.targets.slots[one].int(),
+        job.targets.rows[one][:1], job.windows,
+    )  # fmt: skip
+
+    def chain(wait: bool) -> Tensor:
+        out, query = [], job.query[one]
+        for i in range(10):
+            rows = (job.key[one].roll(i, 0), job.value[one].roll(i, 0))
+            torch.cuda.synchronize()
+            x = launcher.write_kv_int2(
+                *rows, cache, job.transforms, job.only(one).targets, windows=job.windows, query=query, parts="all"
+            )
+            if wait:
+                torch.cuda.synchronize()
+            out.append(decode.decode_attention(x[-1:], cache, batch, sm_scale=0.1, tiles=tiles))
+        return torch.stack(out)
+
+    want = chain(True)
+    assert want.isfinite().all() and all(torch.equal(chain(False), want) for _ in range(3))
 
 
 @pytest.mark.gpu

@@ -167,6 +167,7 @@ def write_kv_int2(
     query: Tensor | None = None,
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
+    warpgroups: int = WARPGROUPS,
 ) -> Tensor | None:
     """As `reference.write_kv_int2`, in one launch on the current stream; nothing is allocated if `query_out` is given.
 
@@ -181,7 +182,7 @@ def write_kv_int2(
     if reason:
         raise Unsupported(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):
-        made = variant(cache, targets)
+        made = variant(cache, targets, warpgroups)
         kernel = _load(made, key.device)
         parameters, blocks = arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device)
