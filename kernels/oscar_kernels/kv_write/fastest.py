@@ -45,19 +45,15 @@ def write_kv_int2(
     Raises:
         ValueError: tensors do not fit, or no kernel can run here.
     """
-    rows: dict[str, Any] = {"query": query, "query_out": query_out, "rows_out": rows_out}
-    path: Any = triton_launcher
+    options: dict[str, Any] = {
+        "windows": windows, "parts": parts, "query": query, "query_out": query_out, "rows_out": rows_out
+    }  # fmt: skip
     if wanted():
-        reason = cuda_launcher.unsupported(key, value, cache, targets, **rows)
-        reason = reason or cuda_launcher.unbuildable(cache, targets)
-        if reason:
-            _tell(reason)
-        else:
-            path = cuda_launcher
-    out: Tensor | None = path.write_kv_int2(
-        key, value, cache, transforms, targets, windows=windows, parts=parts, **rows
-    )
-    return out
+        try:
+            return cuda_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
+        except cuda_launcher.Unsupported as error:
+            _tell(str(error))
+    return triton_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
 
 
 def wanted() -> bool:

@@ -173,12 +173,13 @@ def write_kv_int2(
 
     Raises:
         ValueError: shapes or types do not fit.
-        Unsupported: see `unsupported`.
+        Unsupported: see `unsupported` and `unbuildable`; nothing has been launched.
     """
     check(key, value, cache, transforms, targets, query, rows_out)
     if query is not None and query_out is None:
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format)
     reason = unsupported(key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out)
+    reason = reason or _build_failure(variant(cache, targets, warpgroups), key.device)
     if reason:
         raise Unsupported(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):

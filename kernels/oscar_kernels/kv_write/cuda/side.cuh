@@ -64,28 +64,39 @@ struct Block {
     copies_commit();
   }
 
-  // The matrix in two bfloat16 halves, columns by columns: the larger is cut off, the smaller is rounded.
+  // Eight numbers of column `n` of the matrix in two bfloat16 halves: the larger is cut off, the smaller is rounded.
+  DEV void split_unit(const float (&y)[8], const float* mean, int n, int unit) const {
+    u32 high[4], low[4];
+    float sum = 0.f;
+    UNROLL for (int k = 0; k < 8; k += 2) {
+      high[k / 2] = permute(bits_of(y[k]), bits_of(y[k + 1]), 0x7632);
+      low[k / 2] = pack_bf16(y[k] - low_bf16(high[k / 2]), y[k + 1] - high_bf16(high[k / 2]));
+      if (mean) {
+        sum = fmaf(mean[unit * 8 + k], low_bf16(high[k / 2]) + low_bf16(low[k / 2]), sum);
+        sum = fmaf(mean[unit * 8 + k + 1], high_bf16(high[k / 2]) + high_bf16(low[k / 2]), sum);
+      }
+    }
+    const u32 at = weights + unit / 8 * (D * 128) + n * 128 + ((unit ^ n) & 7) * 16;
+    shared_store(at, high);
+    shared_store(at + PART, low);
+    if (mean) shared_store(sums + (unit * D + n) * 4, sum);
+  }
+
+  // All of the matrix, and its product with the mean.
   DEV void split() const {
     const float* from = s.matrix + matrix * s.matrix_head;
     const float* mean = s.mean ? s.mean + matrix * s.mean_head : nullptr;
-    for (int i = thread_index(); i < D * UNITS; i += 128 * GROUPS) {
-      const int n = i % D, unit = i / D;
-      u32 high[4], low[4];
-      float y[8], sum = 0.f;
-      UNROLL for (int k = 0; k < 8; k++) y[k] = from[(unit * 8 + k) * D + channel_of<D>(n)];
-      UNROLL for (int k = 0; k < 8; k += 2) {
-        high[k / 2] = permute(bits_of(y[k]), bits_of(y[k + 1]), 0x7632);
-        const float a = y[k] - low_bf16(high[k / 2]), b = y[k + 1] - high_bf16(high[k / 2]);
-        low[k / 2] = pack_bf16(a, b);
-        if (mean) {
-          sum = fmaf(mean[unit * 8 + k], low_bf16(high[k / 2]) + low_bf16(low[k / 2]), sum);
-          sum = fmaf(mean[unit * 8 + k + 1], high_bf16(high[k / 2]) + high_bf16(low[k / 2]), sum);
-        }
+    constexpr int THREADS = 128 * GROUPS, TOGETHER = 3;  // so many loads of 8 numbers are under way
+    for (int first = thread_index(); first < D * UNITS; first += TOGETHER * THREADS) {
+      float y[TOGETHER][8];
+      UNROLL for (int j = 0; j < TOGETHER; j++) {
+        const int i = min(first + j * THREADS, D * UNITS - 1), n = i % D, unit = i / D;
+        UNROLL for (int k = 0; k < 8; k++) y[j][k] = from[(unit * 8 + k) * D + channel_of<D>(n)];
       }
-      const u32 at = weights + unit / 8 * (D * 128) + n * 128 + ((unit ^ n) & 7) * 16;
-      shared_store(at, high);
-      shared_store(at + PART, low);
-      if (mean) shared_store(sums + (unit * D + n) * 4, sum);
+      UNROLL for (int j = 0; j < TOGETHER; j++) {
+        const int i = first + j * THREADS;
+        if (i < D * UNITS) split_unit(y[j], mean, i % D, i / D);
+      }
     }
     if (mean) {
       block_sync();
