@@ -3,6 +3,7 @@
     python kernels/benchmarks/run.py > h200.csv          everything, beside FlashInfer where it is installed
     python kernels/benchmarks/run.py --quick             our kernels alone, fewer repeats, under a minute
     python kernels/benchmarks/run.py --only decode,write
+    python kernels/benchmarks/run.py --variants          variants that the tables name, and where a fused extend stops
     python kernels/benchmarks/run.py --dry-run           tiny shapes, without a GPU too: times mean nothing
 
 A check or a case that fails loses the rest of its op, not of the run; the exit status is 1 then.
@@ -14,22 +15,24 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oscar_kernels.bench.ops import Bench
     from oscar_kernels.bench.results import Row
 
 OPS = ("decode", "extend", "write", "read", "baseline")
+VARIANTS = ("decode", "write", "crossover")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    unknown = set(options.only) - set(OPS)
+    known = VARIANTS if options.variants else OPS
+    unknown = set(options.only) - set(known)
     if unknown:
-        _note(f"no op is called {', '.join(sorted(unknown))}; there are {', '.join(OPS)}")
+        _note(f"no op is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         return 2
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch
@@ -39,20 +42,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _note("no CUDA device; --dry-run runs tiny shapes without one")
             return 2
         os.environ["TRITON_INTERPRET"] = "1"
-    from oscar_kernels.bench import ops, results, timing
+    from oscar_kernels.bench import ops, results, timing, variants
 
     plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
-    chosen = options.only or [name for name in OPS if not (options.quick and name == "baseline")]
+    chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
     torch.manual_seed(0)
     failed: list[str] = []
-    results.write_rows(_rows(ops.Bench(plan, timing.bandwidth(), _note), chosen, failed), sys.stdout)
+    bench = ops.Bench(plan, timing.bandwidth(), _note)
+    runs = {name: partial(getattr(variants, name), bench) for name in chosen if options.variants}
+    runs = runs or {name: getattr(bench, name) for name in chosen}
+    results.write_rows(_rows(runs, failed), sys.stdout)
     return 1 if failed else 0
 
 
-def _rows(bench: Bench, chosen: Sequence[str], failed: list[str]) -> Iterator[Row]:
-    for name in chosen:
+def _rows(runs: Mapping[str, Callable[[], Iterator[Row]]], failed: list[str]) -> Iterator[Row]:
+    for name, run in runs.items():
         try:
-            yield from getattr(bench, name)()
+            yield from run()
         except Exception:  # whatever goes wrong in one op: the others are worth having, and the status tells
             failed.append(name)
             _note(f"{name} failed:\n{traceback.format_exc()}")
@@ -64,8 +70,10 @@ def _note(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Benchmark the INT2 cache kernels; CSV on standard output.")
-    parser.add_argument("--only", type=lambda x: x.split(","), default=[], help=f"some of {','.join(OPS)}")
+    some = f"some of {','.join(OPS)}; with --variants of {','.join(VARIANTS)}"
+    parser.add_argument("--only", type=lambda x: x.split(","), default=[], help=some)
     parser.add_argument("--quick", action="store_true", help="no baseline, fewer repeats")
+    parser.add_argument("--variants", action="store_true", help="what the tables have not settled: bench/variants.py")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter")
     return parser
 

@@ -133,15 +133,32 @@ def _extend(plan: Plan, dry: bool) -> Iterator[str]:
     (new, length), heads = plan.extend, plan.heads
     for tokens in (new,) if dry else (new, 16):
         job = cases.attention_layers(heads, [length], 2, new=tokens)
-        start = launcher._extend_tiles(job.caches[0], tokens, 1, job.query.shape[1], job.query.device)
+        usual = launcher._extend_tiles(job.caches[0], tokens, 1, job.query.shape[1], job.query.device)
 
         def clock(tiles: Any, job: cases.AttentionLayers = job) -> float:
             with mock.patch.object(tuning, "extend_tiles", lambda **_: tiles):
                 return _seconds(lambda: ops.extend_calls(job), plan)
 
+        shapes = [usual] if dry else [usual, *_extend_shapes(usual, tokens, heads)]
+        start = min(shapes, key=lambda tiles: _told(tiles, clock(tiles)))
         best, words = _best(start, _with_splits(start, dry), clock)
         yield f"# {_shape(heads)}, {tokens} over {length}: {words}"
         yield f"#   {best}"
+
+
+def _extend_shapes(usual: Any, tokens: int, heads: Heads) -> Iterator[Any]:
+    """More query rows of a program unpack a tile of codes for more queries; they need more warps and fewer splits."""
+    for rows, warps in ((16, 2), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8)):
+        each = rows // heads.group
+        programs = (-(-tokens // each) + 1) * heads.num_kv_heads
+        for stages in (2, 3):
+            splits = max(1, min(512, round(32 * _multiprocessors() / warps / programs)))
+            yield replace(usual, rows=rows, tokens=each, num_warps=warps, splits=splits, stages=stages)
+
+
+def _told(tiles: Any, seconds: float) -> float:
+    _note(f"{seconds * 1e6:9.1f} us  {tiles}")
+    return seconds
 
 
 def _write(plan: Plan, dry: bool) -> Iterator[str]:

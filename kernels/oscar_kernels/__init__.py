@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oscar_kernels.decode_attention.launcher import extend_attention, extend_elements
     from oscar_kernels.decode_attention.workspace import Workspace
     from oscar_kernels.kv_read.launcher import materialize_prefix
-    from oscar_kernels.kv_write.launcher import write_kv_int2
+    from oscar_kernels.kv_write.fastest import write_kv_int2
     from oscar_kernels.slot_table.launcher import pack_slots
     from oscar_kernels.spec import QuantSpec
 
@@ -45,7 +45,7 @@ _HOMES = {
     "extend_elements": "decode_attention.launcher",
     "materialize_prefix": "kv_read.launcher",
     "pack_slots": "slot_table.launcher",
-    "write_kv_int2": "kv_write.launcher",
+    "write_kv_int2": "kv_write.fastest",
 }
 
 

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, Transforms, WindowState
-from oscar_kernels.decode_attention import fastest, launcher
+from oscar_kernels.decode_attention import fastest, launcher, tuning
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
-from oscar_kernels.kv_write.launcher import write_kv_int2
+from oscar_kernels.kv_write.fastest import write_kv_int2
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, ExtendBatch, Piece
 from oscar_zoo.sglang_plugin.side_store import SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotStore
 from oscar_zoo.sglang_plugin.transforms import Pair, TransformTable
 
-SHORT = 256
-"""New tokens of a step up to which the INT2 rows are read by the extend itself; more would outgrow its workspace."""
+SHORT = tuning.FUSED_TOKENS_OF_A_STEP
+"""New tokens of a step up to which the INT2 rows are read by the extend itself, if no request has too many of them."""
 
 
 class Prefill(Protocol):
@@ -116,7 +116,7 @@ class KernelExecutor:
         if not any(batch.prefixes):
             write(parts="slots")
             out, _ = self.prefill.chunk(q, k, v, batch, scaling)
-        elif sum(batch.lengths) <= SHORT:
+        elif sum(batch.lengths) <= SHORT and max(batch.lengths) <= tuning.FUSED_TOKENS:
             rows = k.new_empty(k.shape), v.new_empty(v.shape)
             query = q.new_empty(q.shape)
             write(parts="slots", query=q, query_out=query, rows_out=rows)

@@ -119,6 +119,13 @@ def test_a_dry_run_measures_every_op_with_checks() -> None:
     assert all(int(line["bytes"]) > 0 and float(line["microseconds"]) > 0 for line in lines)
 
 
+def test_a_dry_run_of_the_variants_measures_where_a_fused_extend_stops_to_pay() -> None:
+    done = script("run.py", "--variants", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    lines = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert {(line["op"], line["kernel"]) for line in lines} >= {("crossover", "fused"), ("crossover", "materialised")}
+
+
 def test_tuning_prints_a_table_to_paste() -> None:
     done = script("tune.py", "--dry-run", "--only", "read")
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oscar_kernels.decode_attention.cuda import cubins
+from oscar_kernels.nvrtc import cubins
 
 
 @pytest.fixture

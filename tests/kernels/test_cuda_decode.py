@@ -9,10 +9,10 @@ import torch
 
 from oscar_kernels import testing
 from oscar_kernels.cache import BatchView
-from oscar_kernels.decode_attention import reference
-from oscar_kernels.decode_attention.cuda import compile as nvrtc
+from oscar_kernels.decode_attention import reference, tuning
 from oscar_kernels.decode_attention.cuda import launcher
 from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
 
 
@@ -31,17 +31,19 @@ def nvrtc_missing() -> str | None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
-    "made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4)], ids=lambda x: x.k_spec.head_dim
+    "made",
+    [variant(), variant(64, 8, 1, 2), dataclasses.replace(variant(256, 16, 4), tiles=tuning.VARIANTS[-1])],
+    ids=lambda x: x.k_spec.head_dim,
 )
 def test_source_compiles_without_a_gpu_and_is_kept(made: launcher.Variant, arch: str, own_state, monkeypatch) -> None:
     reason = nvrtc_missing()
     if reason:
         pytest.skip(reason)
     monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
-    code = nvrtc.compiled(made.flags, arch)
+    code = nvrtc.compiled(launcher.SOURCE, made.flags, arch)
     assert code.startswith(b"\x7fELF")
     assert all(name.encode() in code for name in ("oscar_decode_stage1", "oscar_decode_stage2"))
-    assert nvrtc.compiled(made.flags, arch) == code
+    assert nvrtc.compiled(launcher.SOURCE, made.flags, arch) == code
     assert len(list((own_state / "kernels").iterdir())) == 1
 
 
@@ -50,7 +52,7 @@ def test_a_broken_source_raises_the_compilers_words() -> None:
     if reason:
         pytest.skip(reason)
     with pytest.raises(nvrtc.CompilationFailed, match=r"decode\.cu\(1\): error"):
-        nvrtc.compile_source({"decode.cu": "int x = nothing;"}, ["-arch=sm_90"])
+        nvrtc.compile_source({"decode.cu": "int x = nothing;"}, "decode.cu", ["-arch=sm_90"])
 
 
 def test_tiles_share_a_block_of_eight_warps() -> None:
@@ -86,8 +88,11 @@ def assert_right(filling: testing.Filling, query: torch.Tensor, *, atol: float =
     testing.poison(workspace.scratch)
     out = testing.poison(query.new_empty(*query.shape[:2], filling.cache.v_spec.head_dim))
     options.setdefault("sm_scale", query.shape[-1] ** -0.5)
+    tiles = options.pop("tiles", tuning.CUDA)
     for _ in range(2):
-        launcher.decode_attention(query, filling.cache, filling.batch, workspace=workspace, out=out, **options)
+        launcher.decode_attention(
+            query, filling.cache, filling.batch, workspace=workspace, out=out, tiles=tiles, **options
+        )
     testing.assert_as_good_as_torch(
         out, lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options), [query], atol=atol
     )
@@ -180,6 +185,33 @@ def test_values_beyond_the_first_bound_keep_their_size() -> None:
     growth = torch.logspace(-3, 3, 4000, device="cuda")[:, None, None]
     filling.cache.affine[order] = (filling.cache.affine[order].float() * growth).to(filling.cache.affine.dtype)
     assert_right(filling, query, sm_scale=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(8192,), (1,), (700,), LENGTHS, (0, 5, 0, 900)], ids=str)
+@pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
+def test_variants(tiles: tuning.CudaTiles, lengths: tuple[int, ...]) -> None:
+    assert_right(*random_case(lengths, heads=8), tiles=tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
+def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(tiles: tuning.CudaTiles) -> None:
+    """The query of every launch is the output of the one before."""
+    filling, query = random_case((1000,), heads=8)
+
+    def chain(wait: bool) -> torch.Tensor:
+        x = query
+        for _ in range(20):
+            x = launcher.decode_attention(10 * x, filling.cache, filling.batch, sm_scale=0.1, tiles=tiles)
+            x = launcher.decode_attention(x, filling.cache, filling.batch, sm_scale=0.1, tiles=tiles)
+            if wait:
+                torch.cuda.synchronize()
+        return x
+
+    want = chain(True)
+    assert want.isfinite().all()
+    assert all(torch.equal(chain(False), want) for _ in range(5))
 
 
 @pytest.mark.gpu

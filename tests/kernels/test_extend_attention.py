@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from oscar_kernels import testing
-from oscar_kernels.decode_attention import launcher, reference
+from oscar_kernels.decode_attention import launcher, reference, tuning
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.spec import QuantSpec
 
@@ -82,6 +82,15 @@ def test_random_shapes(data: st.DataObject) -> None:
         recent=draw(st.sampled_from([0, 20])),
         seed=draw(st.integers(0, 9)),
     )
+
+
+@pytest.mark.parametrize(("rows", "warps"), [(32, 1), (64, 4), (128, 4)])
+def test_any_number_of_query_rows_in_a_program(rows: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tiles(*, group: int, **_: int) -> tuning.Tiles:
+        return tuning.Tiles(2, 1, 64, 16, rows, rows // group, warps, 2)
+
+    monkeypatch.setattr(tuning, "extend_tiles", tiles)
+    check([150, 9], [21, 40], QuantSpec(128, 128, 0.96), QuantSpec(128, 64), group=3, sink=5, recent=9)
 
 
 def test_a_workspace_of_the_announced_size_is_enough() -> None:

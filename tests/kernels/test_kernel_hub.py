@@ -32,7 +32,7 @@ spec.loader.exec_module(module)
 for found in pkgutil.walk_packages(module.__path__, "elsewhere."):
     if found.name != "elsewhere.oscar_kernels":
         importlib.import_module(found.name)
-assert len(module.decode_attention.cuda.compile.sources()) > 1
+assert len(module.decode_attention.cuda.launcher.SOURCE.files()) > 1
 assert not any(name.startswith("oscar_kernels.") for name in sys.modules)
 """
 

@@ -5,173 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from kv_write_jobs import STORES, assert_same, bits, integers, make_job
 
-from oscar_kernels import testing
-from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState, allocate
+from oscar_kernels.cache import TokenTargets
 from oscar_kernels.kv_write import launcher, reference
-from oscar_kernels.layout import code_bytes
-from oscar_kernels.quantizer import unpack
 from oscar_kernels.spec import QuantSpec
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
-
-
-@dataclass(frozen=True)
-class Job:
-    """New tokens of three requests, and an empty, poisoned cache for them."""
-
-    key: Tensor
-    value: Tensor
-    query: Tensor
-    cache: LayerCache
-    transforms: Transforms
-    targets: TokenTargets
-    windows: WindowState
-
-    def write(self, module: Any, **options: Any) -> tuple[LayerCache, Tensor | None]:
-        """Run an implementation on a cache of its own."""
-        cache = replace(self.cache, **{name: getattr(self.cache, name).clone() for name in STORES})
-        options = {"query": self.query, **options}
-        out = module.write_kv_int2(
-            self.key, self.value, cache, self.transforms, self.targets, windows=self.windows, **options
-        )
-        return cache, out
-
-    def only(self, chosen: Tensor | slice) -> Job:
-        """The same for some of the tokens."""
-        targets = TokenTargets(*(getattr(self.targets, f.name)[chosen].contiguous() for f in fields(self.targets)))
-        return replace(self, key=self.key[chosen], value=self.value[chosen], query=self.query[chosen], targets=targets)
-
-
-def make_job(
-    k_spec: QuantSpec,
-    v_spec: QuantSpec | None = None,
-    *,
-    tokens: int = 21,
-    heads: int = 2,
-    group: int = 2,
-    per_head: bool = False,
-    mean: bool = True,
-    sink: int = 3,
-    recent: int = 5,
-    index: torch.dtype = torch.int32,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> Job:
-    v_spec = v_spec or k_spec
-    draw = torch.Generator().manual_seed(seed)
-    matrices = heads if per_head else 1
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw)
-
-    def matrix(dim: int) -> Tensor:  # well conditioned, not orthogonal
-        rotation = torch.linalg.qr(normal(matrices, dim, dim))[0]
-        return (rotation + 0.1 * normal(matrices, dim, dim) / dim).contiguous().to(DEVICE)
-
-    cache = allocate(
-        k_spec, v_spec, slots=tokens + 9, rows=5, num_kv_heads=heads, sink=sink, recent=recent, blocks=6,
-        dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, device=DEVICE,
-    )  # fmt: skip
-    for name in STORES:
-        testing.poison(getattr(cache, name))
-    request = torch.randint(3, (tokens,), generator=draw).sort().values
-    counts = torch.bincount(request, minlength=3)
-    starts = torch.tensor([0, 2, 40])
-    positions = torch.arange(tokens) - (counts.cumsum(0) - counts)[request] + starts[request]
-    targets = TokenTargets(
-        1 + torch.randperm(tokens + 8, generator=draw)[:tokens],
-        torch.tensor([3, 1, 4])[request],
-        positions,
-        (starts + counts)[request],
-    )
-    k_dim, v_dim = k_spec.head_dim, v_spec.head_dim
-    k_mean = 3 * normal(matrices, k_dim).to(DEVICE) if mean else None
-    return Job(
-        (normal(tokens, heads, k_dim) + (0 if k_mean is None else k_mean.cpu())).to(DEVICE, dtype),
-        (normal(tokens, heads, v_dim) * 2.0 ** torch.randint(-8, 8, (tokens, heads, 1), generator=draw)).to(
-            DEVICE, dtype
-        ),
-        normal(tokens, heads * group, k_dim).to(DEVICE, dtype),
-        cache,
-        Transforms(matrix(k_dim), matrix(k_dim), matrix(v_dim), matrix(v_dim), k_mean),
-        TokenTargets(*(getattr(targets, f.name).to(DEVICE, index) for f in fields(targets))),
-        WindowState(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, 5, 2, 1, 3], [0] * 5, [0] * 5))),
-    )
-
-
-def integers(job: Job) -> Job:
-    """The same with small integers for inputs and matrices: every sum is exact, in whatever order it is taken."""
-    pairs = job.transforms
-    matrices = {f.name: (8 * getattr(pairs, f.name)).round() for f in fields(pairs) if f.name != "k_mean"}
-    mean = None if pairs.k_mean is None else pairs.k_mean.round()
-    inputs = {name: (2 * getattr(job, name)).round().clamp(-99, 99) for name in ("key", "value", "query")}
-    return replace(job, **inputs, transforms=Transforms(**matrices, k_mean=mean))
-
-
-def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:
-    """Codes that differ, each by one and only where the exact value lies within `error` of a rounding boundary.
-
-    `error` is relative to the sum of the magnitudes that make up a transformed value.
-    """
-    slots, split, count = job.targets.slots.long(), code_bytes(got.k_spec), 0
-    none = torch.zeros((), dtype=torch.float64, device=job.key.device)
-    k_mean = none if job.transforms.k_mean is None else job.transforms.k_mean.double()
-    for spec, x, mean, matrix, part in (
-        (got.k_spec, job.key.double(), k_mean, job.transforms.k_forward, slice(None, split)),
-        (got.v_spec, job.value.double(), none, job.transforms.v_forward, slice(split, None)),
-    ):
-        codes, expected = unpack(got.codes[..., part]).int(), unpack(want.codes[..., part]).int()
-        untouched = torch.ones(len(codes), dtype=torch.bool, device=codes.device)
-        untouched[slots] = False
-        assert torch.equal(codes[untouched], expected[untouched])
-        differs = codes[slots] != expected[slots]
-        assert ((codes - expected).abs() <= 1).all()
-        margins, allowed = _margins(x, mean, matrix.double(), spec)
-        assert (margins[differs] <= error * allowed[differs]).all()
-        count += int(differs.sum())
-    return count
-
-
-def _margins(x: Tensor, mean: Tensor, matrix: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Distance of every value from a rounding boundary, in codes, and how far a relative error of 1 would move it."""
-    matrices = matrix.repeat_interleave(x.shape[1] // len(matrix), 0)
-    rows = torch.einsum("thd,hde->the", x - mean, matrices)
-    if spec.clip_index is not None:
-        limit = rows.abs().sort(-1).values[..., spec.clip_index, None]
-        rows = rows.clamp(-limit, limit)
-    groups = rows.unflatten(-1, (spec.num_groups, spec.group_size))
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scale = (high - low).clamp_min(1e-8) / 3
-    codes = (groups - low) / scale + 0.5
-    terms = torch.einsum("thd,hde->the", x.abs() + mean.abs(), matrices.abs()).amax(-1)[..., None, None]
-    return (codes - codes.round()).abs().flatten(-2), (terms / scale).expand_as(codes).flatten(-2)
-
-
-def assert_same(job: Job, *, error: float = 1e-6, allowed: int = 1, rows: float = 1e-5, **options: Any) -> None:
-    """The launcher writes what the reference writes: `error` at ties, at most `allowed` of them; `rows` in windows."""
-    want, want_query = job.write(reference, **options)
-    got, got_query = job.write(launcher, **options)
-    assert ties(got, want, job, error) <= allowed
-    close = {"rtol": 2**-9 if got.affine.dtype == torch.float16 else 2**-6, "atol": 50 * error, "equal_nan": True}
-    torch.testing.assert_close(got.affine, want.affine, **close)
-    for name in STORES[2:]:
-        a, b = getattr(got, name), getattr(want, name)
-        torch.testing.assert_close(a, b, rtol=rows, atol=20 * rows, equal_nan=True)
-    if want_query is None:
-        assert got_query is None
-    else:
-        torch.testing.assert_close(got_query, want_query, rtol=rows, atol=20 * rows)
-
 
 SHAPES = [
     (QuantSpec(64, 64, 0.96), None),
@@ -187,26 +32,22 @@ SHAPES = [
 @pytest.mark.parametrize(("k_spec", "v_spec"), SHAPES, ids=str)
 @pytest.mark.parametrize("per_head", [False, True])
 def test_bytes_equal_the_reference(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head: bool) -> None:
-    assert_same(make_job(k_spec, v_spec, per_head=per_head, mean=per_head))
+    assert_same(launcher, make_job(k_spec, v_spec, per_head=per_head, mean=per_head))
 
 
 @pytest.mark.parametrize("parts", ["slots", "windows", "all"])
 @pytest.mark.parametrize("query", [False, True])
 def test_parts_leave_the_rest_alone(parts: str, query: bool) -> None:
     job = make_job(QuantSpec(32, 32, 0.9), index=torch.int64)
-    assert_same(job, parts=parts, **({} if query else {"query": None}))
+    assert_same(launcher, job, parts=parts, **({} if query else {"query": None}))
     cache, _ = job.write(launcher, parts=parts)
-    touched = {name for name in STORES if not torch.equal(_bits(getattr(cache, name)), _bits(getattr(job.cache, name)))}
+    touched = {name for name in STORES if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))}
     assert touched == {"slots": set(STORES[:2]), "windows": set(STORES[2:]), "all": set(STORES)}[parts]
-
-
-def _bits(x: Tensor) -> Tensor:
-    return x.view(torch.uint8)
 
 
 @pytest.mark.parametrize(("sink", "recent"), [(0, 0), (0, 7), (4, 0), (30, 30)])
 def test_any_windows(sink: int, recent: int) -> None:
-    assert_same(make_job(QuantSpec(16, 16, 0.9), sink=sink, recent=recent, tokens=50))
+    assert_same(launcher, make_job(QuantSpec(16, 16, 0.9), sink=sink, recent=recent, tokens=50))
 
 
 def test_a_token_has_the_same_bytes_whatever_it_is_written_with() -> None:
@@ -217,7 +58,7 @@ def test_a_token_has_the_same_bytes_whatever_it_is_written_with() -> None:
         alone, some_query = some.write(launcher)
         slots = some.targets.slots.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
-        assert torch.equal(_bits(alone.affine[slots]), _bits(together.affine[slots]))
+        assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
         assert torch.equal(some_query, query[chosen])
         rows, places = some.targets.rows.long(), some.targets.positions.long() % 40
         assert torch.equal(alone.ring_k[rows, places], together.ring_k[rows, places])
@@ -225,7 +66,7 @@ def test_a_token_has_the_same_bytes_whatever_it_is_written_with() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_few_tokens(tokens: int) -> None:
-    assert_same(make_job(QuantSpec(32, 32, 0.9), tokens=tokens))
+    assert_same(launcher, make_job(QuantSpec(32, 32, 0.9), tokens=tokens))
 
 
 def test_rows_and_query_go_where_the_caller_says() -> None:
@@ -245,7 +86,7 @@ def test_inputs_may_be_slices_of_one_projection() -> None:
     joined = torch.cat([job.query, job.key, job.value], 1)
     query, key, value = joined.split([job.query.shape[1], 2, 2], 1)
     assert not key.is_contiguous()
-    assert_same(replace(job, query=query, key=key, value=value))
+    assert_same(launcher, replace(job, query=query, key=key, value=value))
 
 
 def test_padding_goes_to_the_dummies() -> None:
@@ -257,7 +98,7 @@ def test_padding_goes_to_the_dummies() -> None:
     alone, _ = job.only(slice(0, 7)).write(launcher)
     for name in STORES:
         start = 0 if name.startswith("sink") else 1  # row 0 has sink block 0
-        a, b = _bits(getattr(padded, name)), _bits(getattr(alone, name))
+        a, b = bits(getattr(padded, name)), bits(getattr(alone, name))
         assert torch.equal(a[1:], b[1:]) and not torch.equal(a[:1], b[:1]), (name, start)
 
 
@@ -270,7 +111,7 @@ def test_a_broken_token_harms_no_other(bad: float) -> None:
     spared = torch.ones(len(good.codes), dtype=torch.bool)
     spared[job.targets.slots[[4, 9]].long().cpu()] = False
     assert torch.equal(got.codes[spared], good.codes[spared])
-    assert torch.equal(_bits(got.affine[spared]), _bits(good.affine[spared]))
+    assert torch.equal(bits(got.affine[spared]), bits(good.affine[spared]))
 
 
 def test_large_values_saturate() -> None:
@@ -295,7 +136,7 @@ def test_random_shapes(
     head_dim: int, groups: int, ratio: float, tokens: int, heads: int, group: int, seed: int
 ) -> None:
     spec = QuantSpec(head_dim, head_dim // groups, ratio)
-    assert_same(make_job(spec, tokens=tokens, heads=heads, group=group, seed=seed))
+    assert_same(launcher, make_job(spec, tokens=tokens, heads=heads, group=group, seed=seed))
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -351,13 +192,13 @@ def test_bfloat16_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head
         dtype=torch.bfloat16,
     )  # fmt: skip
     values = 700 * 4 * (k_spec.head_dim + (v_spec or k_spec).head_dim)
-    assert_same(job, error=2**-16, allowed=values // 5000, rows=2**-7)
+    assert_same(launcher, job, error=2**-16, allowed=values // 5000, rows=2**-7)
     together, _ = job.write(launcher)
     for chosen in (slice(0, 64), slice(100, 101), slice(300, 363), slice(0, 600)):
         some = job.only(chosen)
         alone, slots = some.write(launcher)[0], some.targets.slots.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
-        assert torch.equal(_bits(alone.affine[slots]), _bits(together.affine[slots]))
+        assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
 
 
 @pytest.mark.gpu
@@ -383,5 +224,5 @@ def test_a_graph_replays_with_new_tokens() -> None:
     held.key.copy_(job.key), held.value.copy_(job.value)
     graph.replay()
     for name in STORES:
-        assert torch.equal(_bits(getattr(cache, name)), _bits(getattr(want, name)))
+        assert torch.equal(bits(getattr(cache, name)), bits(getattr(want, name)))
     assert torch.equal(out, want_query)

@@ -54,6 +54,12 @@ class Baseline(Protocol):
     def extend(self, rows: Rows) -> Calls:
         """One request: the query is that of its last tokens, rows are taken in order."""
 
+    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
+        """All of the query over all rows, and its log-sum-exp where the kernel gives one."""
+
+    def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
+        """Causal attention of new tokens over themselves, likewise."""
+
 
 def available() -> Baseline:
     """FlashInfer where it is installed and has a GPU, else PyTorch."""
@@ -134,6 +140,14 @@ class FlashInfer:
         run = self._library.single_prefill_with_kv_cache
         return [partial(run, rows.query, key, value, causal=True) for key, value in rows.layers]
 
+    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
+        """See `Baseline`."""
+        return self._library.single_prefill_with_kv_cache(query, key, value, causal=False, return_lse=True)
+
+    def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
+        """See `Baseline`."""
+        return self._library.single_prefill_with_kv_cache(query, key, value, causal=True, return_lse=True)
+
 
 class Sdpa:
     """PyTorch's scaled dot product over contiguous rows, no pages: what is there without FlashInfer."""
@@ -164,7 +178,22 @@ class Sdpa:
         def call(key: Tensor, value: Tensor) -> Tensor:
             return _sdpa(query, key, value, mask).squeeze(0).transpose(0, 1)
 
-        return [partial(call, *(x.transpose(0, 1).unsqueeze(0).contiguous() for x in layer)) for layer in rows.layers]
+        return [partial(call, *(x.contiguous() for x in _heads_first(*layer))) for layer in rows.layers]
+
+    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
+        """See `Baseline`."""
+        q, k, v = _heads_first(query, key, value)
+        return _sdpa(q, k, v)
+
+    def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
+        """See `Baseline`."""
+        mask = torch.ones(len(query), len(query), dtype=torch.bool, device=query.device).tril()
+        q, k, v = _heads_first(query, key, value)
+        return _sdpa(q, k, v, mask)
+
+
+def _heads_first(*rows: Tensor) -> list[Tensor]:
+    return [x.transpose(0, 1).unsqueeze(0) for x in rows]
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -30,14 +30,15 @@ def lengths() -> list[int]:
     return [1000, 1, 17, 3001] if cases.DEVICE == "cuda" else [21, 1, 40]
 
 
-def decode(heads: Heads, op: Callable[..., Tensor]) -> None:
-    """Decode attention by `op` is as good as PyTorch in the same dtype.
+def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = None) -> None:
+    """Decode attention by `op` is as good as PyTorch in the same dtype, on requests of `cached` tokens.
 
     Raises:
         AssertionError: it is not.
     """
-    filling = _filling(heads)
-    query = cases.normal(len(lengths()), heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
+    cached = cached or lengths()
+    filling = _filling(heads, cached)
+    query = cases.normal(len(cached), heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
     options = {"sm_scale": heads.k_spec.head_dim**-0.5, "o_partner": _partner(heads)}
     got = op(query, filling.cache, filling.batch, **options)
     testing.assert_as_good_as_torch(
@@ -52,7 +53,7 @@ def extend(heads: Heads) -> None:
     Raises:
         AssertionError: they are not.
     """
-    filling, new = _filling(heads), [3, 1, 7, 2][: len(lengths())]
+    filling, new = _filling(heads, lengths()), [3, 1, 7, 2][: len(lengths())]
     cuts = torch.tensor([0, *new], device=cases.DEVICE).cumsum(0).int()
     query = cases.normal(sum(new), heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
     key = cases.normal(sum(new), heads.num_kv_heads, heads.k_spec.head_dim)
@@ -70,8 +71,8 @@ def extend(heads: Heads) -> None:
         testing.assert_as_good_as_torch(got[index], op(index), [query, key, value], atol=ATOL)
 
 
-def writing(heads: Heads) -> None:
-    """Codes differ from the reference's on rounding ties only, by one, and those are few; exact rows are as near.
+def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
+    """Of `op`: codes differ from the reference's on rounding ties only, by one, and few; exact rows are as near.
 
     Raises:
         AssertionError: they do not, or are not.
@@ -79,9 +80,9 @@ def writing(heads: Heads) -> None:
     cached = [length + heads.recent for length in lengths()]
     layer = cases.write_layer(heads, cached, 300 if cases.DEVICE == "cuda" else 5)
     seen = []
-    for module in (write, write_reference):
+    for path in (op, write_reference.write_kv_int2):
         cache = replace(layer.cache, codes=layer.cache.codes.clone(), ring_v=layer.cache.ring_v.clone())
-        query = module.write_kv_int2(
+        query = path(
             layer.key, layer.value, cache, layer.transforms, layer.targets, windows=layer.windows, query=layer.query
         )
         assert query is not None
@@ -110,9 +111,9 @@ def reading(heads: Heads) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True)), "rows differ from the reference"
 
 
-def _filling(heads: Heads) -> testing.Filling:
+def _filling(heads: Heads, cached: list[int]) -> testing.Filling:
     return testing.random_cache(
-        lengths(), heads.k_spec, heads.v_spec, num_kv_heads=heads.num_kv_heads, sink=heads.sink, recent=heads.recent,
+        cached, heads.k_spec, heads.v_spec, num_kv_heads=heads.num_kv_heads, sink=heads.sink, recent=heads.recent,
         dtype=cases.DTYPE, device=cases.DEVICE,
     )  # fmt: skip
 

@@ -20,12 +20,15 @@ from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
 from oscar_kernels.kv_read.tuning import Tiles as ReadTiles
-from oscar_kernels.kv_write.launcher import write_kv_int2
+from oscar_kernels.kv_write import launcher as triton_write
+from oscar_kernels.kv_write.cuda import launcher as cuda_write
 from oscar_kernels.kv_write.tuning import Tiles as WriteTiles
 
 Calls = list[Callable[[], object]]
+Write = Callable[..., object]
 
 PATHS: dict[str, ModuleType] = {"cuda": cuda_attention, "triton": triton_attention}
+WRITES: dict[str, ModuleType] = {"cuda": cuda_write, "triton": triton_write}
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Bench:
             moved = roofline.decode(heads, lengths)
             job = cases.attention_layers(heads, lengths, cases.layers(moved, self.plan.layers))
             for name, path in PATHS.items():
-                reason = _cuda_cannot(job) if path is cuda_attention else None
+                reason = cuda_cannot_decode(job) if path is cuda_attention else None
                 if reason:
                     self.note(f"decode {number} x {length}: no CUDA path: {reason}")
                     continue
@@ -99,17 +102,31 @@ class Bench:
 
     def write(self) -> Iterator[Row]:
         """One decode step, and a prefill of one request."""
-        plan, heads = self.plan, self.plan.heads
-        checks.writing(heads)
-        yield self._write(f"step {plan.step}", [30_000] * plan.step, 1, plan.layers, step=True)
-        yield self._write(f"prefill {plan.prefill}", [0], plan.prefill, 4, step=False)
+        plan = self.plan
+        for name, path in WRITES.items():
+            reason = cuda_cannot_write(cases.write_layer(plan.heads, [0], 64)) if path is cuda_write else None
+            if reason:
+                self.note(f"write: no CUDA path: {reason}")
+                continue
+            checks.writing(plan.heads, path.write_kv_int2)
+            for case, lengths, new, count, step in self.writes():
+                yield self.timed_write(name, path.write_kv_int2, case, lengths, new, count, step=step)
 
-    def _write(self, case: str, lengths: list[int], new: int, count: int, *, step: bool) -> Row:
+    def writes(self) -> list[tuple[str, list[int], int, int, bool]]:
+        """Cases of a write: name, cached tokens of each request, new ones, layers, and whether it is a decode step."""
+        plan = self.plan
+        step = (f"step {plan.step}", [30_000] * plan.step, 1, plan.layers, True)
+        return [step, (f"prefill {plan.prefill}", [0], plan.prefill, 4, False)]
+
+    def timed_write(
+        self, name: str, op: Callable[..., object], case: str, lengths: list[int], new: int, count: int, *, step: bool
+    ) -> Row:
+        """One case by one implementation."""
         heads, tokens = self.plan.heads, new * len(lengths)
         jobs = [cases.write_layer(heads, lengths, new) for _ in range(count)]
-        timing = timed(write_calls(jobs, step=step), replays=self.plan.replays)
+        timing = timed(write_calls(jobs, step=step, op=op), replays=self.plan.replays)
         moved = roofline.write(heads, tokens, query=step, window_rows=tokens if step else 0)
-        return row("write", case, "triton", timing, moved, self.bandwidth)
+        return row("write", case, name, timing, moved, self.bandwidth)
 
     def read(self) -> Iterator[Row]:
         """A prefix back as rows."""
@@ -142,20 +159,27 @@ class Bench:
         yield row("extend", f"{new} over {length}", baseline.name, timing, moved, self.bandwidth)
 
 
-def _cuda_cannot(job: cases.AttentionLayers) -> str | None:
+def cuda_cannot_decode(job: cases.AttentionLayers) -> str | None:
+    """Why the CUDA decode kernel does not run here; `None` if it does."""
     arguments = (job.query, job.caches[0], job.batch)
     return cuda_attention.unsupported(*arguments) or cuda_attention.unbuildable(*arguments)
 
 
-def decode_calls(path: ModuleType, job: cases.AttentionLayers) -> Calls:
-    """Decode attention of every layer, by a launcher."""
+def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
+    """Why the CUDA write kernel does not run here; `None` if it does."""
+    arguments = (job.cache, job.targets)
+    return cuda_write.unsupported(job.key, job.value, *arguments) or cuda_write.unbuildable(*arguments)
+
+
+def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object) -> Calls:
+    """Decode attention of every layer, by a launcher with some of its own options."""
     number, q_heads, _ = job.query.shape
     workspace = Workspace.allocate(path.decode_elements(job.caches[0], q_heads, number), cases.DEVICE)
     out = job.query.new_empty(number, q_heads, job.caches[0].v_spec.head_dim)
     return [
         partial(
             path.decode_attention, job.query, cache, job.batch, sm_scale=job.sm_scale, o_partner=job.o_partner,
-            workspace=workspace, out=out,
+            workspace=workspace, out=out, **options,
         )
         for cache in job.caches
     ]  # fmt: skip
@@ -177,13 +201,19 @@ def extend_calls(job: cases.AttentionLayers) -> Calls:
     ]  # fmt: skip
 
 
-def write_calls(jobs: Sequence[cases.WriteLayer], *, step: bool, tiles: WriteTiles | None = None) -> Calls:
+def write_calls(
+    jobs: Sequence[cases.WriteLayer],
+    *,
+    step: bool,
+    op: Callable[..., object] = triton_write.write_kv_int2,
+    tiles: WriteTiles | None = None,
+) -> Calls:
     """Writes of new tokens: of a decode step, with the query and into the windows, or of a prefill, into slots."""
     return [
         partial(
-            write_kv_int2, job.key, job.value, job.cache, job.transforms, job.targets, windows=job.windows,
+            op, job.key, job.value, job.cache, job.transforms, job.targets, windows=job.windows,
             parts="all" if step else "slots", query=job.query if step else None,
-            query_out=job.query_out if step else None, tiles=tiles,
+            query_out=job.query_out if step else None, **({} if tiles is None else {"tiles": tiles}),
         )
         for job in jobs
     ]  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 
 from oscar_kernels.bench import roofline
 from oscar_kernels.bench.timing import Timing
-from oscar_kernels.decode_attention.cuda import driver
+from oscar_kernels.nvrtc import driver
 
 FORMATS = {"microseconds": ".2f", "p20": ".2f", "p80": ".2f", "share": ".3f", "bandwidth": ".4g"}
 

@@ -68,6 +68,18 @@ def decode_tiles(*, batch: int, num_kv_heads: int, group: int, head_dim: int, ex
     )
 
 
+FUSED_TOKENS = 64
+"""New tokens of a request up to which an extend reads its INT2 prefix directly.
+
+A guess from one H200: over 100,000 tokens it takes 33 microseconds for every four new tokens (2,126 for 256), while
+materialising takes 110 and a stock kernel after it 1,285 for 256. `benchmarks/run.py --variants --only crossover`
+measures it.
+"""
+
+FUSED_TOKENS_OF_A_STEP = 256
+"""New tokens of a step up to which it may; more would outgrow the workspace."""
+
+
 def extend_tiles(
     *, tokens: int, requests: int, num_kv_heads: int, group: int, head_dim: int, exact: int, sms: int
 ) -> Tiles:
@@ -85,6 +97,45 @@ def extend_tiles(
         num_warps=1,
         stages=5,
     )
+
+
+@dataclass(frozen=True)
+class CudaTiles:
+    """How the CUDA kernel runs; every field is a flag of decode.cu, see there.
+
+    Attributes:
+        stages: of the ring of tiles.
+        resident: blocks of a multiprocessor at most, up to `MOST_RESIDENT`.
+        window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6 times the bytes.
+        early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
+        rehearse: and takes its first tile through the arithmetic.
+        alone: stage 2 of a single request finds its parts before stage 1 has ended.
+    """
+
+    stages: int = 4
+    resident: int = 2
+    window_cost: int = 4
+    early: int = 0
+    rehearse: bool = False
+    alone: bool = False
+
+
+MOST_RESIDENT = 2
+CUDA = CudaTiles()
+"""In use: what was measured. `VARIANTS` have not been, see `benchmarks/run.py --variants`."""
+
+VARIANTS = (
+    CUDA,
+    CudaTiles(alone=True),
+    CudaTiles(early=4),
+    CudaTiles(early=4, alone=True),
+    CudaTiles(early=4, rehearse=True),
+    CudaTiles(early=4, rehearse=True, alone=True),
+    CudaTiles(early=16, alone=True),
+    CudaTiles(early=16, rehearse=True, alone=True),
+    CudaTiles(early=4, rehearse=True, alone=True, window_cost=2),
+    CudaTiles(early=4, rehearse=True, alone=True, resident=1),
+)
 
 
 def merge_tiles(splits: int) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oscar_kernels import _triton
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels.kv_write.arguments import check, clip_rank
 from oscar_kernels.kv_write.reference import Parts
 from oscar_kernels.kv_write.tuning import Tiles, write_tiles
 from oscar_kernels.spec import QuantSpec
@@ -38,12 +39,12 @@ def write_kv_int2(
     Raises:
         ValueError: shapes, types or strides do not fit, or Triton cannot run on this device.
     """
-    _check(key, value, cache, transforms, targets)
+    reason = _triton.missing(key.device)
+    if reason is not None:
+        raise ValueError(reason)
+    check(key, value, cache, transforms, targets, query, rows_out)
     if query is not None:
-        _check_query(query, key)
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format) if query_out is None else query_out
-    if rows_out is not None and not (rows_out[0].is_contiguous() and rows_out[1].is_contiguous()):
-        raise ValueError("rows_out must be contiguous")
     if len(key):
         tiles = tiles or _tiles(key, cache)
         _launch(key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, tiles)
@@ -100,13 +101,12 @@ def _launch(
 
 def _row_constants(spec: QuantSpec, tiles: Tiles, side: str) -> dict[str, Any]:
     """What the kernel knows of a row when it is compiled."""
-    rank = 0 if spec.clip_index in (None, spec.head_dim - 1) else spec.head_dim - (spec.clip_index or 0)
     quarter = _quarter(spec)
     constants = {
         "D": spec.head_dim,
         "QUARTER_": quarter,
         "GROUPS_": spec.num_groups,
-        "RANK_": rank,
+        "RANK_": clip_rank(spec),
         "BLOCK_K_": min(tiles.block_k, 4 * quarter),
     }
     return {name + side: constant for name, constant in constants.items()}
@@ -120,33 +120,3 @@ def _quarter(spec: QuantSpec) -> int:
 def _head_stride(x: Tensor) -> int:
     """From one head's matrix to the next; 0 if all share one."""
     return 0 if x.shape[0] == 1 else x.stride(0)
-
-
-def _check(key: Tensor, value: Tensor, cache: LayerCache, transforms: Transforms, targets: TokenTargets) -> None:
-    reason = _triton.missing(key.device)
-    if reason is not None:
-        raise ValueError(reason)
-    tokens, heads, dk, dv = len(key), cache.num_kv_heads, cache.k_spec.head_dim, cache.v_spec.head_dim
-    if key.shape != (tokens, heads, dk) or value.shape != (tokens, heads, dv):
-        raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)}: [T, {heads}, {dk}] and {dv} needed")
-    if key.dtype != value.dtype or key.stride(2) != 1 or value.stride(2) != 1:
-        raise ValueError(f"key {key.dtype} and value {value.dtype} need one type and adjacent channels")
-    if min(dk, dv) < 16:
-        raise ValueError(f"head_dim {min(dk, dv)} is less than 16, the least of a matrix unit")
-    for name, dim in (("k_forward", dk), ("q_partner", dk), ("v_forward", dv)):
-        matrix = getattr(transforms, name)
-        if matrix.shape[0] not in (1, heads) or matrix.shape[1:] != (dim, dim) or not matrix.is_contiguous():
-            raise ValueError(f"{name} {tuple(matrix.shape)}: contiguous [1 or {heads}, {dim}, {dim}] needed")
-        if matrix.dtype != torch.float32:
-            raise ValueError(f"{name} is {matrix.dtype}, not float32")
-    for name in ("slots", "rows", "positions", "ends"):
-        if getattr(targets, name).shape != (tokens,) or not getattr(targets, name).is_contiguous():
-            raise ValueError(f"targets.{name} {tuple(getattr(targets, name).shape)}: contiguous [{tokens}] needed")
-
-
-def _check_query(query: Tensor, key: Tensor) -> None:
-    tokens, heads, dim = key.shape
-    if len(query) != tokens or query.shape[1] % heads or query.shape[2] != dim or query.dtype != key.dtype:
-        raise ValueError(f"query {tuple(query.shape)} {query.dtype} does not fit key {tuple(key.shape)} {key.dtype}")
-    if query.stride(2) != 1:
-        raise ValueError("query needs adjacent channels")

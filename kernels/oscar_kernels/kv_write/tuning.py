@@ -1,4 +1,4 @@
-"""Tiles of the write kernel: a plain table, measured on one H200."""
+"""Tiles of the write kernels: plain tables. The Triton one is measured on one H200, the CUDA one is counted."""
 
 from __future__ import annotations
 
@@ -44,3 +44,19 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Til
     if padded_dim > 128:
         return Tiles(block_m=64, block_k=64, parts=2, warps=8, stages=1, programs=64)
     return Tiles(block_m=64, block_k=128, parts=2, warps=4, stages=2, programs=32)
+
+
+WARPGROUPS = 3
+"""Of a block of the CUDA kernel; 2 to 4 fit a multiprocessor, four of them in 128 registers a thread."""
+
+
+def tile_cost(rank: int, *, slots: bool) -> int:
+    """What a tile of the CUDA kernel takes beside others: clock cycles of a multiprocessor, counted, not measured.
+
+    The matrix units need 1,024; a clip needs more of the comparators the deeper it is.
+
+    Args:
+        rank: of the clip; 0 for none.
+        slots: it is quantized at all.
+    """
+    return max(1024, 960 + 40 * rank) if slots and rank else 1024

@@ -15,21 +15,20 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.decode_attention.cuda import compile as nvrtc
-from oscar_kernels.decode_attention.cuda import driver
+from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, CudaTiles
 from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
+
+SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "decode.cu")
 
 LOG2E = 1.4426950408889634
 MAX_BATCH = 1024
 MAX_GROUP = 16
 WARPS = 8
 KEY_DIMS, VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
-STAGES = 4
 MERGED_ROWS = (8, 4, 2, 1)
-RESIDENT = 2
-WINDOW_COST = 4
-"""A step of 16 window tokens takes about as long as this many tiles of 32 INT2 tokens; it has 3.6 times the bytes."""
 
 _QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
@@ -67,6 +66,7 @@ class Variant:
     row: str
     query: int
     capped: bool
+    tiles: CudaTiles = CUDA
 
     @property
     def flags(self) -> dict[str, str | int]:
@@ -74,12 +74,14 @@ class Variant:
         halves = 1 if self.group <= 8 else 2
         together = math.gcd(self.heads, WARPS // halves)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
+        tiles = self.tiles
         return {
             "DK": self.k_spec.head_dim, "DV": self.v_spec.head_dim, "GK": self.k_spec.num_groups,
             "GV": self.v_spec.num_groups, "GROUP": self.group, "HB": together, "VH": halves,
-            "TW": WARPS // halves // together, "STAGES": STAGES, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
+            "TW": WARPS // halves // together, "STAGES": tiles.stages, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
             "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
-            "CAPPED": int(self.capped), "BLOCKS": 1 if wide else RESIDENT, "WINDOW_COST": WINDOW_COST,
+            "CAPPED": int(self.capped), "BLOCKS": 1 if wide else tiles.resident, "WINDOW_COST": tiles.window_cost,
+            "EARLY_UNITS": tiles.early, "REHEARSE": int(tiles.rehearse), "ALONE": int(tiles.alone),
         }  # fmt: skip
 
 
@@ -145,6 +147,7 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
+    tiles: CudaTiles = CUDA,
 ) -> Tensor:
     """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph.
 
@@ -174,7 +177,7 @@ def decode_attention(
     sizes = _parts(cache, query.shape[1], requests)
     if requests == 0:
         return out
-    loaded = _load(_variant(query, cache, batch, logit_cap), query.device)
+    loaded = _load(_variant(query, cache, batch, logit_cap, tiles), query.device)
     partial, stats, prefix = workspace.scratch[: sum(sizes)].split(sizes)
     rows_per_block = _rows_per_block(requests * (query.shape[1] // heads), heads, query.device)
     tensors = (
@@ -223,11 +226,11 @@ def _misfit(
     return next((f"window state of {x.dtype}, not int32" for x in windows if x.dtype != torch.int32), None)
 
 
-def _variant(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float) -> Variant:
+def _variant(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA) -> Variant:
     return Variant(
         cache.k_spec, cache.v_spec, query.shape[1] // cache.num_kv_heads, cache.num_kv_heads,
         _INTEGER[batch.slots.dtype], _INTEGER[batch.indptr.dtype], _INTEGER[batch.rows.dtype], _QUERY[query.dtype],
-        logit_cap != 0,
+        logit_cap != 0, tiles,
     )  # fmt: skip
 
 
@@ -236,14 +239,14 @@ def _load(variant: Variant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     major, minor = torch.cuda.get_device_capability(device)
     flags = variant.flags
-    code = nvrtc.compiled(flags, f"sm_{major}{minor}", driver=driver.version())
+    code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
         ring_bytes = _ring_bytes(flags)
         stage1.allow_shared(ring_bytes + 28 * MAX_BATCH + 4)
-        resident = max(1, min(RESIDENT, stage1.blocks_per_multiprocessor(ring_bytes + 1024)))
+        resident = max(1, min(variant.tiles.resident, stage1.blocks_per_multiprocessor(ring_bytes + 1024)))
     return _Loaded(
         stage1, dict(zip(MERGED_ROWS, stage2, strict=True)), ring_bytes, resident * _multiprocessors(device), major >= 9
     )
@@ -262,7 +265,7 @@ def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:
     group = num_q_heads // cache.num_kv_heads
     halves = 1 if group <= 8 else 2
     blocks = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
-    segments = RESIDENT * _multiprocessors(cache.codes.device) + 2 * blocks * requests
+    segments = MOST_RESIDENT * _multiprocessors(cache.codes.device) + 2 * blocks * requests
     heads = segments * WARPS * -(-group // halves)
     return [heads * cache.v_spec.head_dim, 2 * heads, 2 * requests + 1]
 

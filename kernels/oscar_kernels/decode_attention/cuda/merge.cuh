@@ -14,11 +14,11 @@ struct Parts {
 
 // Parts of up to eight rows of a block, by one warp: lane 4 * row + 2 * kind + (first or last).
 template <int ROWS>
-DEV void find_parts(const Params& p, Parts (&parts)[ROWS], int head, int lane) {
+DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], int head, int lane) {
   const int row = blockIdx.x * ROWS + lane / 4, kind = lane / 2 % 2, b = min(row / GROUP, p.batch - 1),
             query_head = row % GROUP, block = head / HB;
-  const Shares work(p, p.prefix[2 * p.batch]);
-  const int from = p.prefix[2 * b + kind], to = p.prefix[2 * b + kind + 1];
+  const Shares work(p, prefix[2 * p.batch]);
+  const int from = prefix[2 * b + kind], to = prefix[2 * b + kind + 1];
   const int owner = (int)quotient(block * work.units + (lane % 2 ? to - 1 : from), work.each);
   const int first = __shfl_sync(ALL, owner, lane & ~1), last = __shfl_sync(ALL, owner, lane | 1);
   const int count = row < p.batch * GROUP && to > from ? (last - first + 1) * TW : 0,
@@ -75,8 +75,18 @@ DEV void merge(const Params& p) {
                                                          min(warp / TILES + i * SPLIT, DV / 16 - 1), lane);
   }
   for (int i = threadIdx.x; i < (8 - ROWS) * DV; i += COUNT * 32) merged[ROWS + i / DV][i % DV] = 0.f;
+  const bool alone = ALONE && p.batch == 1;
+  if (alone && warp == 0) {
+    __shared__ int prefix[3];
+    const Request r = request(p, 0);
+    prefix[0] = 0;  // all lanes write the same
+    prefix[1] = tile_units(r);
+    prefix[2] = prefix[1] + window_units(r);
+    __syncwarp();
+    find_parts<ROWS>(p, prefix, parts, head, lane);
+  }
   wait_for_previous();
-  if (warp == 0) find_parts<ROWS>(p, parts, head, lane);
+  if (!alone && warp == 0) find_parts<ROWS>(p, p.prefix, parts, head, lane);
   __syncthreads();
   const Parts mine = parts[warp / SHARE];
   float m = NEVER, l = 0.f, x[EACH];

@@ -148,6 +148,11 @@ DEV void wait_phase(u32 at, u32 parity) {
 }
 // Both kernels may be launched before the one in front has ended. Before this they read only what that one cannot have
 // written: weights, and the batch's own tensors, which must be older. After it the next one may come.
+#if __CUDA_ARCH__ >= 900
+constexpr bool OVERLAPS = true;
+#else
+constexpr bool OVERLAPS = false;
+#endif
 DEV void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -167,8 +172,9 @@ DEV int swizzle(int token, int unit) {
     return unit;
 }
 
+// Past the first-level cache: a rehearsal may read it while it is written.
 DEV float2 query_pair(const Params& p, size_t at) {
-  if constexpr (QUERY == 2) return *reinterpret_cast<const float2*>(static_cast<const float*>(p.query) + at);
-  const u32 x = *reinterpret_cast<const u32*>(static_cast<const unsigned short*>(p.query) + at);
+  if constexpr (QUERY == 2) return __ldcg(reinterpret_cast<const float2*>(static_cast<const float*>(p.query) + at));
+  const u32 x = __ldcg(reinterpret_cast<const u32*>(static_cast<const unsigned short*>(p.query) + at));
   return QUERY == 1 ? make_float2(low_f16(x), high_f16(x)) : make_float2(low_bf16(x), high_bf16(x));
 }

@@ -4,6 +4,20 @@
 #include "ring.cuh"
 #include "window.cuh"
 
+// Where the tokens of request `b` are.
+DEV Request request(const Params& p, int b) {
+  const int row = (int)p.rows[b];
+  Request r;
+  r.first = (int)p.indptr[b];
+  r.length = (int)p.indptr[b + 1] - r.first;
+  r.sink_end = min(p.sink, r.length);
+  r.sink_from = min(p.sink_from[row], r.sink_end);
+  r.ring_from = min(max(max(0, r.length - p.recent), p.ring_start[row]), r.length);
+  return r;
+}
+DEV int tile_units(const Request& r) { return (Positions(r).count + TILE - 1) / TILE; }
+DEV int window_units(const Request& r) { return (window_count(r) + STEP - 1) / STEP * WINDOW_COST; }
+
 // Units of every request before it, and where its tokens are; by all threads of the block.
 DEV void plan(const Params& p, int* prefix, Request* requests) {
   __shared__ int totals[WARPS];
@@ -13,16 +27,10 @@ DEV void plan(const Params& p, int* prefix, Request* requests) {
     const int b = first + threadIdx.x;
     int tiles = 0, steps = 0;
     if (b < p.batch) {
-      const int row = (int)p.rows[b];
-      Request r;
-      r.first = (int)p.indptr[b];
-      r.length = (int)p.indptr[b + 1] - r.first;
-      r.sink_end = min(p.sink, r.length);
-      r.sink_from = min(p.sink_from[row], r.sink_end);
-      r.ring_from = min(max(max(0, r.length - p.recent), p.ring_start[row]), r.length);
+      const Request r = request(p, b);
       requests[b] = r;
-      tiles = (Positions(r).count + TILE - 1) / TILE;
-      steps = (window_count(r) + STEP - 1) / STEP * WINDOW_COST;
+      tiles = tile_units(r);
+      steps = window_units(r);
     }
     int sum = tiles + steps;
     UNROLL for (int o = 1; o < 32; o *= 2) {
@@ -44,6 +52,11 @@ DEV void plan(const Params& p, int* prefix, Request* requests) {
   }
   if (threadIdx.x == 0) prefix[0] = 0;
   __syncthreads();
+}
+
+// For stage 2.
+DEV void store_prefix(const Params& p, const int* prefix) {
+  for (int i = threadIdx.x; i <= 2 * p.batch; i += THREADS) p.prefix[i] = prefix[i];
 }
 
 DEV long long quotient(long long x, long long y) { return (x | y) >> 32 ? x / y : (u32)x / (u32)y; }
@@ -72,3 +85,21 @@ struct Segment {
     hi = (int)min((long long)(prefix[low + 1] - prefix[low]), lo + end - at);
   }
 };
+
+// The bytes that a block reads first, on their way to the second-level cache; each warp has a tile of INT2 tokens.
+DEV void prefetch_segment(const Params& p, const Request& r, const Segment& x, int b, int head, int group, int warp,
+                          int lane) {
+  if (x.low % 2) {
+    prefetch_rows(p, Window(p, r, b, head), (x.lo + WINDOW_COST - 1) / WINDOW_COST * STEP + 16 * group, lane);
+  } else if (x.lo + warp < x.hi) {
+    const Loader loader(p, r, x.block);
+    u32 slot[TW];
+    loader.fetch(x.lo + warp, x.hi, slot, lane);
+    UNROLL for (int i = 0; i < TW; i++) {
+      const u8 *codes = loader.codes + (u64)slot[i] * p.code_stride,
+               *affine = loader.affine + (u64)slot[i] * p.affine_stride;
+      UNROLL for (int at = 0; at < ROW_UNITS * 16; at += 128) prefetch(codes + at);
+      prefetch(affine);
+    }
+  }
+}

@@ -6,13 +6,12 @@ import contextlib
 import ctypes
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from oscar_kernels.decode_attention.cuda import cubins
-
-MAIN = "decode.cu"
+from oscar_kernels.nvrtc import cubins
 
 Flags = Mapping[str, str | int]
 
@@ -25,15 +24,27 @@ class CompilationFailed(RuntimeError):
     """NVRTC refused the source; the message is its log."""
 
 
-@cache
-def sources() -> dict[str, str]:
-    """The CUDA C++ files of this folder by name; `decode.cu` includes the others."""
-    files = (x for x in resources.files(__package__).iterdir() if x.name.endswith((".cu", ".cuh")))
-    return {x.name: x.read_text(encoding="utf-8") for x in sorted(files, key=lambda x: x.name)}
+@dataclass(frozen=True)
+class Source:
+    """CUDA C++ of one folder.
+
+    Attributes:
+        package: name of the folder as a module.
+        main: the file to compile; it may include the others.
+    """
+
+    package: str
+    main: str
+
+    @cache  # noqa: B019 - one per folder, for as long as the process lives
+    def files(self) -> dict[str, str]:
+        """Text by name."""
+        found = (x for x in resources.files(self.package).iterdir() if x.name.endswith((".cu", ".cuh")))
+        return {x.name: x.read_text(encoding="utf-8") for x in sorted(found, key=lambda x: x.name)}
 
 
-def compiled(flags: Flags, arch: str, *, driver: int = 0) -> bytes:
-    """Machine code of `sources` for one set of flags, kept in a private folder.
+def compiled(source: Source, flags: Flags, arch: str, *, driver: int = 0) -> bytes:
+    """Machine code for one set of flags, kept in a private folder.
 
     Args:
         flags: values of the `-D` flags.
@@ -43,11 +54,11 @@ def compiled(flags: Flags, arch: str, *, driver: int = 0) -> bytes:
     Raises:
         CompilerMissing, CompilationFailed: from NVRTC.
     """
-    files = sources()
+    files = source.files()
     options = [f"-arch={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in sorted(flags.items()))]
     text = [x for item in files.items() for x in item]
     key = [*text, *options, "NVRTC", *map(str, nvrtc_version()), "driver", str(driver)]
-    return cubins.kept(key, lambda: compile_source(files, options))
+    return cubins.kept(key, lambda: compile_source(files, source.main, options))
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -61,16 +72,16 @@ def nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def compile_source(files: Mapping[str, str], options: Sequence[str]) -> bytes:
-    """Compile `decode.cu` of `files`, which may include the others.
+def compile_source(files: Mapping[str, str], main: str, options: Sequence[str]) -> bytes:
+    """Compile `main` of `files`, which may include the others.
 
     Raises:
         CompilerMissing, CompilationFailed: from NVRTC.
     """
     library, program = _nvrtc(), ctypes.c_void_p()
-    headers = {name: text for name, text in files.items() if name != MAIN}
+    headers = {name: text for name, text in files.items() if name != main}
     created = library.nvrtcCreateProgram(
-        ctypes.byref(program), files[MAIN].encode(), MAIN.encode(), len(headers), _strings(headers.values()),
+        ctypes.byref(program), files[main].encode(), main.encode(), len(headers), _strings(headers.values()),
         _strings(headers),
     )  # fmt: skip
     _check(created)

@@ -1,0 +1,156 @@
+// The machine's instructions as functions; all that the other files use. Nothing of CUDA is included.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define DEV __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+#define KERNEL(name, threads, parameters) \
+  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ parameters)
+#define ALL 0xFFFFFFFFu
+
+DEV int thread_index() { return threadIdx.x; }
+DEV int block_index() { return blockIdx.x; }
+DEV u32 dynamic_shared() {
+  extern __shared__ u8 memory[];
+  return (u32)__cvta_generic_to_shared(memory);
+}
+
+DEV u32 bits_of(float x) { return __float_as_uint(x); }
+DEV float float_of(u32 x) { return __uint_as_float(x); }
+DEV float infinity() { return __uint_as_float(0x7F800000u); }
+DEV float multiply(float x, float y) { return __fmul_rn(x, y); }
+DEV float divide(float x, float y) { return __fdiv_rn(x, y); }
+DEV float add_down(float x, float y) { return __fadd_rd(x, y); }
+DEV float saturate(float x) { return __saturatef(x); }  // NaN becomes 0
+DEV float inverse_root(float x) {                       // near enough
+  float y;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEV u32 multiply_high(u32 x, u32 y) { return __umulhi(x, y); }
+DEV u32 permute(u32 a, u32 b, u32 bytes) { return __byte_perm(a, b, bytes); }
+DEV u32 min_u16x2(u32 a, u32 b) {
+  u32 c;
+  asm("min.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+DEV u32 max_u16x2(u32 a, u32 b) {
+  u32 c;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+DEV u32 pack_f16(float low, float high) {
+  u32 x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+DEV u32 pack_bf16(float low, float high) {
+  u32 x;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+DEV float low_bf16(u32 x) { return __uint_as_float(x << 16); }
+DEV float high_bf16(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
+
+// All lanes of a warp take part.
+template <class T>
+DEV T shuffle_xor(T x, int mask) {
+  return __shfl_xor_sync(ALL, x, mask);
+}
+DEV bool any(bool x) { return __any_sync(ALL, x); }
+
+DEV void block_sync() { __syncthreads(); }
+DEV void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+DEV void dependents_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+DEV void copy_async(u32 to, const void* from) {  // 16 bytes to shared memory
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+DEV void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+DEV void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+DEV void shared_store(u32 at, const u32 (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+DEV void shared_store(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
+DEV float shared_load(u32 at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return x;
+}
+DEV void store_word(void* to, u32 x) { *static_cast<u32*>(to) = x; }
+DEV void store_words(void* to, const u32 (&x)[1]) { *static_cast<u32*>(to) = x[0]; }
+DEV void store_words(void* to, const u32 (&x)[2]) { *static_cast<uint2*>(to) = make_uint2(x[0], x[1]); }
+DEV void store_words(void* to, const u32 (&x)[4]) { *static_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]); }
+
+// The matrix units read shared memory past the caches' order: whoever wrote it says so before the others go on.
+DEV void fence_for_matrix_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Descriptor of a tile with rows of 128 bytes, 16-byte units turned by the row: eight rows are 1024 bytes.
+DEV u64 tile_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+template <int N>
+DEV void matrix_begin(float (&x)[N]) {
+  UNROLL for (int i = 0; i < N; i++) {
+    x[i] = 0.f;
+    asm volatile("" : "+f"(x[i])::"memory");
+  }
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// x = (more ? x : 0) + a b^T of a warpgroup: 64 rows of `a`, 16 columns of both. Thread `l` of warp `w` has columns
+// 8 j + 2 (l % 4) + e of rows 16 w + l / 4 + 8 i in x[4 j + 2 i + e].
+DEV void matrix_multiply(float (&x)[32], u64 a, u64 b, bool more) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %34, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, p, 1, 1, 0, 0;}"
+      : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]),
+        "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
+        "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]),
+        "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]),
+        "+f"(x[16]), "+f"(x[17]), "+f"(x[18]), "+f"(x[19]),
+        "+f"(x[20]), "+f"(x[21]), "+f"(x[22]), "+f"(x[23]),
+        "+f"(x[24]), "+f"(x[25]), "+f"(x[26]), "+f"(x[27]),
+        "+f"(x[28]), "+f"(x[29]), "+f"(x[30]), "+f"(x[31])
+      : "l"(a), "l"(b), "r"((int)more));
+}
+DEV void matrix_multiply(float (&x)[64], u64 a, u64 b, bool more) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %66, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, p, 1, 1, 0, 0;}"
+      : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]),
+        "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
+        "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]),
+        "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]),
+        "+f"(x[16]), "+f"(x[17]), "+f"(x[18]), "+f"(x[19]),
+        "+f"(x[20]), "+f"(x[21]), "+f"(x[22]), "+f"(x[23]),
+        "+f"(x[24]), "+f"(x[25]), "+f"(x[26]), "+f"(x[27]),
+        "+f"(x[28]), "+f"(x[29]), "+f"(x[30]), "+f"(x[31]),
+        "+f"(x[32]), "+f"(x[33]), "+f"(x[34]), "+f"(x[35]),
+        "+f"(x[36]), "+f"(x[37]), "+f"(x[38]), "+f"(x[39]),
+        "+f"(x[40]), "+f"(x[41]), "+f"(x[42]), "+f"(x[43]),
+        "+f"(x[44]), "+f"(x[45]), "+f"(x[46]), "+f"(x[47]),
+        "+f"(x[48]), "+f"(x[49]), "+f"(x[50]), "+f"(x[51]),
+        "+f"(x[52]), "+f"(x[53]), "+f"(x[54]), "+f"(x[55]),
+        "+f"(x[56]), "+f"(x[57]), "+f"(x[58]), "+f"(x[59]),
+        "+f"(x[60]), "+f"(x[61]), "+f"(x[62]), "+f"(x[63])
+      : "l"(a), "l"(b), "r"((int)more));
+}
+template <int N>
+DEV void matrix_end(float (&x)[N]) {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}

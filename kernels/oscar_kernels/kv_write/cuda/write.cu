@@ -1,0 +1,27 @@
+// Writing new tokens into the INT2 cache: transform, clip, quantize, pack, store. Compute capability 9.0 (wgmma).
+//
+// Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row (64 or 128), GK GV
+// groups of a row, RANK_K RANK_V the order statistic of the clip counted from the largest (0: none, else 2 to 16),
+// GROUPS warpgroups of a block, SLOT_T ROW_T POSITION_T END_T integer types, AFFINE_BF16.
+//
+// Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
+// memory for its whole life, as two bfloat16 halves; its warpgroups take tiles of 64 rows in turn. Warpgroups know
+// nothing of each other, so that the matrix units work for one while the others clip and quantize. A tile is copied by
+// cp.async two tiles before it is read; a warpgroup waits at named barriers only, and every loop has a bound.
+//
+// A thread ends up with a quarter of two rows, see `channel_of`: its part of a row's codes is adjacent bytes.
+//
+// Arithmetic is that of kernel.py: the smaller half of the matrix first, each half in the order of its rows, so a row's
+// sums do not depend on the tile or the step that it is in.
+
+#include "side.cuh"
+
+KERNEL(oscar_write, 128 * GROUPS, Params p) {
+  dependents_may_start();  // they wait for the end of this one before they read what it writes
+  const u32 shared = (dynamic_shared() + 1023) & ~1023u;  // tiles are swizzled by address bits
+  int index = block_index();
+  if (index < p.v.blocks) return run<ValueRow>(p, p.v, shared, index);
+  index -= p.v.blocks;
+  if (index < p.k.blocks) return run<KeyRow>(p, p.k, shared, index);
+  run<QueryRow>(p, p.q, shared, index - p.k.blocks);
+}

@@ -1,0 +1,66 @@
+"""Writing new tokens: by the Triton kernel, or by the CUDA C++ kernel where an environment variable asks for it.
+
+The CUDA kernel has not run on a GPU yet: it compiles, and an emulator on a CPU agrees with the reference. Until it has
+been measured it is used only with `OSCAR_KERNELS_CUDA_WRITE=1`. Why it is then not taken is logged once per reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+from torch import Tensor
+
+from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels.kv_write import launcher as triton_launcher
+from oscar_kernels.kv_write.cuda import launcher as cuda_launcher
+from oscar_kernels.kv_write.reference import Parts
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "OSCAR_KERNELS_CUDA_WRITE"
+"""Environment variable: 1 asks for the CUDA kernel."""
+
+
+def write_kv_int2(
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    transforms: Transforms,
+    targets: TokenTargets,
+    *,
+    windows: WindowState,
+    parts: Parts = "all",
+    query: Tensor | None = None,
+    query_out: Tensor | None = None,
+    rows_out: tuple[Tensor, Tensor] | None = None,
+) -> Tensor | None:
+    """Transform new tokens and write their INT2 slots, ring rows and sink rows; see `reference.write_kv_int2`.
+
+    Whatever the variable says, it must not change while a cache is in use: codes of the two kernels may differ at
+    rounding ties.
+
+    Raises:
+        ValueError: tensors do not fit, or no kernel can run here.
+    """
+    options: dict[str, Any] = {
+        "windows": windows, "parts": parts, "query": query, "query_out": query_out, "rows_out": rows_out
+    }  # fmt: skip
+    if wanted():
+        try:
+            return cuda_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
+        except cuda_launcher.Unsupported as error:
+            _tell(str(error))
+    return triton_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
+
+
+def wanted() -> bool:
+    """The environment asks for the CUDA kernel."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+@functools.cache
+def _tell(reason: str) -> None:
+    logger.warning("INT2 cache writes run in Triton, not in CUDA C++: %s", reason)

@@ -1,0 +1,319 @@
+// A machine of the write kernel on a CPU, in place of its own machine.cuh: the same functions, one fiber per thread.
+//
+// It is meaner than a GPU. Fibers run in a random order until they wait, and half of the warps stand still until the
+// others cannot go on, then other ones. Copies land as late as they may, at their wait, or (`eager`) at
+// once. A product reads shared memory when its warp waits for it. A fence left out, a collective that some lanes miss,
+// an address out of bounds and threads that wait for ever are errors.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define DEV inline
+#define UNROLL
+#define UNROLL_1
+#define KERNEL(name, threads, parameters)  \
+  constexpr int name##_threads = threads; \
+  void name(const parameters)
+#define ALL 0xFFFFFFFFu
+using std::max;
+using std::min;
+
+namespace machine {
+
+constexpr u32 BASE = 0x430;  // of dynamic shared memory: not on the boundary that tiles need
+struct Copy {
+  u32 to;
+  const void* from;
+};
+struct Product {
+  u64 a, b;
+  bool more;
+};
+struct Thread {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done = false, unfenced_copies = false, unfenced_stores = false;
+  std::function<bool()> waits;
+  std::vector<std::vector<Copy>> copies;
+  std::vector<Product> products;
+  u64 collectives = 0;
+};
+struct Exchange {  // of one warp: two rounds, since no lane is two ahead
+  u32 value[2][32], tag[2];
+  int arrived[2];
+};
+struct Barrier {
+  int arrived = 0;
+  u64 round = 0;
+};
+
+inline std::vector<Thread> threads;
+inline std::vector<Exchange> warps;
+inline std::vector<Barrier> barriers;
+inline std::vector<u8> shared;
+inline ucontext_t scheduler;
+inline int current, block;
+inline bool eager;
+inline std::string failure;
+
+[[noreturn]] inline void fail(const std::string& what);
+inline Thread& self() { return threads[current]; }
+inline void wait(std::function<bool()> until) {
+  if (until()) return;
+  Thread& t = self();
+  t.waits = until;
+  swapcontext(&t.context, &scheduler);
+}
+inline void fail(const std::string& what) {
+  if (failure.empty())
+    failure = what + " (block " + std::to_string(block) + ", thread " + std::to_string(current) + ")";
+  self().done = true;
+  swapcontext(&self().context, &scheduler);
+  throw std::logic_error("unreachable");
+}
+inline void check(bool good, const char* what) {
+  if (!good) fail(what);
+}
+inline u8* at(u32 address, u32 size) {
+  check(address >= BASE && address - BASE + size <= shared.size(), "address outside of shared memory");
+  check(address % size == 0, "address not aligned");
+  return &shared[address - BASE];
+}
+inline void arrive_and_wait(int which, int count) {
+  Barrier& b = barriers[which];
+  const u64 round = b.round;
+  if (++b.arrived == count) {
+    b.arrived = 0;
+    b.round++;
+  }
+  wait([which, round] { return barriers[which].round > round; });
+}
+// The values of all lanes of this warp.
+inline const u32* exchange(u32 value, u32 tag) {
+  const int warp = current / 32, round = self().collectives++ % 2;
+  Exchange& x = warps[warp];
+  if (x.arrived[round] % 32 == 0) x.tag[round] = tag;
+  check(x.tag[round] == tag, "lanes of a warp are at different collectives");
+  x.value[round][current % 32] = value;
+  const int full = (x.arrived[round]++ / 32 + 1) * 32;
+  wait([warp, round, full] { return warps[warp].arrived[round] >= full; });
+  return x.value[round];
+}
+inline void land(const std::vector<Copy>& group) {
+  for (const Copy& c : group) memcpy(at(c.to, 16), c.from, 16);
+}
+inline float bfloat16(u16 x) {
+  const u32 bits = (u32)x << 16;
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}
+// Element (row, k) of a tile: what a descriptor says, units of 16 bytes turned by address bits 7 to 9.
+inline float element(u64 tile, int row, int k) {
+  check(tile >> 62 == 1, "rows of 128 bytes are expected");
+  u32 a = (u32)(tile & 0x3FFF) * 16 + row / 8 * ((u32)(tile >> 32 & 0x3FFF) * 16) + row % 8 * 128 + 2 * k;
+  a ^= (a >> 7 & 7) << 4;
+  u16 x;
+  memcpy(&x, at(a, 2), 2);
+  return bfloat16(x);
+}
+template <int N>
+void multiply_now(float (&x)[N]) {
+  const int thread = current % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  for (const Product& product : self().products)
+    for (int n = 0; n < N; n++) {
+      const int r = row + n / 2 % 2 * 8, c = n / 4 * 8 + thread % 4 * 2 + n % 2;
+      double sum = product.more ? x[n] : 0.0;
+      for (int k = 0; k < 16; k++) sum += (double)element(product.a, r, k) * element(product.b, c, k);
+      x[n] = (float)sum;
+    }
+  self().products.clear();
+}
+
+// Runs `count` blocks one after the other; an error message, or nothing.
+inline std::string run(int count, int size, u32 bytes, bool at_once, u32 seed, const std::function<void()>& kernel) {
+  static const std::function<void()>* body;
+  std::mt19937 random(seed);
+  eager = at_once;
+  body = &kernel;
+  failure.clear();
+  for (block = 0; block < count; block++) {
+    shared.assign(bytes, 0xFF);  // NaN
+    warps.assign(size / 32, Exchange{});
+    barriers.assign(16, Barrier{});
+    threads = std::vector<Thread>(size);
+    std::vector<int> order(size);
+    for (int i = 0; i < size; i++) {
+      Thread& t = threads[order[i] = i];
+      t.stack.resize(1 << 16);
+      t.copies.resize(1);
+      getcontext(&t.context);
+      t.context.uc_stack.ss_sp = t.stack.data();
+      t.context.uc_stack.ss_size = t.stack.size();
+      t.context.uc_link = &scheduler;
+      makecontext(&t.context, +[] {
+        (*body)();
+        self().done = true;
+      }, 0);
+    }
+    std::vector<bool> still(size / 32);
+    for (auto warp = still.begin(); warp != still.end(); ++warp) *warp = random() % 2;
+    int turn = 1;
+    for (bool alive = true; alive;) {
+      std::shuffle(order.begin(), order.end(), random);
+      bool moved = alive = false;
+      for (int i : order) {
+        Thread& t = threads[i];
+        alive |= !t.done;
+        if (t.done || still[i / 32] || (t.waits && !t.waits())) continue;
+        t.waits = nullptr;
+        current = i;
+        moved = true;
+        swapcontext(&scheduler, &t.context);
+        if (!failure.empty()) return failure;
+      }
+      if (moved ? turn > 0 : !alive) continue;
+      if (!moved && turn == 0) return "threads wait for ever in block " + std::to_string(block);
+      turn = (turn + 1) % 3;  // all; some; the others, on stalls; all again
+      for (auto warp = still.begin(); warp != still.end(); ++warp)
+        *warp = turn == 1 ? random() % 2 : turn == 2 && !*warp;
+    }
+  }
+  return "";
+}
+
+}  // namespace machine
+
+DEV int thread_index() { return machine::current; }
+DEV int block_index() { return machine::block; }
+DEV u32 dynamic_shared() { return machine::BASE; }
+
+DEV u32 bits_of(float x) {
+  u32 y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+DEV float float_of(u32 x) {
+  float y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+DEV float infinity() { return INFINITY; }
+DEV float multiply(float x, float y) { return x * y; }
+DEV float divide(float x, float y) { return x / y; }
+DEV float add_down(float x, float y) {
+  const double exact = (double)x + y;
+  const float near = (float)exact;
+  return near > exact ? nextafterf(near, -INFINITY) : near;
+}
+DEV float saturate(float x) { return x > 0.f ? fminf(x, 1.f) : 0.f; }
+DEV float inverse_root(float x) { return (1.f + 2e-7f) / sqrtf(x); }  // off by what the machine may be off
+DEV u32 multiply_high(u32 x, u32 y) { return (u32)((u64)x * y >> 32); }
+DEV u32 permute(u32 a, u32 b, u32 bytes) {
+  const u64 both = (u64)b << 32 | a;
+  u32 x = 0;
+  for (int i = 0; i < 4; i++) x |= (u32)(both >> 8 * (bytes >> 4 * i & 7) & 255) << 8 * i;
+  return x;
+}
+DEV u32 min_u16x2(u32 a, u32 b) { return min(a & 0xFFFF, b & 0xFFFF) | min(a >> 16, b >> 16) << 16; }
+DEV u32 max_u16x2(u32 a, u32 b) { return max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16; }
+DEV u32 pack_f16(float low, float high) {
+  const _Float16 x[2] = {(_Float16)low, (_Float16)high};
+  u32 y;
+  memcpy(&y, x, 4);
+  return y;
+}
+DEV u32 round_bf16(float x) {
+  const u32 bits = bits_of(x);
+  return x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+DEV u32 pack_bf16(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
+DEV float low_bf16(u32 x) { return float_of(x << 16); }
+DEV float high_bf16(u32 x) { return float_of(x & 0xFFFF0000u); }
+
+template <class T>
+DEV T shuffle_xor(T x, int mask) {
+  u32 mine;
+  memcpy(&mine, &x, 4);
+  const u32 other = machine::exchange(mine, 100 + mask)[(machine::current % 32) ^ mask];
+  memcpy(&x, &other, 4);
+  return x;
+}
+DEV bool any(bool x) {
+  const u32* all = machine::exchange(x, 1);
+  return std::any_of(all, all + 32, [](u32 y) { return y != 0; });
+}
+
+DEV void block_sync() { machine::arrive_and_wait(0, (int)machine::threads.size()); }
+DEV void group_sync(int group) { machine::arrive_and_wait(group + 1, 128); }
+DEV void dependents_may_start() {}
+
+DEV void copy_async(u32 to, const void* from) {
+  machine::check((uintptr_t)from % 16 == 0, "source of a copy is not aligned");
+  if (machine::eager) machine::land({{to, from}});
+  machine::self().copies.back().push_back({to, from});
+}
+DEV void copies_commit() { machine::self().copies.emplace_back(); }
+template <int N>
+DEV void copies_wait() {
+  machine::Thread& t = machine::self();
+  machine::check(t.copies.back().empty(), "copies that no group has");
+  while (t.copies.size() > N + 1) {
+    machine::land(t.copies.front());
+    t.copies.erase(t.copies.begin());
+    t.unfenced_copies = true;
+  }
+}
+DEV void shared_store(u32 at, const u32 (&x)[4]) {
+  memcpy(machine::at(at, 16), x, 16);
+  machine::self().unfenced_stores = true;
+}
+DEV void shared_store(u32 at, float x) { memcpy(machine::at(at, 4), &x, 4); }
+DEV float shared_load(u32 at) {
+  float x;
+  memcpy(&x, machine::at(at, 4), 4);
+  return x;
+}
+DEV void store_word(void* to, u32 x) { memcpy(to, &x, 4); }
+template <int N>
+DEV void store_words(void* to, const u32 (&x)[N]) {
+  machine::check((uintptr_t)to % (4 * N) == 0, "target of a store is not aligned");
+  memcpy(to, x, 4 * N);
+}
+
+DEV void fence_for_matrix_units() { machine::self().unfenced_copies = machine::self().unfenced_stores = false; }
+DEV u64 tile_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+template <int N>
+DEV void matrix_begin(float (&x)[N]) {
+  for (float& y : x) y = NAN;
+}
+template <int N>
+DEV void matrix_multiply(float (&)[N], u64 a, u64 b, bool more) {
+  machine::exchange((u32)a, 2);
+  machine::self().products.push_back({a, b, more});
+}
+template <int N>
+DEV void matrix_end(float (&x)[N]) {
+  machine::exchange(0, 3);
+  for (size_t i = 0; i < machine::threads.size(); i++) {
+    const machine::Thread& t = machine::threads[i];
+    machine::check(!t.unfenced_stores, "a product reads stores that no fence followed");
+    machine::check((int)i / 128 != machine::current / 128 || !t.unfenced_copies,
+                   "a product reads copies that no fence followed");
+  }
+  machine::multiply_now(x);
+}

@@ -1,0 +1,307 @@
+"""The CUDA write kernel: compiled where NVRTC is, run by an emulator where g++ is, and on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kv_write_jobs import STORES, assert_same, bits, make_job
+from torch import Tensor
+
+from oscar_kernels.cache import BatchView
+from oscar_kernels.decode_attention import tuning
+from oscar_kernels.decode_attention.cuda import launcher as decode
+from oscar_kernels.kv_write import fastest, reference
+from oscar_kernels.kv_write import launcher as triton_launcher
+from oscar_kernels.kv_write.arguments import clip_rank
+from oscar_kernels.kv_write.cuda import launcher
+from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.quantizer import clip_rows
+from oscar_kernels.spec import QuantSpec
+
+EMULATOR = Path(__file__).parent / "emulator"
+LONG = ("long long",) * 4
+EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
+"""Of bfloat16 rows: ties within the error of a matrix in two bfloat16 halves, and few of them."""
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[launcher.Variant], ctypes.CDLL]:
+    """Compiles the kernel for the emulator, once per variant."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the emulator with")
+    folder, made = tmp_path_factory.mktemp("emulator"), dict[launcher.Variant, ctypes.CDLL]()
+    for name, text in launcher.SOURCE.files().items():
+        (folder / name).write_text(text)
+    for path in EMULATOR.iterdir():  # its machine.cuh takes the place of the GPU's
+        shutil.copy(path, folder)
+
+    def library(variant: launcher.Variant) -> ctypes.CDLL:
+        if variant not in made:
+            target = folder / f"{len(made)}.so"
+            flags = [f"-D{name}={value}" for name, value in variant.flags.items()]
+            options = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
+            subprocess.run([compiler, *options, *flags, "emulate.cpp", "-o", str(target)], cwd=folder, check=True)
+            made[variant] = ctypes.CDLL(str(target))
+            assert made[variant].parameters_size() == ctypes.sizeof(launcher.Params)
+        return made[variant]
+
+    return library
+
+
+class Emulated:
+    """The emulator as a module with the op; `blocks` multiprocessors."""
+
+    def __init__(self, build: Callable[[launcher.Variant], ctypes.CDLL], blocks: int = 6, warpgroups: int = 2) -> None:
+        self.build, self.blocks, self.warpgroups, self.runs = build, blocks, warpgroups, 0
+
+    def write_kv_int2(
+        self, key: Tensor, value: Tensor, cache: Any, transforms: Any, targets: Any, *, windows: Any,
+        parts: Any = "all", query: Tensor | None = None, query_out: Tensor | None = None, rows_out: Any = None,
+    ) -> Tensor | None:  # fmt: skip
+        if query is not None and query_out is None:
+            query_out = torch.full_like(query, math.nan)
+        options = {"query": query, "query_out": query_out, "rows_out": rows_out}
+        assert launcher.misfit(key, value, cache, targets, **options) is None
+        variant = launcher.variant(cache, targets, self.warpgroups)
+        parameters, blocks = launcher.arguments(
+            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks
+        )
+        self.runs += 1
+        message = ctypes.create_string_buffer(201)
+        size = variant.shared_bytes(mean=transforms.k_mean is not None)
+        good = self.build(variant).emulate(
+            ctypes.byref(parameters), blocks, size, self.runs % 2 == 0, self.runs, message
+        )
+        assert good, message.value.decode()
+        return query_out
+
+
+def bfloat16_job(k_spec: QuantSpec, v_spec: QuantSpec | None = None, **options: Any) -> Any:
+    return make_job(k_spec, v_spec, **{"dtype": torch.bfloat16, "index": torch.int64, **options})
+
+
+PLAIN = (QuantSpec(128, 128, 0.96), QuantSpec(128, 128, 0.92))
+CASES = [
+    (*PLAIN, {"tokens": 150, "heads": 3}),
+    (*PLAIN, {"tokens": 70, "per_head": True, "mean": False}),
+    (QuantSpec(128, 32, 0.985), QuantSpec(64, 32, 0.75), {"tokens": 45, "per_head": True, "group": 3}),
+    (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(64, 16, 0.0, "bfloat16"), {"tokens": 33}),
+]
+
+
+@pytest.mark.parametrize(("k_spec", "v_spec", "options"), CASES, ids=lambda x: "" if isinstance(x, dict) else str(x))
+def test_the_emulated_kernel_writes_what_the_reference_writes(
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any]
+) -> None:
+    emulated = Emulated(build)
+    job = bfloat16_job(k_spec, v_spec, **options)
+    assert_same(emulated, job, **EXACT)
+    together, _ = job.write(emulated)
+    few = job.only(torch.arange(7, 20))
+    alone, slots = few.write(emulated)[0], few.targets.slots.long()
+    assert torch.equal(alone.codes[slots], together.codes[slots])
+    assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
+
+
+@pytest.mark.parametrize("parts", ["slots", "windows"])
+def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str) -> None:
+    emulated = Emulated(build, blocks=2)
+    job = bfloat16_job(*PLAIN, tokens=300, sink=0, recent=3)
+    assert_same(emulated, job, **EXACT, parts=parts, query=None)
+    cache, _ = job.write(emulated, parts=parts, query=None)
+    touched = {name for name in STORES if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))}
+    assert touched == {"slots": {"codes", "affine"}, "windows": {"ring_k", "ring_v"}}[parts]
+
+
+def test_the_emulated_kernel_takes_slices_and_gives_rows(build: Any) -> None:
+    job = bfloat16_job(*PLAIN, tokens=40)
+    query, key, value = torch.cat([job.query, job.key, job.value], 1).split([job.query.shape[1], 2, 2], 1)
+    job = replace(job, query=query, key=key, value=value)
+    got, want = [tuple(torch.full((40, 2, 128), math.nan).bfloat16() for _ in "kv") for _ in "ab"]
+    job.write(Emulated(build), rows_out=got)
+    job.write(reference, rows_out=want)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-7, atol=0.05)
+
+
+def strange_rows(dim: int) -> Tensor:
+    """Rows on which a search on a 16-bit scale goes wrong if it can."""
+    draw = torch.Generator().manual_seed(0)
+    normal = torch.randn(64, dim, generator=draw)
+    spike = normal.clone()
+    spike[:, 5] = 1e6
+    near = 1 + torch.randint(-40, 40, (32, dim), generator=draw) * 2.0**-23
+    few = torch.randint(-3, 4, (32, dim), generator=draw).float()
+    sizes = normal * 10.0 ** torch.linspace(-37, 37, 64)[:, None]
+    steps = torch.arange(dim).float().expand(16, dim)
+    rows = [normal, spike, near, few, sizes, steps, torch.zeros(16, dim), torch.full((16, dim), -7.5)]
+    rows.append(normal[:16] * 2.0 ** torch.randint(-30, 30, (16, dim), generator=draw))
+    return torch.cat([x[torch.arange(len(x) // 16 * 16)] for x in rows])
+
+
+@pytest.mark.parametrize(("k_spec", "v_spec"), [case[:2] for case in CASES[1:]], ids=str)
+def test_the_clip_is_the_exact_order_statistic(build: Any, k_spec: QuantSpec, v_spec: QuantSpec) -> None:
+    library, message = build(launcher.Variant(k_spec, v_spec, LONG, 2)), ctypes.create_string_buffer(201)
+    for spec, value in ((k_spec, False), (v_spec, True)):
+        rows = strange_rows(spec.head_dim)
+        limits = torch.full((len(rows), 4), math.nan)
+        x, out = (ctypes.c_void_p(y.data_ptr()) for y in (rows, limits))
+        assert library.emulate_clip(x, out, len(rows), value, message), message.value.decode()
+        if clip_rank(spec):
+            assert torch.equal(limits, clip_rows(rows, spec).abs().amax(-1)[:, None].expand(-1, 4))
+
+
+def test_a_broken_row_harms_no_other(build: Any) -> None:
+    job = bfloat16_job(*PLAIN, mean=False)
+    broken = replace(job, key=job.key.clone(), value=job.value.clone())
+    broken.key[4, 0, 3], broken.key[6, 1, 4], broken.value[9, 1] = math.nan, math.inf, -math.inf
+    good, got = job.write(Emulated(build))[0], broken.write(Emulated(build))[0]
+    spared = torch.ones(len(good.codes), dtype=torch.bool)
+    spared[job.targets.slots[[4, 6, 9]].long()] = False
+    assert torch.equal(got.codes[spared], good.codes[spared])
+    assert torch.equal(bits(got.affine[spared]), bits(good.affine[spared]))
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 5, 6, 7, 8, 12, 48, 96, 1000])
+def test_division_by_multiplication_is_exact(divisor: int) -> None:
+    magic, shift = launcher.divider(divisor)
+    assert magic < 1 << 32
+    top = (1 << 31) - 1
+    for n in [*range(5000), *range(top - 2000, top + 1), *range(top // divisor * divisor - 3, top)]:
+        assert (n * magic >> 32) >> shift == n // divisor
+
+
+def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
+    assert launcher.shares([8, 8, 32], [1, 1, 1], [10, 10, 10], 132) == [8, 8, 32]
+    assert launcher.shares([1024, 1024], [1, 1], [13, 11], 132) == [71, 60]
+    assert launcher.shares([1024, 1024, 4], [8, 8, 8], [10, 10, 10], 132) == [64, 64, 4]
+
+
+def nvrtc_missing() -> str | None:
+    try:
+        nvrtc.nvrtc_version()
+    except nvrtc.CompilerMissing as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("warpgroups", [3, 4])
+def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
+    reason = nvrtc_missing()
+    if reason:
+        pytest.skip(reason)
+    made = launcher.Variant(QuantSpec(128, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups)
+    flags = [f"-D{name}={value}" for name, value in made.flags.items()]
+    code = nvrtc.compile_source(launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags])
+    assert b"oscar_write" in code
+    assert made.shared_bytes(mean=True) <= 227 * 1024
+
+
+def test_what_the_kernel_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    fastest._tell.cache_clear()
+    job = bfloat16_job(QuantSpec(128, 128, 0.96))
+
+    def reason(job: Any, **options: Any) -> str:
+        return str(launcher.unsupported(job.key, job.value, job.cache, job.targets, **options))
+
+    assert "float16" in reason(replace(job, key=job.key.half()))
+    assert "head_dim 96" in reason(bfloat16_job(QuantSpec(96, 96)))
+    assert "rank 64" in reason(bfloat16_job(QuantSpec(128, 128, 0.5)))
+    assert "16 bytes" in reason(job, query=torch.zeros(21 * 4 * 128 + 1).bfloat16()[1:].view(21, 4, 128))
+    if not torch.cuda.is_available():
+        assert "needs an NVIDIA GPU" in reason(job)
+    odd = make_job(QuantSpec(32, 32, 0.9))
+    for asked, told in (("0", 0), ("1", 1)):
+        monkeypatch.setenv(fastest.VARIABLE, asked)
+        assert_same(fastest, odd)
+        assert len([x for x in caplog.records if "head_dim 32" in x.getMessage()]) == told
+
+
+GPU_CASES = [
+    (QuantSpec(128, 128, 0.96), QuantSpec(128, 128, 0.92)),
+    (QuantSpec(128, 32, 0.92), QuantSpec(64, 64)),
+    (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(128, 64, 0.985, "bfloat16")),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("k_spec", "v_spec"), GPU_CASES, ids=str)
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("tokens", [1, 64, 700, 5000])
+def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int) -> None:
+    options = {"heads": 8, "group": 3, "sink": 64, "recent": 256, "per_head": per_head, "mean": per_head}
+    job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
+    values = tokens * 8 * (k_spec.head_dim + v_spec.head_dim)
+    for parts in ("all", "slots", "windows"):
+        assert_same(launcher, job, error=2**-16, allowed=values // 5000 + 5, rows=2**-7, parts=parts)
+    together, _ = job.write(launcher)
+    for chosen in (slice(0, 1), slice(tokens // 3, tokens // 2 + 1), slice(0, tokens)):
+        some = job.only(chosen)
+        alone, slots = some.write(launcher)[0], some.targets.slots.long()
+        assert torch.equal(alone.codes[slots], together.codes[slots])
+        assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
+
+
+@pytest.mark.gpu
+def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> None:
+    job = bfloat16_job(*PLAIN, tokens=8192, heads=8, mean=False)
+    first, again = (job.write(launcher, query=None)[0] for _ in "ab")
+    assert torch.equal(first.codes, again.codes) and torch.equal(bits(first.affine), bits(again.affine))
+    triton = job.write(triton_launcher, query=None)[0]
+    assert int((first.codes != triton.codes).sum()) <= job.key.numel() // 50_000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
+def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles) -> None:
+    """Attention may start while the write runs; it must wait for the ring rows and the query."""
+    job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
+    cache, _ = job.write(launcher)
+    one = job.targets.rows == 3  # the request that begins at position 0
+    batch = BatchView(
+        torch.tensor([0, int(one.sum())], device="cuda").int(), job.targets.slots[one].int(),
+        job.targets.rows[one][:1], job.windows,
+    )  # fmt: skip
+
+    def chain(wait: bool) -> Tensor:
+        out, query = [], job.query[one]
+        for i in range(10):
+            rows = (job.key[one].roll(i, 0), job.value[one].roll(i, 0))
+            torch.cuda.synchronize()
+            x = launcher.write_kv_int2(
+                *rows, cache, job.transforms, job.only(one).targets, windows=job.windows, query=query, parts="all"
+            )
+            if wait:
+                torch.cuda.synchronize()
+            out.append(decode.decode_attention(x[-1:], cache, batch, sm_scale=0.1, tiles=tiles))
+        return torch.stack(out)
+
+    want = chain(True)
+    assert want.isfinite().all() and all(torch.equal(chain(False), want) for _ in range(3))
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_the_cuda_kernel_with_new_tokens() -> None:
+    job = bfloat16_job(QuantSpec(128, 128, 0.96), tokens=64, heads=8, sink=64, recent=256)
+    want, want_query = job.write(launcher)
+    held = replace(job, key=torch.zeros_like(job.key), value=torch.zeros_like(job.value))
+    cache, out = replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES}), want_query.clone()
+    options = {"windows": job.windows, "query": job.query, "query_out": out.zero_()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launcher.write_kv_int2(held.key, held.value, cache, job.transforms, job.targets, **options)
+    held.key.copy_(job.key), held.value.copy_(job.value)
+    graph.replay()
+    for name in STORES:
+        assert torch.equal(bits(getattr(cache, name)), bits(getattr(want, name)))
+    assert torch.equal(out, job.write(launcher)[1])
