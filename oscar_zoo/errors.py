@@ -66,6 +66,21 @@ class ConflictError(OscarZooError):
     code = "conflict"
 
 
+# --- neither -------------------------------------------------------------------------------------------------------
+
+
+class UnsupportedModel(OscarZooError):
+    """A model whose attention this version cannot handle."""
+
+    code = "unsupported.model"
+
+
+class UnsupportedMachine(OscarZooError):
+    """A machine, or something installed on it, that what was asked for cannot run on."""
+
+    code = "unsupported.machine"
+
+
 # --- usage ---------------------------------------------------------------------------------------------------------
 
 
@@ -95,12 +110,6 @@ class NotLocked(UsageError):
     def for_name(cls, name: str, lock: object) -> Self:
         """Build the error for an artifact `name` without an entry in the file `lock`."""
         return cls(f"{name} is not in {lock}.", hint=f"add it without --locked: oscar-zoo pull {name}")
-
-
-class UnsupportedModel(UsageError):
-    """A model whose attention this version cannot handle."""
-
-    code = "usage.model"
 
 
 # --- not found -----------------------------------------------------------------------------------------------------

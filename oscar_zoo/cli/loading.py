@@ -31,7 +31,7 @@ def require_serve() -> None:
 
     Raises:
         MissingDependency: one is not installed.
-        UsageError: sglang is outside the supported range.
+        UnsupportedMachine: sglang is outside the supported range.
     """
     from oscar_zoo.sglang_plugin.compat import sglang_version
 
@@ -73,7 +73,8 @@ def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str,
         check: refuse a GPU that is not there; off for a command that another machine will run.
 
     Raises:
-        UsageError: no device, or none that is here.
+        UsageError: no device.
+        UnsupportedMachine: none that is here.
     """
     from oscar_zoo.evaluate import graphics
 

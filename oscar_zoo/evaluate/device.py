@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine, UsageError
 from oscar_zoo.evaluate.graphics import NAMES
 
 AUTO = "auto"
@@ -17,10 +17,14 @@ def default_device() -> str:
 
 
 def check_device(name: str, *, several: bool = False) -> None:
-    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there; raises `UsageError`.
+    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there.
 
     Args:
         several: `auto` is allowed.
+
+    Raises:
+        UsageError: the name is none, or of a kind that is not supported.
+        UnsupportedMachine: there is no such GPU.
     """
     if several and name == AUTO:
         return
@@ -31,4 +35,4 @@ def check_device(name: str, *, several: bool = False) -> None:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name} is not supported.", hint=NAMES)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU")
+        raise UnsupportedMachine(f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine, UsageError
 
 NAMES = "devices are called cpu, cuda or cuda:0"
 SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
@@ -105,17 +105,17 @@ def check_gpu(index: int, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse a GPU that a server could not use.
 
     Raises:
-        UsageError: torch is a build for CPUs, or there is no such GPU.
+        UnsupportedMachine: torch is a build for CPUs, or there is no such GPU.
     """
     if torch_without_cuda():
-        raise UsageError(
+        raise UnsupportedMachine(
             f"torch {version('torch')} is a build for CPUs.", hint="install one for CUDA, or serve with --device cpu"
         )
     found = gpus(environ)
     there = len(visible(found, environ)) if found else len(driver_models())
     if index >= there:
         what = f"no device cuda:{index}, only {there}" if there else "no GPU"
-        raise UsageError(f"there is {what} here.", hint="see them: nvidia-smi; without one: --device cpu")
+        raise UnsupportedMachine(f"there is {what} here.", hint="see them: nvidia-smi; without one: --device cpu")
 
 
 def _gpu(line: str) -> Gpu:

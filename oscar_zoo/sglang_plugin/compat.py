@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
+from oscar_zoo.errors import MissingDependency, UnsupportedMachine, UnsupportedModel
 from oscar_zoo.sglang_plugin.sink_blocks import Prompt
 
 FIRST, BEYOND = (0, 5, 17), (0, 5, 24)
@@ -35,7 +35,7 @@ def sglang_version() -> str:
 
     Raises:
         MissingDependency: it is not installed.
-        UsageError: it is not a version this plugin was tested with.
+        UnsupportedMachine: it is not a version this plugin was tested with.
     """
     try:
         text = version("sglang")
@@ -44,7 +44,7 @@ def sglang_version() -> str:
     number = tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])[:3]))
     if not FIRST <= number < BEYOND:
         first, beyond = (".".join(map(str, v)) for v in (FIRST, BEYOND))
-        raise UsageError(
+        raise UnsupportedMachine(
             f"sglang {text} is outside the supported range >={first},<{beyond}.",
             hint=f"pip install 'sglang>={first},<{beyond}'",
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 from oscar_zoo.sglang_plugin.settings import BACKEND
 
 Uses = Callable[[Any], bool]
@@ -323,7 +323,7 @@ def check_layers(layers: Iterable[Any]) -> None:
         _check(layer, LAYER, UnsupportedModel)
 
 
-def _check(config: Any, rows: Iterable[Refusal], error: type[UsageError]) -> None:
+def _check(config: Any, rows: Iterable[Refusal], error: type[OscarZooError]) -> None:
     for row in rows:
         if row.uses(config):
             raise error(row.sentence, hint=f"instead: {row.instead}")

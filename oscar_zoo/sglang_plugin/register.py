@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def register() -> None:
     plain_errors.install()
     try:
         hooks.install()
-    except UsageError as error:
+    except UnsupportedMachine as error:
         if _asks_for_int2(sys.argv):
             raise SystemExit(plain_errors.one_line(error)) from None
         logger.warning("No INT2 KV cache: %s", error.message)

@@ -288,13 +288,14 @@ def test_an_artifact_of_another_model_says_so(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("device", "word"), [("frob", "not a device"), ("cuda:99", "no device cuda:99"), ("mps", "not supported")]
+    ("device", "code", "word"),
+    [("frob", 2, "not a device"), ("cuda:99", 1, "no device cuda:99"), ("mps", 2, "not supported")],
 )
 def test_a_device_that_is_not_there(
-    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, device: str, word: str
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, device: str, code: int, word: str
 ) -> None:
-    assert word in refused(capsys, 2, "eval", artifact, "--model", MODEL, "--device", device)
-    assert word in refused(capsys, 2, "compute", MODEL, "--device", device, "--output-dir", tmp_path / "out")
+    assert word in refused(capsys, code, "eval", artifact, "--model", MODEL, "--device", device)
+    assert word in refused(capsys, code, "compute", MODEL, "--device", device, "--output-dir", tmp_path / "out")
 
 
 def test_a_digest_and_a_model_id_that_are_none(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:

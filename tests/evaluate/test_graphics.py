@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine, UsageError
 from oscar_zoo.evaluate import graphics
 
 ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L4, 23034, 100")
@@ -53,12 +53,12 @@ def test_the_device_when_nobody_chose_one(machine: dict[str, str], monkeypatch: 
 
 def test_a_gpu_that_is_not_there(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     graphics.check_gpu(1, machine)
-    with pytest.raises(UsageError, match="no device cuda:2, only 2"):
+    with pytest.raises(UnsupportedMachine, match="no device cuda:2, only 2"):
         graphics.check_gpu(2, machine)
-    with pytest.raises(UsageError, match="no GPU here"):
+    with pytest.raises(UnsupportedMachine, match="no GPU here"):
         graphics.check_gpu(0, {"PATH": "/nowhere"})
     monkeypatch.setattr(graphics, "torch_without_cuda", lambda: True)
-    with pytest.raises(UsageError, match="build for CPUs"):
+    with pytest.raises(UnsupportedMachine, match="build for CPUs"):
         graphics.check_gpu(0, machine)
 
 

@@ -296,11 +296,11 @@ def test_nothing_is_installed_unless_the_environment_asks(child: dict[str, Any])
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("mla", "usage.model: MLA does not work with an INT2 KV cache"),
-        ("hybrid", "usage.model: a sliding-window hybrid model does not work"),
-        ("window", "usage.model: layer 1: sliding_window_size does not work"),
-        ("cap", "usage.model: layer 0: logit_cap does not work"),
-        ("twice", "usage.model: one decoder layer has several attention layers"),
+        ("mla", "unsupported.model: MLA does not work with an INT2 KV cache"),
+        ("hybrid", "unsupported.model: a sliding-window hybrid model does not work"),
+        ("window", "unsupported.model: layer 1: sliding_window_size does not work"),
+        ("cap", "unsupported.model: layer 0: logit_cap does not work"),
+        ("twice", "unsupported.model: one decoder layer has several attention layers"),
         ("cache", "compute: the KV cache holds torch.float8_e4m3fn, the model computes in torch.bfloat16"),
         ("o_proj", "layer 5: 0 linear layers of ModuleList could be o_proj"),
     ],

@@ -68,11 +68,11 @@ def layer(attributes: dict[str, Any]) -> str:
 
 
 def complaint(check: Callable[[], None]) -> str:
-    from oscar_zoo.errors import UsageError
+    from oscar_zoo.errors import OscarZooError
 
     try:
         check()
-    except UsageError as error:
+    except OscarZooError as error:
         return error.message
     return ""
 
