@@ -77,11 +77,16 @@ def choose(
     else:
         base = Base(bench.own_perplexity(task))
         trials = bench.perplexities(trials, task, finer=not fixed_clip)
-        final = _finalists(trials, base)
+        offered = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
+        final = [offered[n] for n in select.finalists([trials[at] for at in offered])]
         asked = bench.questions(heldout)
         if asked.remark is None:
             base = replace(base, recall=asked.own)
             bench.recalls(trials, final, asked)
+            measured = [offered.index(at) for at in final]
+            more = [offered[n] for n in select.substitutes([trials[at] for at in offered], measured, base)]
+            bench.recalls(trials, more, asked)
+            final = sorted(final + more)
         at, reason = select.best([trials[n] for n in final], base)
     kept = trials[final[at]]
     if base is not None and not allow_poor:
@@ -234,12 +239,6 @@ def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
             hint="use longer sequences (--seq-len), or name a method",
         )
     return Perplexity(tuple(prompts))
-
-
-def _finalists(trials: Sequence[Trial], base: Base) -> list[int]:
-    """Indices of the trials that could be kept, ascending."""
-    offered = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
-    return sorted(offered[n] for n in select.finalists([trials[at] for at in offered], base))
 
 
 def _publishable(method: str) -> bool:

@@ -1,12 +1,16 @@
 """The rule by which `auto` keeps one fit, and the gates a fit must pass. Numbers in, verdicts out; nothing runs here.
 
-Rule `auto/2`. Every candidate is a fit with a clip, measured against BF16 on the same held-out text. Perplexity says
-who is a finalist: of every method the best clip, unless it fails the gate, and whatever equals the lowest. Recall is
-measured for them, and then, each step among those that the one before left:
+Rule `auto/3`. Every candidate is a fit with a clip, measured against BF16 on the same held-out text. Perplexity says
+who is a finalist: whatever equals the lowest, and where none of that passes both gates, of every other method the best
+clip, unless it fails its gate. The best clip has the method's lowest perplexity or equals it, and of such clips the
+least retrieval error, which perplexity hardly sees; it comes first where there are too many. Recall is measured for the
+finalists, and then, each step among those that the one before left:
 
-1. all but what has a worse verdict than another on the gates; if that is for its recall, it must be clearly below, too;
+1. all but what has a worse verdict than another on the gates; if that is for its recall, it must be below by what
+   step 3 says, too;
 2. the lowest perplexity, and what equals it: within 0.1 %, or within one paired standard error and 0.25 %;
-3. all but those whose recall is clearly below another's: by half a point and two paired standard errors;
+3. all but those whose recall is below another's by half a point and one paired standard error; for more errors there
+   are too few questions, and to keep what forgets costs more than to ask more of an engine for nothing;
 4. the method that asks least of an engine (the order of `fit.METHODS`), of methods that ask the same the one with the
    lowest perplexity, and of its clips the best recall.
 
@@ -25,7 +29,7 @@ from typing import Literal
 from oscar_zoo.compute.fidelity import ClipErrors
 from oscar_zoo.evaluate.tasks.base import Measurement
 
-RULE, FAST_RULE = "auto/2", "auto-fast/1"
+RULE, FAST_RULE = "auto/3", "auto-fast/1"
 PERPLEXITY_PASS, PERPLEXITY_FAIL = 2.0, 6.0
 """Rise of perplexity over BF16, in percent, up to which a fit passes, and from which it fails; between: a remark."""
 RECALL_PASS, RECALL_FAIL = 2.0, 10.0
@@ -33,11 +37,11 @@ RECALL_PASS, RECALL_FAIL = 2.0, 10.0
 WORST_LAYER = 1.5
 """Largest output error of a layer, in units of the Hadamard matrix's."""
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
-EQUAL_RECALL, CLEARLY = 0.005, 2.0
+EQUAL_RECALL = 0.005
 ALIKE = {"wush-tuned": "wush"}
 """Methods that ask the same of an engine as another."""
 FINALISTS = 6
-"""Candidates whose recall is measured, at most."""
+"""Candidates whose recall is measured together, at most."""
 LARGEST = 1e9
 """What stands for infinity in JSON."""
 
@@ -99,14 +103,23 @@ class Trial:
         return tuple(found)
 
 
-def finalists(trials: Sequence[Trial], base: Base) -> list[int]:
+def finalists(trials: Sequence[Trial]) -> list[int]:
     """Whose recall to measure: which of `trials`, all with perplexity and in the order of `fit.METHODS`."""
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
     lowest = trials[order[0]]
-    heads = {trials[at].method: at for at in reversed(order)}.values()
-    allowed = [at for at in order if at in heads and worst(trials[at].gates(base)) != "fail"]
     equal = [at for at in order if _equal(trials[at], lowest)]
-    return list(dict.fromkeys([order[0], *allowed, *equal]))[:FINALISTS]
+    first = [at for at in _best_clips(trials, order) if at in equal]
+    return list(dict.fromkeys([order[0], *first, *equal]))[:FINALISTS]
+
+
+def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) -> list[int]:
+    """Whose recall to measure, too: none where one of those `measured` passes all gates."""
+    if any(worst(trials[at].gates(base)) == "pass" for at in measured):
+        return []
+    order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
+    tried = {trials[at].method for at in measured}
+    allowed = [at for at in _best_clips(trials, order) if worst(trials[at].gates(base)) != "fail"]
+    return [at for at in allowed if trials[at].method not in tried][:FINALISTS]
 
 
 def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
@@ -203,6 +216,16 @@ def _lowest(trials: Sequence[Trial], among: Sequence[int]) -> int:
     return min(among, key=lambda at: _perplexity(trials[at]).value)
 
 
+def _best_clips(trials: Sequence[Trial], order: Sequence[int]) -> list[int]:
+    """The one of each method, methods in the order of their lowest perplexity; `order` is ascending in it."""
+    found = []
+    for method in dict.fromkeys(trials[at].method for at in order):
+        mine = [at for at in order if trials[at].method == method]
+        equal = [at for at in mine if _equal(trials[at], trials[mine[0]])]
+        found.append(min(equal, key=lambda at: trials[at].errors.retrieval))
+    return found
+
+
 def _equal(trial: Trial, lowest: Trial) -> bool:
     mean, error = paired(_perplexity(trial), _perplexity(lowest))
     return 100 * mean <= EQUAL_PERCENT or 100 * mean <= min(100 * error, NOISE_PERCENT)
@@ -226,7 +249,7 @@ def _forgets(trial: Trial, other: Trial) -> bool:
     if trial.recall is None or other.recall is None:
         return False
     mean, error = paired(other.recall, trial.recall)
-    return mean > max(EQUAL_RECALL, CLEARLY * error)
+    return mean > max(EQUAL_RECALL, error)
 
 
 def _verdict(value: float, passes: float, fails: float) -> Verdict:

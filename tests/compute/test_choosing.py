@@ -96,7 +96,7 @@ def test_a_choice_is_plain_data(chosen: Choice) -> None:
     selection, quality = chosen.selection, chosen.quality
     for block in (selection, quality):
         assert strict_json.loads(strict_json.canonical_bytes(block), what="block") == block
-    assert selection["rule"] == "auto/2"
+    assert selection["rule"] == "auto/3"
     assert selection["chosen"] in selection["candidates"]
     assert selection["chosen"]["method"] == "wush"
     assert selection["bf16_recall"] == quality["recall"]["bf16"]

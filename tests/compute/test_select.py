@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -20,13 +21,14 @@ from oscar_zoo.compute.select import (
     output_gates,
     perplexity_gate,
     recall_gate,
+    substitutes,
     worst,
 )
 from oscar_zoo.evaluate.tasks.base import Measurement
 
 
-def errors(*output: float, clip: float = 0.96) -> ClipErrors:
-    return ClipErrors(Clip(k=clip, v=clip), output or (0.1,), (0.1,), (0.1,), (0.1,), 0.1)
+def errors(*output: float, clip: float = 0.96, retrieval: float = 0.1) -> ClipErrors:
+    return ClipErrors(Clip(k=clip, v=clip), output or (0.1,), (0.1,), (0.1,), (0.1,), retrieval)
 
 
 def nats(*values: float) -> Measurement:
@@ -41,14 +43,20 @@ def digits(*right: int) -> Measurement:
 
 
 def trial(
-    method: str, perplexity: float | tuple[float, ...], recall: Measurement | None = None, clip: float = 0.96
+    method: str,
+    perplexity: float | tuple[float, ...],
+    recall: Measurement | None = None,
+    clip: float = 0.96,
+    retrieval: float = 0.1,
 ) -> Trial:
     values = perplexity if isinstance(perplexity, tuple) else (perplexity,) * 2
-    return Trial(method, errors(clip=clip), nats(*values), recall)
+    return Trial(method, errors(clip=clip, retrieval=retrieval), nats(*values), recall)
 
 
 ALL, MOST, FEW, NOISY = digits(40, 40, 40, 40), digits(39, 39, 39, 39), digits(30, 31, 30, 31), digits(40, 40, 40, 30)
 SOME = digits(38, 38, 39, 38)
+LESS = digits(40, 38, 40, 40)  # 1.25 points, each as likely as its error
+FEWER = digits(40, 38, 39, 39)  # 2.5 points, 0.9 of them by chance
 BF16 = Base(nats(2.0, 2.0), ALL)
 
 
@@ -73,6 +81,8 @@ def test_of_equal_methods_the_one_that_asks_less_is_kept(trials: list[Trial], ke
     [
         ([trial("oscar", 2.0005, FEW), trial("wush", 2.0, ALL)], 1, "the lowest perplexity"),  # equal, forgets more
         ([trial("oscar", 2.0005, MOST), trial("wush", 2.0, ALL)], 1, "the lowest perplexity"),  # 2.5 points, all alike
+        ([trial("oscar", 2.0005, FEWER), trial("wush", 2.0, ALL)], 1, "the lowest perplexity"),  # 2.5, one error: 0.9
+        ([trial("oscar", 2.0005, LESS), trial("wush", 2.0, ALL)], 0, "asks less"),  # 1.3 points, from one prompt
         ([trial("oscar", 2.0005, NOISY), trial("wush", 2.0, ALL)], 0, "asks less"),  # 6 points, from one prompt
         ([trial("oscar", 2.015, ALL), trial("wush", 2.0, FEW)], 0, "recalls too little"),  # 1.5 % passes, FEW does not
         ([trial("oscar", 2.05, ALL), trial("wush", 2.0, FEW)], 0, "recalls too little"),  # a remark beats a failure
@@ -88,7 +98,7 @@ def test_what_forgets_does_not_win(trials: list[Trial], kept: int, why: str) -> 
     assert why in reason
 
 
-def test_finalists_are_the_best_clip_of_each_method_and_what_equals_the_lowest() -> None:
+def test_finalists_equal_the_lowest_and_others_come_where_none_of_those_passes() -> None:
     trials = [
         trial("hadamard", 2.2),  # fails its gate
         trial("oscar", 2.05, clip=0.9),
@@ -97,9 +107,23 @@ def test_finalists_are_the_best_clip_of_each_method_and_what_equals_the_lowest()
         trial("wush", 2.0),
         trial("wush", 2.02, clip=0.0),
     ]
-    assert finalists(trials, BF16) == [4, 2, 3]
-    assert finalists(trials[:1], BF16) == [0]
-    assert len(finalists([trial("wush", 2.0, clip=n / 100) for n in range(60, 90)], BF16)) == FINALISTS
+    assert finalists(trials) == [4, 3]
+    assert finalists(trials[:1]) == [0]
+    assert len(finalists([trial("wush", 2.0, clip=n / 100) for n in range(60, 90)])) == FINALISTS
+    for recall, more in ((ALL, []), (MOST, [2]), (FEW, [2])):
+        assert substitutes([*trials[:4], replace(trials[4], recall=recall), trials[5]], [4], BF16) == more
+
+
+def test_of_clips_with_equal_perplexity_the_one_that_retrieves_best_comes_first() -> None:
+    clips = [trial("oscar", 2 + n / 1e5, clip=n / 100, retrieval=abs(n - 95) + 0.1) for n in range(88, 98)]
+    assert finalists([*clips, trial("wush", 2.0)])[:2] == [10, 7]
+    far = [
+        trial("oscar", 2.02, clip=0.98, retrieval=0.01),  # the least error, and 0.9 % more perplexity
+        trial("oscar", 2.011, clip=0.9, retrieval=0.4),
+        trial("oscar", 2.0115, clip=0.94, retrieval=0.2),
+        trial("wush", 2.0, MOST),
+    ]
+    assert substitutes(far, [3], BF16) == [2]
 
 
 def test_without_perplexity_the_least_output_error_is_kept() -> None:
