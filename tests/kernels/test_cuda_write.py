@@ -16,7 +16,7 @@ import torch
 from kv_write_jobs import STORES, assert_same, bits, make_job
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView
+from oscar_kernels.cache import BatchView, Transforms
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.cuda import launcher as decode
 from oscar_kernels.kv_write import fastest, reference
@@ -24,7 +24,7 @@ from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.cuda import launcher
 from oscar_kernels.nvrtc import compile as nvrtc
-from oscar_kernels.quantizer import clip_rows
+from oscar_kernels.quantizer import clip_rows, unpack
 from oscar_kernels.spec import QuantSpec
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -159,6 +159,27 @@ def test_the_clip_is_the_exact_order_statistic(build: Any, k_spec: QuantSpec, v_
         assert library.emulate_clip(x, out, len(rows), value, message), message.value.decode()
         if clip_rank(spec):
             assert torch.equal(limits, clip_rows(rows, spec).abs().amax(-1)[:, None].expand(-1, 4))
+
+
+def test_strange_rows_get_the_codes_of_the_reference(build: Any) -> None:
+    """Transformed by nothing, so that sums are exact: small integers, which are full of ties, have no code wrong."""
+    rows = strange_rows(128)
+    rows = torch.cat([rows, rows.abs(), 1000 + torch.randint(-3, 4, (48, 128)), -rows[96:160].abs()]).bfloat16()
+    rows = rows[rows.float().abs().amax(-1) < 1e36][: len(rows) // 2 * 2].unflatten(0, (-1, 2))
+    job = bfloat16_job(*PLAIN, tokens=len(rows), mean=False)
+    one = torch.eye(128)[None]
+    job = replace(job, key=rows, value=rows.flip(0), transforms=Transforms(one, one, one, one))
+    got, want = (job.write(module, query=None, parts="slots")[0] for module in (Emulated(build), reference))
+    assert torch.equal(bits(got.affine), bits(want.affine))
+    for spec, x, part in ((PLAIN[0], rows, slice(32)), (PLAIN[1], rows.flip(0), slice(32, None))):
+        codes, expected = (unpack(cache.codes[job.targets.slots][..., part]).int() for cache in (got, want))
+        clipped = clip_rows(x, spec).double()
+        low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
+        exact = 3 * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
+        differ = codes != expected
+        assert ((exact - exact.round()).abs()[differ] < 1e-6).all() and (codes - expected).abs().max() <= 1
+        whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)
+        assert whole.sum() > 60 and not differ[whole].any()
 
 
 def test_a_broken_row_harms_no_other(build: Any) -> None:

@@ -110,6 +110,7 @@ class CudaTiles:
         early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
         rehearse: and takes its first tile through the arithmetic.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
+        compact: stage 1 has its loading code once, not twice.
     """
 
     stages: int = 4
@@ -118,6 +119,7 @@ class CudaTiles:
     early: int = 0
     rehearse: bool = False
     alone: bool = False
+    compact: bool = False
 
 
 MOST_RESIDENT = 2
@@ -135,6 +137,9 @@ VARIANTS = (
     CudaTiles(early=16, rehearse=True, alone=True),
     CudaTiles(early=4, rehearse=True, alone=True, window_cost=2),
     CudaTiles(early=4, rehearse=True, alone=True, resident=1),
+    CudaTiles(compact=True),
+    CudaTiles(early=4, alone=True, compact=True),
+    CudaTiles(early=4, rehearse=True, alone=True, compact=True),
 )
 
 

@@ -19,12 +19,13 @@ static std::string clip(const float* x, float* limits, int rows) {
     for (int first = 0; first < rows && error.empty(); first += 16)
       error = machine::run(1, 32, 16, false, 0, [=] {
         const int row = first + machine::current / 4, t = machine::current % 4;
-        float y[R::D / 2], limit[2];
+        float y[R::D / 2], low[2][R::G], high[2][R::G], limit[2];
         for (int j = 0; j < R::D / 8; j++)
           for (int i = 0; i < 2; i++)
             for (int e = 0; e < 2; e++)
               y[4 * j + 2 * i + e] = x[(row + 8 * i) * R::D + channel_of<R::D>(8 * j + 2 * t + e)];
-        Order<R>::find(y, limit);
+        extremes<R>(y, low, high);
+        Order<R>::find(y, low, high, limit);
         for (int i = 0; i < 2; i++) limits[(row + 8 * i) * 4 + t] = limit[i];
       });
   return error;

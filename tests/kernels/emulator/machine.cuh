@@ -215,13 +215,8 @@ DEV float float_of(u32 x) {
 DEV float infinity() { return INFINITY; }
 DEV float multiply(float x, float y) { return x * y; }
 DEV float divide(float x, float y) { return x / y; }
-DEV float add_down(float x, float y) {
-  const double exact = (double)x + y;
-  const float near = (float)exact;
-  return near > exact ? nextafterf(near, -INFINITY) : near;
-}
 DEV float saturate(float x) { return x > 0.f ? fminf(x, 1.f) : 0.f; }
-DEV float inverse_root(float x) { return (1.f + 2e-7f) / sqrtf(x); }  // off by what the machine may be off
+DEV float reciprocal(float x) { return (1.f + 2e-7f) / x; }  // off by what the machine may be off
 DEV u32 multiply_high(u32 x, u32 y) { return (u32)((u64)x * y >> 32); }
 DEV u32 permute(u32 a, u32 b, u32 bytes) {
   const u64 both = (u64)b << 32 | a;

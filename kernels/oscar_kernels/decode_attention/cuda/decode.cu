@@ -3,7 +3,7 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH warps that share the query heads
 // of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types, QUERY 0 bfloat16 1 float16 2 float32,
-// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS REHEARSE ALONE, see below.
+// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS REHEARSE ALONE, see below; COMPACT: one copy of the loading code.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,

@@ -82,6 +82,7 @@ class Variant:
             "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped), "BLOCKS": 1 if wide else tiles.resident, "WINDOW_COST": tiles.window_cost,
             "EARLY_UNITS": tiles.early, "REHEARSE": int(tiles.rehearse), "ALONE": int(tiles.alone),
+            "COMPACT": int(tiles.compact),
         }  # fmt: skip
 
 

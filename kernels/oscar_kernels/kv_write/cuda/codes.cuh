@@ -1,4 +1,4 @@
-// Clip, scale, codes and their bytes: what quantizer.py defines, in the operations of kernel.py.
+// Clip, scale, codes and their bytes: what quantizer.py defines.
 #pragma once
 
 #include "order.cuh"
@@ -11,34 +11,45 @@ DEV u32 affine_word(float low, float high, float& inverse) {
   return AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
 }
 
-// 0x4B000000 + code, `code = floor(3 * clamp((x - low) / range, 0, 1) + 0.5)`; code 0 for NaN.
-DEV u32 code_bits(float x, float low, float inverse) {
-  return bits_of(add_down(fmaf(saturate(multiply(x - low, inverse)), 3.f, 0.5f), ONE));
+// 2^23 + code as a float's bits, where `y = (x - low) / range`: code = 3 * clamp(y, 0, 1), rounded; 0 for NaN. An exact
+// tie goes up, as in the reference, because UP, more than the error of `y`, is added to it before.
+constexpr float UP = 1.5e-7f;
+DEV u32 code_bits(float y) { return bits_of(fmaf(saturate(y), 3.f, ONE)); }
+
+// The codes of the thread's part of row g + 8 I as bytes. NEAR: zero is in the range or near
+// it, so that `low / range` may be rounded by itself and the difference need not be taken.
+template <class R, int I, bool NEAR>
+DEV void pack_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const float (&inverse)[R::G],
+                    u32 (&bytes)[R::D / 64]) {
+  constexpr int JQ = R::D / 32;
+  UNROLL for (int w = 0; w < JQ / 2; w++) {
+    bytes[w] = 0u - 0xE7000000u;  // what 85 times 0x4B000000, the bits of 2^23, leaves
+    UNROLL for (int b = 0; b < 4; b++) UNROLL for (int q = 0; q < 4; q++) {
+      const int v = q * R::G / 4;
+      const float y = x[4 * (q * JQ + 2 * w + b / 2) + 2 * I + b % 2];
+      bytes[w] += code_bits(NEAR ? fmaf(y, inverse[v], UP - multiply(low[v], inverse[v]))
+                                 : fmaf(y - low[v], inverse[v], UP))
+                  << (8 * b + 2 * q);
+    }
+  }
 }
 
-// Clips and quantizes the thread's part of row g + 8 I and stores it. The four threads of a row come together.
+// Clips and quantizes the thread's part of row g + 8 I and stores it.
 template <class R, int I>
-DEV void store_codes(const Params& p, float (&x)[R::D / 2], float limit, long long place, bool valid, int t) {
-  constexpr int N = R::D / 4, JQ = R::D / 32, EACH = N / R::G;  // values of a group in one thread
-  float low[R::G], high[R::G], inverse[R::G];
-  u32 words[R::G];
-  bool narrow = false;
+DEV void store_codes(const Params& p, float (&x)[R::D / 2], float (&low)[R::G], float (&high)[R::G], float limit,
+                     long long place, bool valid, int t) {
+  constexpr int N = R::D / 4, JQ = R::D / 32;
+  float inverse[R::G];
+  u32 words[R::G], bytes[JQ / 2];
+  bool narrow = false, near = true;
   UNROLL for (int v = 0; v < R::G; v++) {
-    low[v] = high[v] = x[v * EACH / 2 * 4 + 2 * I];
-    UNROLL for (int n = v * EACH; n < (v + 1) * EACH; n++) {
-      low[v] = fminf(low[v], x[n / 2 * 4 + 2 * I + n % 2]);
-      high[v] = fmaxf(high[v], x[n / 2 * 4 + 2 * I + n % 2]);
-    }
-    UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
-      low[v] = fminf(low[v], shuffle_xor(low[v], mask));
-      high[v] = fmaxf(high[v], shuffle_xor(high[v], mask));
-    }
     if (R::RANK) {
       low[v] = fminf(fmaxf(low[v], -limit), limit);
       high[v] = fmaxf(fminf(high[v], limit), -limit);
     }
     narrow |= high[v] - low[v] < MIN_RANGE;
     words[v] = affine_word(low[v], high[v], inverse[v]);
+    near &= fabsf(low[v]) * inverse[v] <= 1.f;
   }
   // Codes of values beyond the limit saturate by themselves, except in groups narrower than the smallest range.
   if (R::RANK && narrow) {
@@ -47,14 +58,10 @@ DEV void store_codes(const Params& p, float (&x)[R::D / 2], float limit, long lo
       y = fminf(fmaxf(y, -limit), limit);
     }
   }
-  u32 bytes[JQ / 2];
-  UNROLL for (int w = 0; w < JQ / 2; w++) {
-    bytes[w] = 0u - 0xE7000000u;  // what 85 times 0x4B000000 leaves
-    UNROLL for (int b = 0; b < 4; b++) UNROLL for (int q = 0; q < 4; q++) {
-      const int j = q * JQ + 2 * w + b / 2, v = q * R::G / 4;
-      bytes[w] += code_bits(x[4 * j + 2 * I + b % 2], low[v], inverse[v]) << (8 * b + 2 * q);
-    }
-  }
+  if (near)
+    pack_codes<R, I, true>(x, low, inverse, bytes);
+  else
+    pack_codes<R, I, false>(x, low, inverse, bytes);
   if (!valid) return;
   store_words(p.codes + place * RECORD + R::CODES_AT + 2 * JQ * t, bytes);
   UNROLL for (int v = 0; v < R::G; v++) {

@@ -24,11 +24,10 @@ DEV float float_of(u32 x) { return __uint_as_float(x); }
 DEV float infinity() { return __uint_as_float(0x7F800000u); }
 DEV float multiply(float x, float y) { return __fmul_rn(x, y); }
 DEV float divide(float x, float y) { return __fdiv_rn(x, y); }
-DEV float add_down(float x, float y) { return __fadd_rd(x, y); }
 DEV float saturate(float x) { return __saturatef(x); }  // NaN becomes 0
-DEV float inverse_root(float x) {                       // near enough
+DEV float reciprocal(float x) {                         // near enough
   float y;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 DEV u32 multiply_high(u32 x, u32 y) { return __umulhi(x, y); }

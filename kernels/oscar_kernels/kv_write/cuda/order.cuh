@@ -3,7 +3,7 @@
 // A row lies in four threads; a thread has a part of two rows, g and g + 8 of its warp's sixteen. Magnitudes become
 // 16-bit keys on a linear scale, two rows in one register, so a comparator serves both. The largest RANK keys are found
 // by networks; the exact value with the last key is then the largest below that key's upper bound. Where two values
-// share the key (3 rows in a thousand), or the row is too small or large for the scale, `by_steps` finds it. The scale
+// share the key (1 row in a thousand), or the row is too small or large for the scale, `by_steps` finds it. The scale
 // never decides a result, only which way it is found.
 #pragma once
 
@@ -38,6 +38,43 @@ DEV void sort_valley(u32 (&x)[L]) {
   }
 }
 
+// Smallest and largest of every group of rows g and g + 8; `x[4 j + 2 i + e]` belongs to row g + 8 i.
+//
+// As an integer with a sign the largest float is the largest if it is not negative, and as one without the smallest
+// float is the largest if it is negative; three such integers are compared at once.
+template <class R>
+DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G]) {
+  constexpr int EACH = R::D / 4 / R::G;  // values of a group and row in one thread
+  bool one_sign = false;
+  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
+    int top = (int)bits_of(x[v * EACH / 2 * 4 + 2 * i]);
+    u32 bottom = (u32)top;
+    UNROLL for (int n = v * EACH + 1; n < (v + 1) * EACH; n++) {
+      top = max(top, (int)bits_of(x[n / 2 * 4 + 2 * i + n % 2]));
+      bottom = max(bottom, bits_of(x[n / 2 * 4 + 2 * i + n % 2]));
+    }
+    UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
+      top = max(top, shuffle_xor(top, mask));
+      bottom = max(bottom, shuffle_xor(bottom, mask));
+    }
+    high[i][v] = float_of((u32)top);
+    low[i][v] = float_of(bottom);
+    one_sign |= top < 0 || (int)bottom >= 0;
+  }
+  if (!any(one_sign)) return;
+  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
+    low[i][v] = high[i][v] = x[v * EACH / 2 * 4 + 2 * i];
+    UNROLL for (int n = v * EACH + 1; n < (v + 1) * EACH; n++) {
+      low[i][v] = fminf(low[i][v], x[n / 2 * 4 + 2 * i + n % 2]);
+      high[i][v] = fmaxf(high[i][v], x[n / 2 * 4 + 2 * i + n % 2]);
+    }
+    UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
+      low[i][v] = fminf(low[i][v], shuffle_xor(low[i][v], mask));
+      high[i][v] = fmaxf(high[i][v], shuffle_xor(high[i][v], mask));
+    }
+  }
+}
+
 template <class R>
 struct Order {
   static constexpr int N = R::D / 4, RANK = R::RANK;  // of a row in one thread
@@ -65,19 +102,16 @@ struct Order {
     }
   }
 
-  // The RANK-th largest magnitude of rows g and g + 8. `x[4 j + 2 i + e]` belongs to row g + 8 i.
-  DEV static void find(const float (&x)[2 * N], float (&limit)[2]) {
+  // The RANK-th largest magnitude of rows g and g + 8, whose groups have these extremes.
+  DEV static void find(const float (&x)[2 * N], const float (&low)[2][R::G], const float (&high)[2][R::G],
+                       float (&limit)[2]) {
     float scale[2], bound[2];
     UNROLL for (int i = 0; i < 2; i++) {
-      float sum = 0.f;
-      UNROLL for (int j = 0; j < N / 2; j++) UNROLL for (int e = 0; e < 2; e++)
-          sum = fmaf(x[4 * j + 2 * i + e], x[4 * j + 2 * i + e], sum);
-      sum += shuffle_xor(sum, 1);
-      sum += shuffle_xor(sum, 2);
-      const float inverse = inverse_root(sum);
-      const bool fits = sum > 1e-30f && sum < 1e37f;  // a magnitude is at most the root of the sum
-      scale[i] = fits ? KEYS * inverse : 0.f;
-      bound[i] = fits ? sum * inverse * (1.f / KEYS) : 0.f;
+      float most = fmaxf(-low[i][0], high[i][0]);
+      UNROLL for (int v = 1; v < R::G; v++) most = fmaxf(most, fmaxf(-low[i][v], high[i][v]));
+      const bool fits = most > 1e-30f && most < 1e37f;
+      scale[i] = fits ? multiply(KEYS, reciprocal(most)) : 0.f;
+      bound[i] = fits ? multiply(most, 1.f / KEYS) : 0.f;
     }
     u32 key[N], top[RANK];
     UNROLL for (int j = 0; j < N / 2; j++) UNROLL for (int e = 0; e < 2; e++) {

@@ -112,10 +112,11 @@ struct Block {
 
   // A tile times the matrix.
   DEV void product(int stage, float (&x)[D / 2]) const {
+    const u64 a = tile_address(tiles + stage * A_BYTES), b = tile_address(weights);
     matrix_begin(x);
     UNROLL for (int part = 1; part >= 0; part--) UNROLL for (int k = 0; k < D / 16; k++)
-        matrix_multiply(x, tile_address(tiles + stage * A_BYTES + k / 4 * (TILE * 128) + k % 4 * 32),
-                        tile_address(weights + part * PART + k / 4 * (D * 128) + k % 4 * 32), part == 0 || k > 0);
+        matrix_multiply(x, a + (k / 4 * (TILE * 128) + k % 4 * 32) / 16,
+                        b + (part * PART + k / 4 * (D * 128) + k % 4 * 32) / 16, part == 0 || k > 0);
     matrix_end(x);
     if (s.mean) {
       UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
@@ -156,10 +157,11 @@ struct Block {
     }
     if constexpr (R::CACHED) {
       if (!p.to_slots) return;
-      float limit[2] = {0.f, 0.f};
-      if constexpr (R::RANK > 0) Order<R>::find(x, limit);
-      store_codes<R, 0>(p, x, limit[0], place[0], row[0] < s.rows, lane % 4);
-      store_codes<R, 1>(p, x, limit[1], place[1], row[1] < s.rows, lane % 4);
+      float low[2][R::G], high[2][R::G], limit[2] = {0.f, 0.f};
+      extremes<R>(x, low, high);
+      if constexpr (R::RANK > 0) Order<R>::find(x, low, high, limit);
+      store_codes<R, 0>(p, x, low[0], high[0], limit[0], place[0], row[0] < s.rows, lane % 4);
+      store_codes<R, 1>(p, x, low[1], high[1], limit[1], place[1], row[1] < s.rows, lane % 4);
     }
   }
 };

@@ -11,8 +11,8 @@
 //
 // A thread ends up with a quarter of two rows, see `channel_of`: its part of a row's codes is adjacent bytes.
 //
-// Arithmetic is that of kernel.py: the smaller half of the matrix first, each half in the order of its rows, so a row's
-// sums do not depend on the tile or the step that it is in.
+// Sums are those of kernel.py: the smaller half of the matrix first, each half in the order of its rows, so they do not
+// depend on the tile or the step that a row is in. Clip, scale and offset are exact; codes are, but for rounding ties.
 
 #include "side.cuh"
 
