@@ -6,22 +6,36 @@ to the padding row and to slot 0, which are nobody's, and to the first layer: th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from oscar_kernels.decode_attention import tuning
 from oscar_zoo.sglang_plugin import kernel_executor
 from oscar_zoo.sglang_plugin.device_batch import ExtendBatch, extend_batch
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
 
 PREFIX = 2
-"""Cached tokens of a step that has any."""
+"""Cached tokens of a request that has any."""
 
 
-def steps() -> list[tuple[int, int]]:
-    """Cached and new tokens of every step: no prefix, short extends of every tile, an extend over pieces."""
-    short = kernel_executor.SHORT
-    powers = [1 << n for n in range(short.bit_length())]
-    return [(0, 2), *((PREFIX, new) for new in powers), (PREFIX, short + 1)]
+@dataclass(frozen=True)
+class Extend:
+    """One step: every request has `prefix` cached tokens and brings `new` ones."""
+
+    requests: int
+    prefix: int
+    new: int
+
+
+def steps() -> list[Extend]:
+    """No prefix; fused extends of every tile, by as few requests as may be fused; an extend over pieces of a prefix."""
+    most = kernel_executor.SHORT
+    each = min(most, tuning.FUSED_TOKENS)
+    totals = [1 << n for n in range(most.bit_length())]
+    fused = [Extend(-(-total // each), PREFIX, min(total, each)) for total in totals]
+    return [Extend(1, 0, 2), *fused, Extend(1, PREFIX, most + 1)]
 
 
 def warm_up(executor: KernelExecutor, table: Tensor, *, scaling: float, scratch_tokens: int) -> None:
@@ -33,15 +47,16 @@ def warm_up(executor: KernelExecutor, table: Tensor, *, scaling: float, scratch_
         scaling: factor of the logits.
         scratch_tokens: of a piece of prefix.
     """
-    device, most = table.device, table.shape[1]
-    rows = torch.zeros(1, dtype=torch.int64, device=device)
-    for prefix, new in steps():
-        if prefix + new > most:
+    device, longest = table.device, table.shape[1]
+    for step in steps():
+        if step.prefix + step.new > longest:
             continue
-        written = torch.zeros(new, dtype=torch.int64, device=device)
-        batch = extend_batch(table, rows, written, [prefix], [new], executor.windows, piece=scratch_tokens)
+        rows = torch.zeros(step.requests, dtype=torch.int64, device=device)
+        written = torch.zeros(step.requests * step.new, dtype=torch.int64, device=device)
+        prefixes, lengths = [step.prefix] * step.requests, [step.new] * step.requests
+        batch = extend_batch(table, rows, written, prefixes, lengths, executor.windows, piece=scratch_tokens)
         executor.prefill.begin(batch)
-        _run(executor, batch, new, scaling)
+        _run(executor, batch, len(written), scaling)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
