@@ -84,7 +84,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.transform_bytes = table.nbytes
         self.batch: _Batch | None = None
         rows.oscar_hand_out, rows.oscar_sinks = self.side.hand_out, self.side.sinks
-        scratch = worker.scratch_bytes(str(pool.device), chosen, pool.side.shape, compat.longest_request(runner))
+        scratch = worker.scratch_bytes(runner, str(pool.device), pool.slots.shape, pool.side.shape)
         plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode, scratch=scratch)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         logger.info("INT2 KV cache: %s", accounting.describe(plan, pool.slots.shape, pool.side.shape, tokens=pool.size))

@@ -225,6 +225,13 @@ def local_kv_heads(model_config: Any) -> range:
     return range(start, start + own)
 
 
+def local_q_heads(model_config: Any) -> int:
+    """Number of query heads of this worker."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(model_config.num_attention_heads) // int(get_parallel().attn_tp_size)
+
+
 def has_linear_layers(model_config: Any) -> bool:
     """Whether some layers keep a state in place of keys and values."""
     from sglang.srt.configs.hybrid_arch import mambaish_config

@@ -17,10 +17,11 @@ from torch import Tensor
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.sglang_plugin import compat
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, DecodeTables, ExtendBatch, extend_batch
-from oscar_zoo.sglang_plugin.flashinfer_prefill import FlashInferPrefill
-from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, Prefill, scratch_bytes
+from oscar_zoo.sglang_plugin.flashinfer_prefill import WORKSPACE_BYTES, FlashInferPrefill
+from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, Prefill, executor_bytes
 from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape
+from oscar_zoo.sglang_plugin.slot_store import SlotShape
 from oscar_zoo.sglang_plugin.transforms import TransformTable
 from oscar_zoo.sglang_plugin.warm_up import warm_up
 
@@ -73,16 +74,18 @@ class DevicePath:
             logger.info("INT2 KV cache: kernels ready after %.1f s", perf_counter() - began)
 
     @staticmethod
-    def nbytes(side: SideShape, max_tokens: int) -> int:
-        """What it allocates beside the pool and the transforms; workspaces of a few MB are left out.
+    def nbytes(slots: SlotShape, side: SideShape, *, num_q_heads: int, max_tokens: int, device: str) -> int:
+        """What it allocates beside the pool and the transforms.
 
         Args:
-            side: of the worker.
+            slots, side: of the worker.
+            num_q_heads: local query heads.
             max_tokens: of one request.
+            device: of the worker.
         """
-        dims = side.k_head_dim + side.v_head_dim
-        rows = scratch_bytes(SCRATCH_TOKENS, side.num_kv_heads, dims, side.dtype.itemsize)
-        return rows + DecodeTables.nbytes(side.num_rows, max_tokens)
+        kernels = executor_bytes(slots, side, num_q_heads=num_q_heads, scratch_tokens=SCRATCH_TOKENS, device=device)
+        prefill = 0 if torch.device(device).type == "cpu" else WORKSPACE_BYTES
+        return kernels + prefill + DecodeTables.nbytes(side.num_rows, max_tokens)
 
     def start(self, forward_batch: Any, *, refill_only: bool = False) -> None:
         """Prepare the layers of one forward pass; `refill_only` for a graph that holds its views already."""

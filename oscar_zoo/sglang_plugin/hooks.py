@@ -163,7 +163,7 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     slots = worker.slot_shape(self, num_slots=0)
     side = worker.side_shape(self, num_rows=compat.max_requests_per_worker(self) + 1)
     transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
-    scratch = worker.scratch_bytes(str(self.device), chosen, side, compat.longest_request(self))
+    scratch = worker.scratch_bytes(self, str(self.device), slots, side)
     plan = accounting.plan(slots, side, transforms, chosen.knobs.mode, scratch=scratch)
     left = plan.budget(int(result))
     FACTS.update(profiled=int(result), subtracted=plan.fixed, plan=asdict(plan))

@@ -15,14 +15,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import LayerCache, Transforms, WindowState
+from oscar_kernels.cache import LayerCache, Transforms, WindowState, allocate
 from oscar_kernels.decode_attention import fastest, launcher, tuning
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
 from oscar_kernels.kv_write.fastest import write_kv_int2
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, ExtendBatch, Piece
-from oscar_zoo.sglang_plugin.side_store import SideStore
-from oscar_zoo.sglang_plugin.slot_store import SlotStore
+from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
+from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 from oscar_zoo.sglang_plugin.transforms import Pair, TransformTable
 
 SHORT = tuning.FUSED_TOKENS_OF_A_STEP
@@ -57,7 +57,7 @@ class KernelExecutor:
         table: its transforms.
         num_q_heads: local query heads.
         max_batch: requests of a decode step.
-        scratch_tokens: of a materialized piece of prefix; see `scratch_bytes`.
+        scratch_tokens: of a materialized piece of prefix.
         prefill: of the engine.
     """
 
@@ -89,9 +89,8 @@ class KernelExecutor:
             return torch.empty(scratch_tokens, shape.num_kv_heads, dim, dtype=shape.dtype, device=device)
 
         self.scratch = rows(shape.k_head_dim), rows(shape.v_head_dim)
-        extend = launcher.extend_elements(cache, num_q_heads, SHORT)
-        self.decode_scratch = Workspace.allocate(fastest.decode_elements(cache, num_q_heads, max_batch), device)
-        self.extend_scratch = Workspace.allocate(extend, device)
+        decode, extend = _workspaces(cache, num_q_heads, max_batch)
+        self.decode_scratch, self.extend_scratch = (Workspace.allocate(n, device) for n in (decode, extend))
 
     def decode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: DecodeBatch, *, scaling: float) -> Tensor:
         """One token per request; see `step.Executor.decode` for shapes."""
@@ -181,9 +180,26 @@ class KernelExecutor:
         return k, v
 
 
-def scratch_bytes(tokens: int, num_kv_heads: int, head_dims: int, itemsize: int) -> int:
-    """Of the rows of a materialized piece."""
-    return tokens * num_kv_heads * head_dims * itemsize
+def executor_bytes(slots: SlotShape, side: SideShape, *, num_q_heads: int, scratch_tokens: int, device: str) -> int:
+    """What an executor with a batch of every row allocates: rows of a materialized piece, and the workspaces.
+
+    Args:
+        slots, side: of the worker.
+        num_q_heads, scratch_tokens: as `KernelExecutor`.
+        device: of the worker.
+    """
+    rows: int = scratch_tokens * side.num_kv_heads * (side.k_head_dim + side.v_head_dim) * side.dtype.itemsize
+    alike = allocate(
+        slots.k, slots.v, slots=1, rows=1, num_kv_heads=side.num_kv_heads, sink=side.sink, recent=side.recent,
+        dtype=side.dtype, device=device,
+    )  # fmt: skip
+    return rows + 4 * sum(_workspaces(alike, num_q_heads, side.num_rows))
+
+
+def _workspaces(cache: LayerCache, num_q_heads: int, max_batch: int) -> tuple[int, int]:
+    """Numbers for decode and for fused extends."""
+    decode = fastest.decode_elements(cache, num_q_heads, max_batch)
+    return decode, launcher.extend_elements(cache, num_q_heads, SHORT)
 
 
 def _transforms(k: Pair, v: Pair) -> Transforms:

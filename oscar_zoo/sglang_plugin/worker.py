@@ -42,17 +42,20 @@ def eager_only(server_args: Any) -> bool:
     return not runs_kernels(str(compat.resolved(server_args).device), settings.read_settings(os.environ))
 
 
-def scratch_bytes(device: str, chosen: settings.PluginSettings, side: SideShape, max_tokens: int) -> int:
+def scratch_bytes(owner: Any, device: str, slots: SlotShape, side: SideShape) -> int:
     """What the executor in force allocates beside pool and transforms.
 
     Args:
-        max_tokens: of one request.
+        owner: SGLang's model runner or memory configurator.
+        device: of the worker.
+        slots, side: of the worker.
     """
-    if not runs_kernels(device, chosen):
+    if not runs_kernels(device, served()[0]):
         return 0
     from oscar_zoo.sglang_plugin.device_path import DevicePath
 
-    return DevicePath.nbytes(side, max_tokens)
+    heads, longest = compat.local_q_heads(owner.model_config), compat.longest_request(owner)
+    return DevicePath.nbytes(slots, side, num_q_heads=heads, max_tokens=longest, device=device)
 
 
 def check_model(model_config: Any) -> None:

@@ -18,7 +18,7 @@ from cache_oracle import general_set
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.sglang_plugin import kernel_executor
 from oscar_zoo.sglang_plugin.device_batch import DecodeTables, extend_batch
-from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
+from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, executor_bytes
 from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.sink_blocks import Prompt
@@ -141,3 +141,15 @@ def test_the_comparison_sees_a_partner_that_is_wrong() -> None:
     both.begin(1)
     both.step({1: 30})
     assert both.step({1: 1}, decode=True) > 1e-2
+
+
+def test_the_plan_counts_what_an_executor_allocates() -> None:
+    both = Both(seed=7)
+    slots, side = both.stores[1]
+    heads = HEADS * GROUP
+    made = KernelExecutor(
+        slots, side, both.table, num_q_heads=heads, max_batch=ROWS, scratch_tokens=7, prefill=PlainPrefill()
+    )  # fmt: skip
+    held = (*made.scratch, made.decode_scratch.scratch, made.extend_scratch.scratch)
+    counted = executor_bytes(slots.shape, side.shape, num_q_heads=heads, scratch_tokens=7, device="cpu")
+    assert counted == sum(tensor.nbytes for tensor in held)
