@@ -8,6 +8,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
 from oscar_zoo.cli.loading import pick_serving_device, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
@@ -94,6 +95,7 @@ class Chosen:
             host=request.expose or launch.LOOPBACK,
             port=request.port,
             config_file=key,
+            name=f"{render.clean(self.artifact.label)}@{self.artifact.verified.digest}",
             extra=request.extra,
         )
 

@@ -35,6 +35,7 @@ DENIED_FLAGS = {
     "--forward-hooks": "it imports code by name",
     "--oscar-rotation-path": "serve gives the server its own verified copy",
     "--oscar-artifact": "serve gives the server its own verified copy",
+    "--oscar-name": "serve says what it verified",
     "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
     "--device": "use --device in front of --",
     "--base-gpu-id": "use --device cuda:N in front of --",
@@ -131,6 +132,7 @@ class ServeOptions:
         kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
         config_file: file with the API key in the engine's own configuration format, or `None`.
+        name: how the server calls the artifact to those who ask.
         extra: engine flags of the user, already split.
     """
 
@@ -146,6 +148,7 @@ class ServeOptions:
     port: int = DEFAULT_PORT
     revision: str | None = None
     config_file: Path | None = None
+    name: str | None = None
     extra: tuple[str, ...] = ()
 
 
@@ -274,6 +277,8 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
         **device_flags(options.device),
     }
+    if options.name is not None:
+        flags["--oscar-name"] = options.name
     if options.tensor_parallel > 1 and flag_value(options.extra, *TENSOR_PARALLEL) is None:
         flags["--tp-size"] = str(options.tensor_parallel)
     if options.gpu:

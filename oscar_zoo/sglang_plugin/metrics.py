@@ -53,7 +53,7 @@ METRICS = (
     Metric("artifact_info", "gauge", "Always 1; the labels name the artifact and the recipe in force."),
 )
 """Every metric, in the order of the documentation."""
-INFO_LABELS = ("digest", "format_version", "sink", "recent", "k_clip", "v_clip", "group_size")
+INFO_LABELS = ("name", "digest", "format_version", "sink", "recent", "k_clip", "v_clip", "group_size")
 """Labels of `artifact_info` beside those of every metric."""
 
 
@@ -112,8 +112,9 @@ class Exporter:
         self._gauges: list[tuple[Any, Source]] = []
         self._counters: list[tuple[Any, Source]] = []
         self._seen: list[float] = []
+        labelled = {name: "" if info[name] is None else info[name] for name in INFO_LABELS}
         for metric in METRICS:
-            own = {name: info[name] for name in INFO_LABELS} if metric.name == "artifact_info" else {}
+            own = labelled if metric.name == "artifact_info" else {}
             names = [*labels, *(name for name in own if name not in labels)]
             if metric.kind == "counter":
                 made = counter(metric.full_name, metric.help, names)

@@ -44,6 +44,7 @@ def describe(
     plan = accounting.MemoryPlan(**facts["plan"])
     return {
         "artifact": {
+            "name": chosen.name,
             "digest": artifact.digest,
             "id": None if artifact.manifest is None else artifact.manifest.id,
             "format_version": max(artifact.k.format_version, artifact.v.format_version),

@@ -72,6 +72,12 @@ def _ratio(text: str) -> float:
     return value
 
 
+def _name(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line of printable characters")
+    return text
+
+
 def _window_on_hit(text: str) -> str:
     if text not in ("recompute", "int2"):
         raise ValueError("must be recompute or int2")
@@ -103,6 +109,7 @@ OPTIONS = {
         _window_on_hit,
         "recompute: a prefix hit prefills the recent window again; int2: it reads the window as INT2",
     ),
+    "name": Option("--oscar-name", "OSCAR_INT2_NAME", _name, "how metrics and server information call the artifact"),
 }
 
 FORK_NAMES = {
@@ -156,6 +163,7 @@ class PluginSettings:
     window_on_hit: Setting[str]
     knobs: TestKnobs
     warnings: tuple[str, ...] = ()
+    name: str | None = None
 
     def describe(self) -> str:
         """Each value with its origin, one line."""
@@ -238,6 +246,7 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
         window_on_hit=given["window_on_hit"] or Setting("recompute", "default"),
         knobs=read_knobs(environ),
         warnings=tuple(warnings),
+        name=given["name"].value if given["name"] else None,
     )
 
 

@@ -168,13 +168,14 @@ def test_its_metrics_are_on_the_page_of_the_engine(served: Running) -> None:
     (rows,) = re.findall(r"^oscar_int2_capacity_ring_rows\{(.*)\} (\S+)$", page, re.MULTILINE)
     (running,) = re.findall(r"^sglang:num_running_reqs\{(.*)\} \S+$", page, re.MULTILINE)
     assert sorted(rows[0].split(",")) == sorted(running.split(",")) and float(rows[1]) == 16
-    assert 'digest="sha256:' in page
+    assert 'digest="sha256:' in page and f'@{served.ready["digest"]}"' in page
 
 
 def test_server_info_names_artifact_and_recipe(served: Running) -> None:
     for path in ("/get_server_info", "/server_info"):
         (state,) = json.loads(served.ask(path))["internal_states"]
         told, recipe = state["oscar_int2"], served.ready["recipe"]
+        assert told["artifact"]["name"].endswith(f"@{served.ready['digest']}")
         assert told["artifact"]["digest"].startswith("sha256:") and told["artifact"]["format_version"] == 1
         windows = recipe["windows"]
         assert (told["recipe"]["sink"], told["recipe"]["recent"]) == (windows["sink"], windows["recent"])

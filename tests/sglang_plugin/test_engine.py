@@ -310,6 +310,7 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
     (info,), (report,) = run["info"], run["reports"]
     given = manifest(payload())
     assert info["artifact"] == {
+        "name": None,
         "digest": given.digest,
         "id": given.id,
         "format_version": 1,
