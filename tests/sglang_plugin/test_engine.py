@@ -203,9 +203,11 @@ def test_a_lost_block_makes_the_prompt_start_again(engines: Engines) -> None:
     assert report["sinks"]["forced_misses"] >= 1
 
 
-def test_the_comparison_notices_a_block_shared_too_early(engines: Engines) -> None:
-    run, stock = (answers(engines.result(name), names=EVICTION_GROUPS) for name in ("early", "stock"))
-    assert {name for name in run if run[name] != stock[name]} == {"gone"}
+def test_a_block_shared_too_early_is_noticed(engines: Engines) -> None:
+    """By the hit: in one batch the plain executor writes the rest of the block before the next request reads it, so
+    the tokens may be right by luck."""
+    early, right = (answers(engines.result(name), "cached", EVICTION_GROUPS) for name in ("early", "few_blocks"))
+    assert {name for name in early if early[name] != right[name]} == {"gone"}
 
 
 def test_rings_alone_stay_right_without_the_tail(engines: Engines) -> None:
