@@ -257,8 +257,8 @@ def _tuned(heads: _Heads, rows: Tensor, reads: FarReads | None, group_size: int,
     before = heads.partner.mT @ heads.hessian @ heads.partner
     known = None if read is None else _transformed(read, heads)
     n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick, known).double()
-    forward = heads.forward @ n
-    tuned = replace(heads, forward=forward, partner=torch.linalg.inv_ex(forward).inverse.mT)
+    forward, partner = wush.as_stored(heads.forward @ n)
+    tuned = replace(heads, forward=forward, partner=partner)
     change = _ratio(*(loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)))
     if unread is not None:
         far = _ratio(*(reading_loss(unread, one.forward, one.partner, group_size) for one in (tuned, heads)))
@@ -297,8 +297,8 @@ def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
 
 
 def _exact(heads: _Heads) -> Tensor:
-    """Whether float32 copies are inverse to each other with room to what verification allows, `[n]`."""
-    product = heads.forward.float().double() @ heads.partner.float().double().mT
+    """Whether the pairs, float32 values, are inverse to each other with room to what verification allows, `[n]`."""
+    product = heads.forward @ heads.partner.mT
     identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
     return (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2
 

@@ -82,6 +82,28 @@ def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: D
     return Transforms(forward, partner, values)
 
 
+def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 copies of `forward` and of its partner whose product is the identity as nearly as float32 can say it.
+
+    Where outlier channels give a matrix rows of very different size, plain rounding of both makes a product that
+    verification refuses. So the partner is that of the rounded `forward`, and rounded one column after the other, each
+    making up for what the ones before did to the product (Babai's nearest plane): an error 3 to 10 times smaller.
+
+    Args:
+        forward: `[.., d, d]` float64.
+
+    Returns:
+        Both, float64, with values that float32 has.
+    """
+    stored = forward.float().double()
+    exact = torch.linalg.inv_ex(stored).inverse.mT
+    upper, partner = torch.linalg.qr(stored).R, exact.clone()
+    for at in reversed(range(forward.shape[-1])):
+        done = (partner - exact)[..., at + 1 :] @ upper[..., at, at + 1 :, None]
+        partner[..., at] = (exact[..., at] - done[..., 0] / upper[..., at, at, None]).float().double()
+    return stored, partner
+
+
 def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
     """tr M tr Hs / (sum sigma)^2 per head: what the best transform gains over any rotation; `[heads]`, at least 1.
 
@@ -188,7 +210,7 @@ def _damped(matrix: Tensor, gamma: float, damping: Damping) -> Tensor:
 
 def _layer(layer_id: int, one: Transforms) -> LayerTransform:
     forward, partner, eigenvalues = (
-        np.ascontiguousarray(tensor.numpy(), dtype=np.float32) for tensor in (one.forward, one.partner, one.eigenvalues)
+        np.ascontiguousarray(tensor.numpy(), dtype=np.float32) for tensor in (*as_stored(one.forward), one.eigenvalues)
     )
     return LayerTransform(layer_id, forward, partner, eigenvalues=eigenvalues)
 
