@@ -88,6 +88,29 @@ def device_option(function: F) -> F:
     )(function)
 
 
+def revision_option(function: F) -> F:
+    """`--revision`: which commit of a model."""
+    return click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")(function)
+
+
+def served_model_options(function: F) -> F:
+    """`--model` and `--revision`: what an artifact is served with."""
+    what = "Model folder, zoo name or hub id. [default: the artifact's base model]"
+    return click.option("--model", metavar="MODEL", help=what)(revision_option(function))
+
+
+def engine_flags_argument(function: F) -> F:
+    """Everything after `--`, for the engine."""
+    flags = click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+    return flags(function)
+
+
+def start_timeout_option(what: str) -> Callable[[F], F]:
+    """`--timeout`: seconds, half an hour by default; `what` is its help."""
+    kind = click.FloatRange(1)
+    return click.option("--timeout", type=kind, default=1800, show_default=True, metavar="SECONDS", help=what)
+
+
 def computing_options(function: F) -> F:
     """`--compute` and what goes with it: for commands that can make an artifact that nobody has published."""
     for option in (

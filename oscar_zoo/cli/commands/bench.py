@@ -23,7 +23,7 @@ def command() -> None:
 
 @command.command("serve", short_help="Compare stock SGLang with a BF16 cache and with an INT2 cache.")
 @click.argument("artifact", metavar="[NAME|DIR]", required=False)
-@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+@options.engine_flags_argument
 @click.option("--batch", default="1,16", show_default=True, metavar="N,...", help="Requests at the same time.")
 @click.option("--context", default="8000,30000", show_default=True, metavar="N,...", help="Tokens of a prompt.")
 @click.option(
@@ -44,8 +44,7 @@ def command() -> None:
     metavar="NAME|DIR",
     help="Measure a model of this shape with random weights: a name of the zoo, or a folder with a config.json.",
 )
-@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
-@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@options.served_model_options
 @click.option(
     "--baseline",
     metavar="BACKEND",
@@ -53,14 +52,7 @@ def command() -> None:
 )
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write the figures to this file.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Also draw them; needs matplotlib.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=1800,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the start of an engine may take, and each case.",
-)
+@options.start_timeout_option("How long the start of an engine may take, and each case.")
 @options.hubs_option
 @options.device_option
 @options.quiet_option
@@ -95,7 +87,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
 
 @command.command("load", short_help="Put many clients on an INT2 server, some of which hang up, and end it.")
 @click.argument("artifact", metavar="[NAME|DIR]", required=False)
-@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+@options.engine_flags_argument
 @click.option("--clients", type=click.IntRange(1, 2000), default=200, show_default=True, metavar="N")
 @click.option(
     "--seconds",
@@ -140,16 +132,8 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
 @click.option(
     "--dummy-weights", metavar="NAME|DIR", help="A model of this shape with random weights, as for bench serve."
 )
-@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
-@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=1800,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the start may take, and the answer to one request.",
-)
+@options.served_model_options
+@options.start_timeout_option("How long the start may take, and the answer to one request.")
 @options.hubs_option
 @options.device_option
 @options.quiet_option

@@ -52,7 +52,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @click.option("--resume", is_flag=True, help="Go on from what an interrupted run of the same command left.")
 @click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
 @click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")
-@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@options.revision_option
 @click.option(
     "--clip", metavar="K,V", help="Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]"
 )

@@ -13,7 +13,7 @@ TASKS = ("perplexity", "recall")
 
 @click.command("eval")
 @click.argument("artifact", metavar="NAME|DIR")
-@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+@options.engine_flags_argument
 @click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
 @click.option("--task", "tasks", type=click.Choice(TASKS), multiple=True, help="May be repeated. [default: both]")
 @click.option(
@@ -26,7 +26,7 @@ TASKS = ("perplexity", "recall")
 @click.option("--answers", type=click.IntRange(1), metavar="N", help="Recall questions. [default: 64; 24 of a server]")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.dtype_option
-@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@options.revision_option
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "sglang"]),

@@ -12,9 +12,8 @@ from oscar_zoo.errors import UsageError
 
 @click.command("serve", context_settings={"ignore_unknown_options": False})
 @click.argument("artifact", metavar="NAME|DIR|MODEL")
-@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
-@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
-@click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")
+@options.engine_flags_argument
+@options.served_model_options
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -27,14 +26,7 @@ from oscar_zoo.errors import UsageError
 @click.option("--expose", metavar="ADDRESS", help="Listen on this address instead of loopback; needs --api-key-file.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File holding the API key.")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=1800,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait until it is ready.",
-)
+@options.start_timeout_option("How long to wait until it is ready.")
 @click.option("--print", "print_only", is_flag=True, help="Show the command and its variables instead of running it.")
 @click.option(
     "--engine",
