@@ -12,7 +12,8 @@ finalists, and then, each step among those that the one before left:
 3. all but those whose recall is below another's by half a point and one paired standard error; for more errors there
    are too few questions, and to keep what forgets costs more than to ask more of an engine for nothing;
 4. the method that asks least of an engine (the order of `fit.METHODS`), of methods that ask the same the one with the
-   lowest perplexity, and of its clips the best recall.
+   lowest perplexity, and of its clips, all alike by now but for chance, the least retrieval error; of what is within a
+   tenth of it, the best recall.
 
 So what loses recall never wins over what passes both gates, nor by chance over what does not.
 Recall takes no part where it was not measured, or where the model itself fails half of the questions. With `fast`
@@ -37,7 +38,7 @@ RECALL_PASS, RECALL_FAIL = 2.0, 10.0
 WORST_LAYER = 1.5
 """Largest output error of a layer, in units of the Hadamard matrix's."""
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
-EQUAL_RECALL = 0.005
+EQUAL_RECALL, NEAR = 0.005, 1.1
 ALIKE = {"wush-tuned": "wush"}
 """Methods that ask the same of an engine as another."""
 FINALISTS = 6
@@ -135,13 +136,15 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
     left = [at for at in left if not any(_forgets(trials[at], trials[other]) for other in left)]
     alike = [at for at in left if asking(trials[at].method) == asking(trials[left[0]].method)]
     same = [at for at in left if trials[at].method == trials[_lowest(trials, alike)].method]
-    kept = min(same, key=lambda at: (-_share(trials[at].recall), _perplexity(trials[at]).value))
+    least_error = min(trials[at].errors.retrieval for at in same)
+    near = [at for at in same if trials[at].errors.retrieval <= NEAR * least_error]
+    kept = min(near, key=lambda at: (-_share(trials[at].recall), _perplexity(trials[at]).value))
     lowest, rival = _lowest(trials, range(len(trials))), _lowest(trials, left)
     if kept == lowest:
         return kept, "the lowest perplexity on held-out text"
     if kept == rival:
         return kept, f"{_named(trials[lowest])} has the lowest perplexity on held-out text, but recalls too little"
-    more = "recalls more" if trials[kept].method == trials[rival].method else "asks less of an engine"
+    more = "reads far rows better" if trials[kept].method == trials[rival].method else "asks less of an engine"
     return kept, f"as good as {_named(trials[rival])} on held-out text, and {more}"
 
 

@@ -88,7 +88,9 @@ def test_of_equal_methods_the_one_that_asks_less_is_kept(trials: list[Trial], ke
         ([trial("oscar", 2.05, ALL), trial("wush", 2.0, FEW)], 0, "recalls too little"),  # a remark beats a failure
         ([trial("oscar", 2.5, ALL), trial("wush", 2.0, FEW)], 1, "the lowest perplexity"),  # two failures
         ([trial("oscar", 2.004, NOISY), trial("wush", 2.0, SOME)], 1, "the lowest perplexity"),  # 6 points, by chance
-        ([trial("wush", 2.0, NOISY), trial("wush", 2.0005, ALL, clip=0.9)], 1, "recalls more"),  # equal clips
+        ([trial("wush", 2.0, NOISY), trial("wush", 2.0005, ALL, clip=0.9)], 1, "reads far rows better"),  # equal clips
+        ([trial("wush", 2.0, ALL, retrieval=0.3), trial("wush", 2.0005, LESS, clip=0.9)], 1, "reads far"),  # chance
+        ([trial("wush", 2.0, ALL, retrieval=0.3), trial("wush", 2.0005, FEWER, clip=0.9)], 0, "the lowest"),  # not
         ([trial("wush", 2.0, FEW), trial("wush", 2.0005, ALL, clip=0.0)], 1, "recalls too little"),  # of clips too
     ],
 )
