@@ -221,7 +221,7 @@ def test_a_result_that_fails_verification_is_not_written(tmp_path: Path, monkeyp
         ({"model": "./nowhere"}, PathNotFound, "nowhere"),
         ({"model_name": "../up"}, InvalidName, "up"),
         ({"device": "toaster"}, UsageError, "toaster"),
-        ({"device": "cuda:99"}, UsageError, "cuda:99"),
+        ({"device": "cuda:99"}, UnsupportedMachine, "cuda:99"),
         ({"recipe": RECIPE.model_copy(update={"group_size": 48})}, UsageError, "48"),
     ],
 )

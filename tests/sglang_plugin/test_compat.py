@@ -5,14 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engines import RELEASES, REPOSITORY, environment, needs_sglang
 
-from oscar_zoo.errors import UnsupportedMachine
+from oscar_zoo.errors import OscarZooError, UnsupportedMachine
 from oscar_zoo.sglang_plugin import compat
 from oscar_zoo.sglang_plugin.register import register
+
+
+@pytest.fixture(autouse=True)
+def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A plugin changes how its process shows errors; this process goes on with other tests."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    yield
+    if "__notes__" in vars(OscarZooError):
+        del OscarZooError.__notes__
 
 
 def pretend(folder: Path, release: str) -> Path:
