@@ -213,7 +213,7 @@ def _fits(
 
 def _rows(options: ComputeOptions, subject: _Subject, data: CalibrationData) -> CalibrationRows:
     assert subject.loaded is not None  # `check_options` asks for transformers
-    return collect_rows(subject.loaded, data.sequences, options.recipe.group_size, options.recipe.windows)
+    return collect_rows(subject.loaded, data.sequences, options.recipe.group_size)
 
 
 def _tuning(progress: Progress) -> Tick:

@@ -15,15 +15,14 @@ from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import choosing, job
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.calibration_rows import READ, collect_rows, most_tokens, pick
+from oscar_zoo.compute.calibration_rows import collect_rows, most_tokens, pick
 from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, fit
 from oscar_zoo.compute.job import ComputeOptions, compute_artifact
 from oscar_zoo.compute.methods import tuned
-from oscar_zoo.compute.methods.base import FarReads
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.refit import refit
@@ -45,23 +44,10 @@ class RandomRows:
     group_size: int = GROUP
     device: torch.device = CPU
     last: int = 0
-    readers: int = 0
 
     def of(self, role: Role, layer_id: int) -> Tensor:
         found = layer_rows(layer_id, tokens=self.tokens, seed=self.seed)
         return torch.from_numpy(found.key if role == "k" else found.value).float()[:, -self.last :]
-
-    def far_reads(self, layer_id: int) -> FarReads | None:
-        """Every query reads the eight rows that it finds the most alike, of 64."""
-        if not self.readers:
-            return None
-        keys = self.of("k", layer_id)
-        draw = torch.Generator().manual_seed(10 * self.seed + layer_id)
-        queries = torch.randn(keys.shape[0], self.readers, keys.shape[2], generator=draw)
-        some = torch.randint(keys.shape[1], (self.readers, 64), generator=draw)
-        weights, at = (keys[:, some] @ queries[..., None]).squeeze(-1).softmax(-1).topk(8, -1)
-        heads = torch.arange(len(keys))[:, None, None]
-        return FarReads(queries, keys[heads, some.expand(len(keys), -1, -1).gather(-1, at)], weights)
 
 
 @pytest.fixture(scope="module")
@@ -101,45 +87,6 @@ def test_the_gradient_is_that_of_the_loss_with_residues_held() -> None:
     assert n.grad is not None
     got = tuned.gradient(rows, hessian, n.detach(), 4)
     assert torch.allclose(got, n.grad, rtol=1e-9, atol=1e-9 * float(n.grad.abs().max()))
-
-
-def test_the_gradient_of_far_reads_is_that_of_their_loss() -> None:
-    draw = torch.Generator().manual_seed(4)
-    queries, keys = (torch.randn(2, 6, *k, 8, generator=draw, dtype=torch.float64) for k in ((), (3,)))
-    weights = torch.rand(2, 6, 3, generator=draw, dtype=torch.float64)
-    n = (torch.eye(8) + 0.1 * torch.randn(2, 8, 8, generator=draw, dtype=torch.float64)).requires_grad_()
-    x = (keys @ n[:, None]).unflatten(-1, (-1, 4))
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    scale = (high - low) / 3
-    codes = ((x - low) / scale).detach()
-    error = (((codes + 0.5).floor() - codes) * scale).flatten(-2)
-    moved = (error @ torch.linalg.inv(n)[:, None] * queries[:, :, None]).sum(-1)
-    share = weights.sqrt() / weights.sqrt().sum(-1, keepdim=True)
-    total = (share * (moved - (share * moved).sum(-1, keepdim=True)) ** 2).sum(-1).mean(-1)
-    total.sum().backward()  # type: ignore[no-untyped-call]
-    reads = FarReads(queries, keys, weights)
-    assert n.grad is not None
-    got = tuned.reading_gradient(reads, n.detach(), 4)
-    assert torch.allclose(got, n.grad, rtol=1e-9, atol=1e-9 * float(n.grad.abs().max()))
-    single = FarReads(queries.float(), keys.float(), weights.float())
-    got = tuned.reading_loss(single, n.detach(), torch.linalg.inv(n.detach()).mT, 4)
-    assert torch.allclose(got, total.detach().float(), rtol=1e-2)  # scales are stored in 16 bits
-
-
-def test_far_reads_are_moved_less_on_rows_not_seen(moments: Moments, result: FitResult) -> None:
-    """Less than by WUSH, and less than by what was tuned without them; values do not depend on them."""
-    found, unseen = fit(moments, TUNED_WUSH, RandomRows(readers=512)), RandomRows(seed=1, readers=512)
-    moved = []
-    for one in (found, result, fit(moments, METHODS["wush"])):
-        for layer in one.k.layers:
-            reads = unseen.far_reads(layer.layer_id)
-            assert reads is not None
-            pair = [torch.from_numpy(x).double() for x in (layer.forward, layer.partner)]
-            moved.append(tuned.reading_loss(reads, *pair, GROUP))
-    mine, without, wush = torch.stack(moved).unflatten(0, (3, -1))
-    assert float((mine / wush).mean()) < 0.95
-    assert float((mine / without).mean()) < 0.99
-    assert np.array_equal(found.v.layers[0].forward, result.v.layers[0].forward)
 
 
 def test_every_head_loses_less_on_rows_it_has_not_seen(moments: Moments, result: FitResult) -> None:
@@ -220,7 +167,7 @@ def test_the_artifact_is_verified_and_says_how_it_was_tuned(moments: Moments, re
     assert manifest.fit.method == "wush-tuned"
     assert manifest.fit.composition is None
     assert manifest.fit.estimator is not None
-    assert [manifest.fit.estimator.k.id, manifest.fit.estimator.v.id] == ["wush-tuned-k/2", "wush-tuned-v/1"]
+    assert [manifest.fit.estimator.k.id, manifest.fit.estimator.v.id] == ["wush-tuned-k/1", "wush-tuned-v/1"]
     assert manifest.fit.estimator.k.params["steps"] == tuned.STEPS
 
 
@@ -272,21 +219,7 @@ def test_what_takes_too_long_is_left_out_and_said(tmp_path: Path, monkeypatch: p
 
 def test_rows_of_a_model_are_those_of_its_cache() -> None:
     loaded = load_model(str(EXAMPLES / "models/tiny-qwen3-hard"))
-    rows = collect_rows(loaded, [list(range(40)), list(range(50, 80))], 64, Windows(sink=4, recent=12))
+    rows = collect_rows(loaded, [list(range(40)), list(range(50, 80))], 64)
     assert {*rows.kept} == {(role, layer) for role in SIDES for layer in range(4)}
     assert rows.of("k", 3).shape == (2, 70, 64)
     assert rows.of("v", 0).dtype == torch.bfloat16
-    twice = rows.far_reads(3)
-    assert twice is not None
-    assert twice.keys.shape == (
-        2,
-        2 * 10,
-        READ,
-        64,
-    )  # of two heads half of the second half of 40 tokens; 30 are too few
-    assert bool((twice.weights.diff(dim=-1) <= 0).all())
-    assert float(twice.weights[..., 0].max()) > 0.5
-    logits = (twice.keys.float() @ twice.queries.float()[..., None]).squeeze(-1)
-    ratio = (logits - logits[..., :1]).exp() * twice.weights[..., :1]
-    assert torch.allclose(ratio[..., :3], twice.weights[..., :3], atol=0.03)  # what a softmax gives them
-    assert collect_rows(loaded, [list(range(40))], 64, Windows()).far_reads(3) is None

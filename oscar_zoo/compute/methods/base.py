@@ -55,21 +55,6 @@ class FittedPair:
     forecasts: Mapping[Role, Forecast] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class FarReads:
-    """Queries of a layer that look at rows far back, and the rows they look at most.
-
-    Attributes:
-        queries: `[num_kv_heads, n, d]`, scaled, those of all heads of a group together.
-        keys: `[num_kv_heads, n, m, d]`, before any transform, by falling weight.
-        weights: `[num_kv_heads, n, m]` of attention, at least 0.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    weights: Tensor
-
-
 class RowsOfText(Protocol):
     """Rows that a model caches of some of the calibration text."""
 
@@ -83,9 +68,6 @@ class RowsOfText(Protocol):
 
     def of(self, role: Role, layer_id: int) -> Tensor:
         """`[num_kv_heads, T, d]` in the model's dtype, before any transform, on `device`."""
-
-    def far_reads(self, layer_id: int) -> FarReads | None:
-        """The far reads of text that repeats itself, on `device`; `None` where sequences are too short for any."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,6 @@ N^-1 carries e back. With E = mean of e^T e, and G the gradient by x (0 but at t
 
     d loss / d N = x0^T G - 2 N^-T E Hs'.
 
-For keys that is not all. What fetches a fact from far back is a few queries with a few rows, and what matters to them
-is how far the logits of those rows move against each other. So the larger part of the loss of keys, each part in units
-of its start, is the mean over far reads (see `methods.base.FarReads`) of sum w (q e^T - m)^2, m the mean of q e^T under
-w, and w the square roots of the attention weights, scaled to add up to 1.
-
 Nothing is clipped here: what is tuned without a clip is as good with one as what was tuned for it (measured). A head
 keeps WUSH's transform where the tuned one is no better on rows it was not tuned on, or less exact to serve. Rows are
 drawn in a fixed order, the same for all heads: repeatable bit for bit on one machine. Files are WUSH's, with the
@@ -39,16 +34,14 @@ from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import Estimator, Estimators
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.methods import wush
-from oscar_zoo.compute.methods.base import FarReads, FittedPair, Forecast, RowsOfText
+from oscar_zoo.compute.methods.base import FittedPair, Forecast, RowsOfText
 from oscar_zoo.compute.methods.parallel import each_layer
 from oscar_zoo.errors import ComputeFailed
 
 STEPS, BATCH, RATE, SEED = 300, 2048, 2e-2, 0
 """Steps of Adam, rows of each, size of the first step (falls to 0 linearly), seed of the rows' order."""
-READERS, FAR_SHARE = 128, 0.7
-"""Far reads of each step, which then has half of the rows, and their share of the loss."""
 CHECKED = 8
-"""One of so many rows and far reads, the last ones, is kept to check the result on."""
+"""One of so many rows, the last ones, is kept to check the result on."""
 LEAST_ROWS = 16
 """Rows per channel below which tuning would follow chance."""
 LAYERS_AT_ONCE = {"cpu": 1, "cuda": 8}
@@ -95,13 +88,7 @@ def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -
     return replace(pair, k=k, v=v, forecasts={"k": k_forecast, "v": v_forecast})
 
 
-def minimise(
-    rows: Tensor,
-    hessian: Tensor,
-    group_size: int,
-    tick: Callable[[], None] = lambda: None,
-    reads: FarReads | None = None,
-) -> Tensor:
+def minimise(rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], None] = lambda: None) -> Tensor:
     """N after all steps.
 
     Args:
@@ -109,29 +96,19 @@ def minimise(
         hessian: `[n, d, d]` float32, Hs0; scales do not matter.
         group_size: channels that share a scale.
         tick: called after every step.
-        reads: of the same heads, float32, keys as `rows` and queries to match.
 
     Returns:
         `[n, d, d]` float32.
     """
     identity = torch.eye(rows.shape[-1], device=rows.device)
     found = identity.expand_as(hessian).clone()
-    start = loss(rows, identity.double(), identity.double(), hessian.double(), group_size)
-    hessian = hessian / start.clamp_min(torch.finfo(start.dtype).tiny)[:, None, None]
-    if reads is not None:
-        begun = reading_loss(reads, found, found, group_size).clamp_min(torch.finfo(start.dtype).tiny)
-        reads = replace(reads, queries=reads.queries / begun.sqrt()[:, None, None])
+    hessian = hessian / ((rows @ hessian) * rows).sum(-1).mean(-1)[:, None, None]
     adam = torch.optim.Adam([found], lr=RATE)
     draw = torch.Generator().manual_seed(SEED)
-    size = BATCH if reads is None else BATCH // 2
-    order = torch.randint(rows.shape[1], (STEPS, size), generator=draw).to(rows.device)
-    readers = torch.randint(reads.queries.shape[1] if reads else 1, (STEPS, READERS), generator=draw).to(rows.device)
+    order = torch.randint(rows.shape[1], (STEPS, BATCH), generator=draw).to(rows.device)
     for step in range(STEPS):
         adam.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
         found.grad = gradient(rows[:, order[step]], hessian, found, group_size)
-        if reads is not None:
-            some = FarReads(*(x[:, readers[step]] for x in (reads.queries, reads.keys, reads.weights)))
-            found.grad.lerp_(reading_gradient(some, found, group_size), FAR_SHARE)
         adam.step()
         tick()
     return found
@@ -140,63 +117,19 @@ def minimise(
 def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tensor:
     """d loss / d N at `n`, `[n, d, d]`; arguments as of `minimise`."""
     inverse = torch.linalg.inv_ex(n).inverse
-    seen = 2 / rows.shape[1] * inverse @ hessian @ inverse.mT
-    return _descent(rows, n, inverse, group_size, lambda error: error @ seen)
-
-
-def reading_gradient(reads: FarReads, n: Tensor, group_size: int) -> Tensor:
-    """The same of the part of far reads."""
-    inverse = torch.linalg.inv_ex(n).inverse
-    queries, weights = (reads.queries @ inverse.mT)[..., None, :], _importance(reads)
-
-    def by_error(error: Tensor) -> Tensor:
-        moved = _moved(error.view_as(reads.keys), queries, weights)
-        return (2 / queries.shape[1] * (weights * moved)[..., None] * queries).flatten(1, 2)
-
-    return _descent(reads.keys.flatten(1, 2), n, inverse, group_size, by_error)
-
-
-def _descent(
-    rows: Tensor, n: Tensor, inverse: Tensor, group_size: int, derivative: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """d loss / d N from the derivative of the loss by the error of each row, in the basis of N."""
     x = (rows @ n).unflatten(-1, (-1, group_size))
     (high, at_high), (low, at_low) = x.max(-1, keepdim=True), x.min(-1, keepdim=True)
     scale = (high - low).clamp_min(MIN_RANGE) / (LEVELS - 1)
     codes = (x - low) / scale
     residue = (codes + 0.5).floor().sub_(codes)
     error = (residue * scale).flatten(-2)
-    by_error = derivative(error)
-    by_scale = (by_error.unflatten(-1, (-1, group_size)) * residue).sum(-1, keepdim=True) / (LEVELS - 1)
+    seen = inverse @ hessian @ inverse.mT
+    share = 2 / rows.shape[1]
+    by_error = ((error @ seen) * share).unflatten(-1, (-1, group_size))
+    by_scale = (by_error * residue).sum(-1, keepdim=True) / (LEVELS - 1)
     by_x = torch.zeros_like(x).scatter_(-1, at_high, by_scale)
     by_x.scatter_(-1, at_low, -by_scale)  # the same entry twice in a constant group only, where nothing is lost
-    return rows.mT @ by_x.flatten(-2) - inverse.mT @ (error.mT @ by_error)
-
-
-def reading_loss(reads: FarReads, forward: Tensor, partner: Tensor, group_size: int) -> Tensor:
-    """How far INT2 without clip moves the logits of far reads against each other, `[n]` float32; see above.
-
-    Args:
-        reads: of n heads, as they are cached.
-        forward, partner: `[n, d, d]` float64.
-        group_size: channels that share a scale.
-    """
-    x = reads.keys.float() @ forward.float()[:, None]
-    error = fake_quantize(x, QuantSpec(x.shape[-1], group_size)) - x
-    queries, weights = (reads.queries.float() @ partner.float())[..., None, :], _importance(reads)
-    return (weights * _moved(error, queries, weights) ** 2).sum(-1).mean(-1)
-
-
-def _importance(reads: FarReads) -> Tensor:
-    """w of every row, adding up to 1 for each query, `[n, M, m]`."""
-    roots = reads.weights.clamp_min(torch.finfo(reads.weights.dtype).tiny).sqrt()
-    return roots / roots.sum(-1, keepdim=True)
-
-
-def _moved(error: Tensor, queries: Tensor, weights: Tensor) -> Tensor:
-    """q e^T - m, `[n, M, m]`."""
-    moved = (error * queries).sum(-1)
-    return moved - (weights * moved).sum(-1, keepdim=True)
+    return rows.mT @ by_x.flatten(-2) - share * (inverse.mT @ (error.mT @ error) @ seen)
 
 
 def loss(rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int) -> Tensor:
@@ -222,8 +155,7 @@ def _side(role: Role, pair: FittedPair, rows: RowsOfText, tick: Callable[[int], 
         device = rows.device
         heads = _Heads(*(x.to(device).double().flatten(0, 1) for x in (*matrices, gram[list(at)], hessian[list(at)])))
         kept = torch.cat([rows.of(role, one.layer_id) for one in some])
-        reads = _stacked([rows.far_reads(one.layer_id) for one in some]) if role == "k" else None
-        tuned = _tuned(heads, kept, reads, rows.group_size, lambda: tick(len(at)))
+        tuned = _tuned(heads, kept, rows.group_size, lambda: tick(len(at)))
         forward, partner = (x.unflatten(0, (len(at), -1)).cpu() for x in (tuned.forward, tuned.partner))
         numbers = torch.stack(_served(tuned)).unflatten(1, (len(at), -1)).cpu()
         return [_layer(*one) for one in zip(some, forward, partner, strict=True)], numbers
@@ -235,16 +167,7 @@ def _side(role: Role, pair: FittedPair, rows: RowsOfText, tick: Callable[[int], 
     return replace(side, layers=layers), Forecast(forecast.headroom, condition, bf16_error)
 
 
-def _stacked(layers: Sequence[FarReads | None]) -> FarReads | None:
-    """Those of all layers, heads in a row; `None` where one has none."""
-    found = [one for one in layers if one is not None]
-    if len(found) < len(layers):
-        return None
-    parts = zip(*((one.queries, one.keys, one.weights) for one in found), strict=True)
-    return FarReads(*(torch.cat(part) for part in parts))
-
-
-def _tuned(heads: _Heads, rows: Tensor, reads: FarReads | None, group_size: int, tick: Callable[[], None]) -> _Heads:
+def _tuned(heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None]) -> _Heads:
     """The heads, tuned where that is better."""
     width, held = rows.shape[-1], rows.shape[1] // CHECKED
     if rows.shape[1] < LEAST_ROWS * width:
@@ -253,39 +176,18 @@ def _tuned(heads: _Heads, rows: Tensor, reads: FarReads | None, group_size: int,
             hint=f"use at least {LEAST_ROWS * width:,} tokens",
         )
     learn, check = rows[:, :-held], rows[:, -held:]
-    read, unread = (None, None) if reads is None else _split(reads)
     before = heads.partner.mT @ heads.hessian @ heads.partner
-    known = None if read is None else _transformed(read, heads)
-    n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick, known).double()
+    n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick).double()
     forward, partner = wush.as_stored(heads.forward @ n)
     tuned = replace(heads, forward=forward, partner=partner)
-    change = _ratio(*(loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)))
-    if unread is not None:
-        far = _ratio(*(reading_loss(unread, one.forward, one.partner, group_size) for one in (tuned, heads)))
-        change = torch.lerp(change, far, FAR_SHARE)
+    lost = [loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)]
     condition, bf16_error = _served(tuned)
-    better = (change < 1) & (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT) & _exact(tuned)
+    better = (lost[0] < lost[1]) & (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT) & _exact(tuned)
     chosen = [
         torch.where(better[:, None, None], mine, theirs)
         for mine, theirs in ((tuned.forward, heads.forward), (tuned.partner, heads.partner))
     ]
     return replace(heads, forward=chosen[0], partner=chosen[1])
-
-
-def _split(reads: FarReads) -> tuple[FarReads, FarReads]:
-    """To learn from, and to check on."""
-    parts = reads.queries, reads.keys, reads.weights
-    first = parts[0].shape[1] - max(1, parts[0].shape[1] // CHECKED)
-    return FarReads(*(x[:, :first] for x in parts)), FarReads(*(x[:, first:] for x in parts))
-
-
-def _transformed(reads: FarReads, heads: _Heads) -> FarReads:
-    keys = reads.keys.float() @ heads.forward.float()[:, None]
-    return FarReads(reads.queries.float() @ heads.partner.float(), keys, reads.weights)
-
-
-def _ratio(one: Tensor, other: Tensor) -> Tensor:
-    return one / other.clamp_min(torch.finfo(other.dtype).tiny)
 
 
 def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
@@ -320,13 +222,12 @@ _PARAMS: Mapping[str, float | int | str | bool] = {
     "rate": RATE,
     "seed": SEED,
 }
-_K_PARAMS = {**_PARAMS, "readers": READERS, "far_share": FAR_SHARE}
 METHOD = replace(
     wush.METHOD,
     name="wush-tuned",
     variant="wush-tuned",
     estimators=Estimators(
-        k=Estimator(id="wush-tuned-k/2", params=_K_PARAMS), v=Estimator(id="wush-tuned-v/1", params=dict(_PARAMS))
+        k=Estimator(id="wush-tuned-k/1", params=dict(_PARAMS)), v=Estimator(id="wush-tuned-v/1", params=dict(_PARAMS))
     ),
     composition=None,  # of the start only
     tune=tune,
