@@ -27,6 +27,7 @@ from oscar_zoo.errors import (
     OscarZooError,
     OutputExists,
     PathNotFound,
+    UnsupportedMachine,
     UnsupportedModel,
     UsageError,
 )
