@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import oscar_zoo.evaluate.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
