@@ -55,6 +55,20 @@ def test_a_broken_source_raises_the_compilers_words() -> None:
         nvrtc.compile_source({"decode.cu": "int x = nothing;"}, "decode.cu", ["-arch=sm_90"])
 
 
+@pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4, 4), variant(128, 4, 4)], ids=str)
+def test_stages_fit_into_the_shared_memory_of_a_block(made: launcher.Variant, shared: int) -> None:
+    def room(stages: int) -> int:
+        tiles = dataclasses.replace(made.tiles, stages=stages)
+        used = launcher._ring_bytes(dataclasses.replace(made, tiles=tiles).flags)
+        return shared - used - launcher.PLAN_BYTES - launcher.STATIC_BYTES
+
+    got = launcher._fitting(made, shared).tiles.stages
+    assert tuning.LEAST_STAGES <= got <= tuning.CUDA.stages
+    assert room(got) >= 0 or got == tuning.LEAST_STAGES
+    assert got == tuning.CUDA.stages or room(got + 1) < 0
+
+
 def test_tiles_share_a_block_of_eight_warps() -> None:
     for heads in range(1, 17):
         for group in (1, 4, 8, 9, 16):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,11 @@ def decode_tiles(*, batch: int, num_kv_heads: int, group: int, head_dim: int, ex
     )
 
 
-FUSED_TOKENS = 64
-"""New tokens of a request up to which an extend reads its INT2 prefix directly.
+FUSED_TOKENS = 96
+"""New tokens of a request up to which an extend reads its INT2 prefix directly, which takes longer with every token.
 
-A guess from one H200: over 100,000 tokens it takes 33 microseconds for every four new tokens (2,126 for 256), while
-materialising takes 110 and a stock kernel after it 1,285 for 256. `benchmarks/run.py --variants --only crossover`
-measures it.
+Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are as fast at about 140 new tokens
+over 100,000, 120 over 32,768 and 60 over 8,192, where neither takes more than a quarter of a millisecond.
 """
 
 FUSED_TOKENS_OF_A_STEP = 256
@@ -104,42 +103,37 @@ class CudaTiles:
     """How the CUDA kernel runs; every field is a flag of decode.cu, see there.
 
     Attributes:
-        stages: of the ring of tiles.
+        stages: of the ring of tiles; fewer where a multiprocessor's shared memory is too small for them.
         resident: blocks of a multiprocessor at most, up to `MOST_RESIDENT`.
         window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6 times the bytes.
         early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
-        rehearse: and takes its first tile through the arithmetic.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
-        compact: stage 1 has its loading code once, not twice.
     """
 
-    stages: int = 4
-    resident: int = 2
+    stages: int = 6
+    resident: int = 1
     window_cost: int = 4
-    early: int = 0
-    rehearse: bool = False
-    alone: bool = False
-    compact: bool = False
+    early: int = 4
+    alone: bool = True
 
 
+LEAST_STAGES = 3
 MOST_RESIDENT = 2
 CUDA = CudaTiles()
-"""In use: what was measured. `VARIANTS` have not been, see `benchmarks/run.py --variants`."""
+"""In use: measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens, see `benchmarks/run.py --variants`.
+
+One block of a multiprocessor beats two, which share its registers and leave twice the partial results, at all but one
+of eleven shapes (4 x 30,000: 5 %), by 20 to 30 % for a single request up to 30,000 tokens.
+"""
 
 VARIANTS = (
     CUDA,
-    CudaTiles(alone=True),
-    CudaTiles(early=4),
-    CudaTiles(early=4, alone=True),
-    CudaTiles(early=4, rehearse=True),
-    CudaTiles(early=4, rehearse=True, alone=True),
-    CudaTiles(early=16, alone=True),
-    CudaTiles(early=16, rehearse=True, alone=True),
-    CudaTiles(early=4, rehearse=True, alone=True, window_cost=2),
-    CudaTiles(early=4, rehearse=True, alone=True, resident=1),
-    CudaTiles(compact=True),
-    CudaTiles(early=4, alone=True, compact=True),
-    CudaTiles(early=4, rehearse=True, alone=True, compact=True),
+    replace(CUDA, stages=4),
+    replace(CUDA, stages=8),
+    replace(CUDA, window_cost=3),
+    replace(CUDA, early=16),
+    replace(CUDA, early=0, alone=False),
+    replace(CUDA, stages=4, resident=2),
 )
 
 

@@ -3,18 +3,16 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH warps that share the query heads
 // of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types, QUERY 0 bfloat16 1 float16 2 float32,
-// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS REHEARSE ALONE, see below; COMPACT: one copy of the loading code.
+// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
 // whatever the lengths, and leaves one partial result per segment, a run of units of one request and kind. Segment
 // `block + k` of kind index `k` is unique.
 //
-// Before the kernel in front has ended. A block whose share is at most EARLY_UNITS units asks for the bytes of its first tiles
-// meanwhile, into the second-level cache. With REHEARSE it also takes its first tile through all of its arithmetic and
-// throws the result away: code and bytes are at hand when it counts. What the kernel in front may still write (queries,
-// the newest codes) is read past the first-level cache, where it would go stale. With ALONE stage 2 of a single request
-// works out which parts it merges before it waits for them.
+// Before the kernel in front has ended. A block whose share is at most EARLY_UNITS units asks for the bytes of its first
+// tiles meanwhile, into the second-level cache. With ALONE stage 2 of a single request works out which parts it merges
+// before it waits for them.
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //
@@ -48,17 +46,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   const Shares work(p, prefix[2 * p.batch]);
   long long at = work.each * blockIdx.x;
   const long long end = min(work.total, at + work.each);
-  bool rehearsal = false;
   if (OVERLAPS && EARLY_UNITS && at < end && work.each <= EARLY_UNITS) {
     const Segment x(work, prefix, p.batch, at, end);
     prefetch_segment(p, requests[x.low / 2], x, x.low / 2, x.block * HB + local, group, warp, lane);
-    rehearsal = REHEARSE && AU == 16 && x.low % 2 == 0;
   }
-  if (!rehearsal) wait_for_previous();
-  if (blockIdx.x == 0 && !rehearsal) store_prefix(p, prefix);
+  wait_for_previous();
+  if (blockIdx.x == 0) store_prefix(p, prefix);
   while (at < end) {
-    Segment x(work, prefix, p.batch, at, end);
-    if (rehearsal) x.hi = x.lo + 1;
+    const Segment x(work, prefix, p.batch, at, end);
     const int b = x.low / 2, head = x.block * HB + local;
     const size_t query_row = ((size_t)b * p.heads + head) * GROUP + part * GW;
     const Request& r = requests[b];
@@ -69,12 +64,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
                      (x.hi + WINDOW_COST - 1) / WINDOW_COST);
     else
       int2_segment(p, s, ring, r, x.block, query_row, local, group, x.lo, x.hi, warp, lane);
-    if (rehearsal) {
-      rehearsal = false;
-      wait_for_previous();
-      if (blockIdx.x == 0) store_prefix(p, prefix);
-      continue;
-    }
     at += x.hi - x.lo;
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
     store_partial(p, s, (segment * WARPS + warp) * GW, x.low % 2, lane);

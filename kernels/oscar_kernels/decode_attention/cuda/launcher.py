@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, CudaTiles
+from oscar_kernels.decode_attention.tuning import CUDA, LEAST_STAGES, MOST_RESIDENT, CudaTiles
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.nvrtc import driver
@@ -29,6 +29,10 @@ MAX_GROUP = 16
 WARPS = 8
 KEY_DIMS, VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 MERGED_ROWS = (8, 4, 2, 1)
+PLAN_BYTES = 28 * MAX_BATCH + 4
+"""Of shared memory, for where the tokens of every request are."""
+STATIC_BYTES = 1024
+"""Of shared memory, at most: what the kernel declares, and what the system keeps."""
 
 _QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
@@ -81,8 +85,7 @@ class Variant:
             "TW": WARPS // halves // together, "STAGES": tiles.stages, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
             "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped), "BLOCKS": 1 if wide else tiles.resident, "WINDOW_COST": tiles.window_cost,
-            "EARLY_UNITS": tiles.early, "REHEARSE": int(tiles.rehearse), "ALONE": int(tiles.alone),
-            "COMPACT": int(tiles.compact),
+            "EARLY_UNITS": tiles.early, "ALONE": int(tiles.alone),
         }  # fmt: skip
 
 
@@ -239,18 +242,25 @@ def _variant(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: floa
 def _load(variant: Variant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     major, minor = torch.cuda.get_device_capability(device)
-    flags = variant.flags
+    flags = _fitting(variant, torch.cuda.get_device_properties(device).shared_memory_per_block_optin).flags
     code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
         ring_bytes = _ring_bytes(flags)
-        stage1.allow_shared(ring_bytes + 28 * MAX_BATCH + 4)
+        stage1.allow_shared(ring_bytes + PLAN_BYTES)
         resident = max(1, min(variant.tiles.resident, stage1.blocks_per_multiprocessor(ring_bytes + 1024)))
     return _Loaded(
         stage1, dict(zip(MERGED_ROWS, stage2, strict=True)), ring_bytes, resident * _multiprocessors(device), major >= 9
     )
+
+
+def _fitting(variant: Variant, shared: int) -> Variant:
+    """The variant with as many stages as the shared memory of a block holds, `LEAST_STAGES` at least."""
+    while variant.tiles.stages > LEAST_STAGES and _ring_bytes(variant.flags) + PLAN_BYTES + STATIC_BYTES > shared:
+        variant = replace(variant, tiles=replace(variant.tiles, stages=variant.tiles.stages - 1))
+    return variant
 
 
 def _ring_bytes(flags: nvrtc.Flags) -> int:

@@ -99,26 +99,20 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   int mine = lo + warp;  // the tile that this warp copies next
   loader.fetch(mine, hi, slot, lane);
   Query8 q;
-  if constexpr (!COMPACT) {
-    if (mine < min(lo + AHEAD, hi)) {
-      loader.copy(p, ring.plus(warp), mine, slot, lane);
-      mine += WARPS;
-      loader.fetch(mine, hi, slot, lane);
-    }
-    q.load(p, query_row, lane);
+  if (mine < min(lo + AHEAD, hi)) {
+    loader.copy(p, ring.plus(warp), mine, slot, lane);
+    mine += WARPS;
+    loader.fetch(mine, hi, slot, lane);
   }
+  q.load(p, query_row, lane);
   Tile tile;
   tile.place(lane, head, group);
   int left = loader.at.count - lo * TILE - 32 * group;
-  for (int i = lo - (COMPACT ? AHEAD : 0); i < hi; i++) {
+  for (int i = lo; i < hi; i++) {
     if (i + AHEAD == mine) {
-      if (mine < hi) loader.copy(p, ring.plus(COMPACT ? min(AHEAD, mine - lo) : AHEAD), mine, slot, lane);
+      if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
-    }
-    if constexpr (COMPACT) {
-      if (i < lo) continue;
-      if (i == lo) q.load(p, query_row, lane);
     }
     wait_phase(ring.full(), ring.round);
     tile.compute(p, s, q, ring.data(), left, lane);

@@ -172,7 +172,6 @@ DEV int swizzle(int token, int unit) {
     return unit;
 }
 
-// Past the first-level cache: a rehearsal may read it while it is written.
 DEV float2 query_pair(const Params& p, size_t at) {
   if constexpr (QUERY == 2) return __ldcg(reinterpret_cast<const float2*>(static_cast<const float*>(p.query) + at));
   const u32 x = __ldcg(reinterpret_cast<const u32*>(static_cast<const unsigned short*>(p.query) + at));
