@@ -113,9 +113,11 @@ class TokenTargets:
     ends: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Transforms:
     """The transform pairs of one layer, float32; a leading dimension of 1 is shared by all heads, else `H`.
+
+    The tensors must not change once they are in use: kernels keep what they work out of them.
 
     `k' = (k - k_mean) @ k_forward`, `q' = q @ q_partner`, `v' = v @ v_forward`, `o = o' @ o_partner^T`.
 

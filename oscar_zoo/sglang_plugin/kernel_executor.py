@@ -19,7 +19,7 @@ from oscar_kernels.cache import LayerCache, Transforms, WindowState, allocate
 from oscar_kernels.decode_attention import fastest, launcher, tuning
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
-from oscar_kernels.kv_write.fastest import write_kv_int2
+from oscar_kernels.kv_write.fastest import prepare, write_kv_int2
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, ExtendBatch, Piece
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
@@ -83,6 +83,8 @@ class KernelExecutor:
             for i in range(shape.num_layers)
         )  # fmt: skip
         self.transforms = tuple(_transforms(k, v) for k, v in zip(table.k, table.v, strict=True))
+        for transforms in self.transforms:
+            prepare(transforms)
         cache, device = self.caches[0], slots.codes[0].device
 
         def rows(dim: int) -> Tensor:

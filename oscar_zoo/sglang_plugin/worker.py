@@ -16,6 +16,7 @@ from oscar_zoo.sglang_plugin import compat, loading, refusals, settings
 from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.slot_store import SlotShape
+from oscar_zoo.sglang_plugin.transforms import transform_bytes
 
 
 @functools.cache
@@ -55,7 +56,11 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, side: SideShape) ->
     from oscar_zoo.sglang_plugin.device_path import DevicePath
 
     heads, longest = compat.local_q_heads(owner.model_config), compat.longest_request(owner)
-    return DevicePath.nbytes(slots, side, num_q_heads=heads, max_tokens=longest, device=device)
+    whole = DevicePath.nbytes(slots, side, num_q_heads=heads, max_tokens=longest, device=device)
+    if device.startswith("cuda"):  # what the write kernel keeps of the transforms, see `fastest.prepare`
+        artifact = served()[1]
+        whole += transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
+    return whole
 
 
 def check_model(model_config: Any) -> None:

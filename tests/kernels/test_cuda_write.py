@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import shutil
 import subprocess
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from oscar_kernels.kv_write import fastest, reference
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.cuda import launcher
+from oscar_kernels.kv_write.cuda.prepared import prepared
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.quantizer import clip_rows, unpack
 from oscar_kernels.spec import QuantSpec
@@ -78,9 +81,8 @@ class Emulated:
         )
         self.runs += 1
         message = ctypes.create_string_buffer(201)
-        size = variant.shared_bytes(mean=transforms.k_mean is not None)
         good = self.build(variant).emulate(
-            ctypes.byref(parameters), blocks, size, self.runs % 2 == 0, self.runs, message
+            ctypes.byref(parameters), blocks, variant.shared_bytes, self.runs % 2 == 0, self.runs, message
         )
         assert good, message.value.decode()
         return query_out
@@ -225,11 +227,10 @@ def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
     flags = [f"-D{name}={value}" for name, value in made.flags.items()]
     code = nvrtc.compile_source(launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags])
     assert b"oscar_write" in code
-    assert made.shared_bytes(mean=True) <= 227 * 1024
+    assert made.shared_bytes <= 227 * 1024
 
 
-def test_what_the_kernel_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    fastest._tell.cache_clear()
+def test_what_the_kernel_does_not_have_is_told() -> None:
     job = bfloat16_job(QuantSpec(128, 128, 0.96))
 
     def reason(job: Any, **options: Any) -> str:
@@ -241,11 +242,31 @@ def test_what_the_kernel_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch, 
     assert "16 bytes" in reason(job, query=torch.zeros(21 * 4 * 128 + 1).bfloat16()[1:].view(21, 4, 128))
     if not torch.cuda.is_available():
         assert "needs an NVIDIA GPU" in reason(job)
-    odd = make_job(QuantSpec(32, 32, 0.9))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_other_kernel_is_taken_with_a_word(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    fastest._tell.cache_clear()
+    odd = bfloat16_job(QuantSpec(32, 32, 0.9))
     for asked, told in (("0", 0), ("1", 1)):
         monkeypatch.setenv(fastest.VARIABLE, asked)
         assert_same(fastest, odd)
         assert len([x for x in caplog.records if "head_dim 32" in x.getMessage()]) == told
+
+
+def test_matrices_are_prepared_once_and_kept_as_long_as_their_transforms() -> None:
+    job = bfloat16_job(*PLAIN, per_head=True)
+    first = prepared(job.transforms)
+    assert prepared(job.transforms) is first
+    one = job.transforms.k_forward
+    same = prepared(Transforms(one, one, job.transforms.v_forward, one))
+    assert same.q is same.k and same.k_sums is None and torch.equal(same.k, first.k)
+    gone = weakref.ref(same.k)
+    del same
+    gc.collect()
+    assert gone() is None
+    used = sum(x.nbytes for x in (first.k, first.v, first.q))
+    assert used <= sum(getattr(job.transforms, x).nbytes for x in ("k_forward", "q_partner", "v_forward"))
 
 
 GPU_CASES = [

@@ -1,7 +1,6 @@
-"""Writing new tokens: by the Triton kernel, or by the CUDA C++ kernel where an environment variable asks for it.
+"""Writing new tokens by the fastest path there is: CUDA C++ where it can be compiled and has the shape, else Triton.
 
-The CUDA kernel has not run on a GPU yet: it compiles, and an emulator on a CPU agrees with the reference. Until it has
-been measured it is used only with `OSCAR_KERNELS_CUDA_WRITE=1`. Why it is then not taken is logged once per reason.
+Why the CUDA path is not taken on a GPU is logged once for each reason.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from torch import Tensor
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.cuda import launcher as cuda_launcher
+from oscar_kernels.kv_write.cuda.prepared import prepared
 from oscar_kernels.kv_write.reference import Parts
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "OSCAR_KERNELS_CUDA_WRITE"
-"""Environment variable: 1 asks for the CUDA kernel."""
+"""Environment variable: 0 leaves the CUDA kernel out."""
 
 
 def write_kv_int2(
@@ -39,8 +39,7 @@ def write_kv_int2(
 ) -> Tensor | None:
     """Transform new tokens and write their INT2 slots, ring rows and sink rows; see `reference.write_kv_int2`.
 
-    Whatever the variable says, it must not change while a cache is in use: codes of the two kernels may differ at
-    rounding ties.
+    The variable must not change while a cache is in use: codes of the two kernels may differ at rounding ties.
 
     Raises:
         ValueError: tensors do not fit, or no kernel can run here.
@@ -48,7 +47,7 @@ def write_kv_int2(
     options: dict[str, Any] = {
         "windows": windows, "parts": parts, "query": query, "query_out": query_out, "rows_out": rows_out
     }  # fmt: skip
-    if wanted():
+    if key.is_cuda and wanted():
         try:
             return cuda_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
         except cuda_launcher.Unsupported as error:
@@ -57,8 +56,14 @@ def write_kv_int2(
 
 
 def wanted() -> bool:
-    """The environment asks for the CUDA kernel."""
-    return os.environ.get(VARIABLE) == "1"
+    """The environment does not leave the CUDA kernel out."""
+    return os.environ.get(VARIABLE) != "0"
+
+
+def prepare(transforms: Transforms) -> None:
+    """Allocate now what the first write with these transforms would: nothing on a CPU, at most their own size."""
+    if transforms.k_forward.is_cuda and wanted():
+        prepared(transforms)
 
 
 @functools.cache

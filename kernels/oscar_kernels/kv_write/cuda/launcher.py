@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
 from oscar_kernels.kv_write.arguments import check, clip_rank
+from oscar_kernels.kv_write.cuda.prepared import prepared
 from oscar_kernels.kv_write.reference import Parts
 from oscar_kernels.kv_write.tuning import WARPGROUPS, tile_cost
 from oscar_kernels.nvrtc import compile as nvrtc
@@ -40,9 +41,9 @@ class _Side(ctypes.Structure):
     """`Side` of types.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "out", "matrix", "mean", "ring", "sink")),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "halves", "sums", "ring", "sink")),
         *((name, ctypes.c_int) for name in (
-            "x_token", "x_head", "out_token", "out_head", "matrix_head", "mean_head",
+            "x_token", "x_head", "out_token", "out_head", "halves_head", "sums_head",
             "blocks", "matrices", "heads", "rows",
         )),
         ("magic", ctypes.c_uint), ("shift", ctypes.c_uint),
@@ -80,10 +81,11 @@ class Variant:
             **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
         }  # fmt: skip
 
-    def shared_bytes(self, *, mean: bool) -> int:
+    @property
+    def shared_bytes(self) -> int:
         """Dynamic shared memory: the matrix in two halves, two tiles of each warpgroup, sums of the mean, alignment."""
         dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
-        return 4 * dim * dim + self.warpgroups * 4 * TILE * dim + (dim * dim // 2 if mean else 0) + 1024
+        return 4 * dim * dim + self.warpgroups * 4 * TILE * dim + 4 * dim + 1024
 
 
 def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> Variant:
@@ -169,7 +171,10 @@ def write_kv_int2(
     rows_out: tuple[Tensor, Tensor] | None = None,
     warpgroups: int = WARPGROUPS,
 ) -> Tensor | None:
-    """As `reference.write_kv_int2`, in one launch on the current stream; nothing is allocated if `query_out` is given.
+    """As `reference.write_kv_int2`, in one launch on the current stream.
+
+    Nothing is allocated if `query_out` is given, after the first call with these transforms. Only their matrices are
+    read while the kernel in front still runs.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -189,8 +194,7 @@ def write_kv_int2(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device)
         )
         stream = torch.cuda.current_stream(key.device).cuda_stream
-        shared = made.shared_bytes(mean=transforms.k_mean is not None)
-        kernel.launch((blocks, 1), parameters, stream, shared=shared)
+        kernel.launch((blocks, 1), parameters, stream, shared=made.shared_bytes, early=True)
     return query_out
 
 
@@ -213,14 +217,14 @@ def arguments(
         sms: multiprocessors; a block takes a whole one.
     """
     k_out, v_out = rows_out or (None, None)
-    mean = transforms.k_mean
+    matrices = prepared(transforms)
     sides = [
-        _side(value, v_out, transforms.v_forward, None, cache.num_kv_heads, cache.ring_v, cache.sink_v),
-        _side(key, k_out, transforms.k_forward, mean, cache.num_kv_heads, cache.ring_k, cache.sink_k),
+        _side(value, v_out, matrices.v, None, cache.num_kv_heads, cache.ring_v, cache.sink_v),
+        _side(key, k_out, matrices.k, matrices.k_sums, cache.num_kv_heads, cache.ring_k, cache.sink_k),
     ]
     costs = [tile_cost(clip_rank(spec), slots=parts != "windows") for spec in (cache.v_spec, cache.k_spec)]
     if query is not None and query_out is not None:
-        sides.append(_side(query, query_out, transforms.q_partner, None, cache.num_kv_heads, None, None))
+        sides.append(_side(query, query_out, matrices.q, None, cache.num_kv_heads, None, None))
         costs.append(tile_cost(0, slots=False))
     tiles = [side.matrices * -(-side.rows // TILE) for side in sides]
     for side, blocks in zip(sides, shares(tiles, [x.matrices for x in sides], costs, sms), strict=True):
@@ -238,14 +242,14 @@ def arguments(
 def _side(
     x: Tensor,
     out: Tensor | None,
-    matrix: Tensor,
-    mean: Tensor | None,
+    halves: Tensor,
+    sums: Tensor | None,
     kv_heads: int,
     ring: Tensor | None,
     sink: Tensor | None,
 ) -> _Side:
     """One side of a launch, its blocks left open. A matrix or mean of each head makes the heads apart."""
-    apart = matrix.shape[0] > 1 or (mean is not None and mean.shape[0] > 1)
+    apart = halves.shape[0] > 1 or (sums is not None and sums.shape[0] > 1)
     matrices = kv_heads if apart else 1
     heads = x.shape[1] // matrices
     magic, shift = divider(heads)
@@ -254,10 +258,10 @@ def _side(
         return None if y is None else y.data_ptr()
 
     return _Side(
-        *map(pointer, (x, out, matrix, mean, ring, sink)), x.stride(0), x.stride(1),
+        *map(pointer, (x, out, halves, sums, ring, sink)), x.stride(0), x.stride(1),
         0 if out is None else out.stride(0), 0 if out is None else out.stride(1),
-        matrix.stride(0) if matrix.shape[0] > 1 else 0,
-        mean.stride(0) if mean is not None and mean.shape[0] > 1 else 0,
+        halves.stride(0) if halves.shape[0] > 1 else 0,
+        sums.stride(0) if sums is not None and sums.shape[0] > 1 else 0,
         0, matrices, heads, len(x) * heads, magic, shift,
     )  # fmt: skip
 
@@ -306,7 +310,7 @@ def _load(made: Variant, device: torch.device) -> driver.Kernel:
         torch.cuda.current_stream()
         kernel: Any
         (kernel,) = driver.load(code, {"oscar_write": 128 * made.warpgroups})
-        kernel.allow_shared(made.shared_bytes(mean=True))
+        kernel.allow_shared(made.shared_bytes)
     return kernel  # type: ignore[no-any-return]
 
 

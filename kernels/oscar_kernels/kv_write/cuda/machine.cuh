@@ -66,6 +66,9 @@ DEV void block_sync() { __syncthreads(); }
 DEV void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 DEV void dependents_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 DEV void copy_async(u32 to, const void* from) {  // 16 bytes to shared memory
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -74,11 +77,6 @@ template <int N>
 DEV void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-DEV void shared_store(u32 at, const u32 (&x)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
-}
-DEV void shared_store(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
 DEV float shared_load(u32 at) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");

@@ -64,50 +64,26 @@ struct Block {
     copies_commit();
   }
 
-  // Eight numbers of column `n` of the matrix in two bfloat16 halves: the larger is cut off, the smaller is rounded.
-  DEV void split_unit(const float (&y)[8], const float* mean, int n, int unit) const {
-    u32 high[4], low[4];
-    float sum = 0.f;
-    UNROLL for (int k = 0; k < 8; k += 2) {
-      high[k / 2] = permute(bits_of(y[k]), bits_of(y[k + 1]), 0x7632);
-      low[k / 2] = pack_bf16(y[k] - low_bf16(high[k / 2]), y[k + 1] - high_bf16(high[k / 2]));
-      if (mean) {
-        sum = fmaf(mean[unit * 8 + k], low_bf16(high[k / 2]) + low_bf16(low[k / 2]), sum);
-        sum = fmaf(mean[unit * 8 + k + 1], high_bf16(high[k / 2]) + high_bf16(low[k / 2]), sum);
-      }
-    }
-    const u32 at = weights + unit / 8 * (D * 128) + n * 128 + ((unit ^ n) & 7) * 16;
-    shared_store(at, high);
-    shared_store(at + PART, low);
-    if (mean) shared_store(sums + (unit * D + n) * 4, sum);
+  // Asks for where the rows of a tile go: otherwise that is waited for when they are ready.
+  DEV void announce(int tile) const {
+    if (!R::CACHED || tile >= count || local > 1) return;
+    const int token = token_of(s, min(tile * TILE + local * (TILE - 1), s.rows - 1));
+    if (p.to_slots) prefetch(p.slots + token);
+    if (!p.to_windows) return;
+    prefetch(p.positions + token);
+    prefetch(p.ends + token);
+    prefetch(p.request_rows + token);
   }
 
-  // All of the matrix, and its product with the mean.
-  DEV void split() const {
-    const float* from = s.matrix + matrix * s.matrix_head;
-    const float* mean = s.mean ? s.mean + matrix * s.mean_head : nullptr;
-    constexpr int THREADS = 128 * GROUPS, TOGETHER = 3;  // so many loads of 8 numbers are under way
-    for (int first = thread_index(); first < D * UNITS; first += TOGETHER * THREADS) {
-      float y[TOGETHER][8];
-      UNROLL for (int j = 0; j < TOGETHER; j++) {
-        const int i = min(first + j * THREADS, D * UNITS - 1), n = i % D, unit = i / D;
-        UNROLL for (int k = 0; k < 8; k++) y[j][k] = from[(unit * 8 + k) * D + channel_of<D>(n)];
-      }
-      UNROLL for (int j = 0; j < TOGETHER; j++) {
-        const int i = first + j * THREADS;
-        if (i < D * UNITS) split_unit(y[j], mean, i % D, i / D);
-      }
+  // Starts the copies of the matrix and of its product with the mean, by all threads of the block.
+  DEV void load_matrix() const {
+    const u8* from = s.halves + wide(matrix, s.halves_head);
+    for (int i = thread_index() * 16; i < 2 * PART; i += 128 * GROUPS * 16) copy_async(weights + i, from + i);
+    if (s.sums) {
+      const float* product = s.sums + matrix * s.sums_head;
+      for (int i = thread_index() * 4; i < D; i += 128 * GROUPS * 4) copy_async(sums + i * 4, product + i);
     }
-    if (mean) {
-      block_sync();
-      for (int n = thread_index(); n < D; n += 128 * GROUPS) {
-        float sum = 0.f;
-        for (int unit = 0; unit < UNITS; unit++) sum += shared_load(sums + (unit * D + n) * 4);
-        shared_store(sums + n * 4, sum);  // over its own first part
-      }
-    }
-    fence_for_matrix_units();
-    block_sync();
+    copies_commit();
   }
 
   // A tile times the matrix.
@@ -118,7 +94,7 @@ struct Block {
         matrix_multiply(x, a + (k / 4 * (TILE * 128) + k % 4 * 32) / 16,
                         b + (part * PART + k / 4 * (D * 128) + k % 4 * 32) / 16, part == 0 || k > 0);
     matrix_end(x);
-    if (s.mean) {
+    if (s.sums) {
       UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
         const float sum = shared_load(sums + (8 * j + 2 * (lane % 4) + e) * 4);
         x[4 * j + e] -= sum;
@@ -169,10 +145,15 @@ struct Block {
 template <class R>
 DEV void run(const Params& p, const Side& s, u32 shared, int index) {
   const Block<R> block(p, s, shared, index);
+  block.load_matrix();  // nobody writes it while the kernel in front runs; all else may be its work
+  wait_for_previous();
   int tile = block.first(index), ahead = block.next(tile + block.step);
   block.load(tile, 0);
+  block.announce(tile);
   block.load(ahead, 1);
-  block.split();
+  copies_wait<2>();
+  fence_for_matrix_units();
+  block_sync();
   for (int stage = 0; tile < block.count; stage ^= 1) {
     copies_wait<1>();  // all but the newest
     fence_for_matrix_units();
@@ -182,6 +163,7 @@ DEV void run(const Params& p, const Side& s, u32 shared, int index) {
     group_sync(block.group);  // all four warps have read the tile
     const int after = block.next(ahead + block.step);
     block.load(after, stage);
+    block.announce(ahead);
     block.finish(tile, x);
     tile = ahead;
     ahead = after;

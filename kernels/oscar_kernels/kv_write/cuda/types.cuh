@@ -9,9 +9,10 @@ constexpr float MIN_RANGE = 1e-8f, LARGEST = AFFINE_BF16 ? 3.3895313892515355e38
 struct Side {
   const u16* x;
   u16* out;  // transformed rows, or null
-  const float *matrix, *mean;
+  const u8* halves;   // matrices as they lie in shared memory, see prepared.py
+  const float* sums;  // products of the mean with them, or null
   u16 *ring, *sink;
-  int x_token, x_head, out_token, out_head, matrix_head, mean_head;  // strides in elements
+  int x_token, x_head, out_token, out_head, halves_head, sums_head;  // strides in elements
   int blocks, matrices, heads, rows;                                // heads and rows of one matrix
   u32 magic, shift;                                                 // division by `heads`, see `token_of`
 };
