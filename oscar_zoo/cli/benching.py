@@ -214,7 +214,7 @@ def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
 
 
 def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
-    device = pick_serving_device(request.device)[0]
+    device, gpu = pick_serving_device(request.device)
     staged = private / "rotations"
     digest = staging.stage_rotations(subject.artifact.verified, staged)
     engines = sides.Engines(
@@ -232,6 +232,7 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         revision=request.revision,
         extra=request.extra,
         bulk=request.bulk,
+        gpu=gpu,
     )
     made = request.dummy_weights is not None and request.artifact is None
     cards = machine.gpu().facts["gpus"] if device == "cuda" else []
@@ -239,7 +240,7 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         model=subject.choice.name,
         random_weights=engines.random_weights,
         artifact=("Hadamard" if made else subject.artifact.label, subject.artifact.verified.digest),
-        device=cards[0]["name"] if cards else device.upper(),
+        device=cards[gpu]["name"] if len(cards) > gpu else device.upper(),
         new_tokens=request.new_tokens,
         cases=request.cases,
         sides={cache: _side(cache, engines, request, private) for cache in sides.CACHES},

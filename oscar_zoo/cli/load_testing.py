@@ -73,6 +73,7 @@ def load_test(request: LoadRequest) -> int:
 
 
 def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
+    device, gpu = pick_serving_device(request.device)
     random_weights = ("--load-format=dummy", "--skip-tokenizer-init") if request.dummy_weights else ()
     return Wanted(
         label=subject.choice.name,
@@ -81,9 +82,10 @@ def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
         revision=request.revision,
         verified=subject.artifact.verified,
         recipe=recipe_for_model(subject.artifact, subject.choice, subject.geometry),
-        device=pick_serving_device(request.device)[0],
+        device=device,
         flags=(*random_weights, *request.extra),
         timeout=request.timeout,
+        gpu=gpu,
     )
 
 

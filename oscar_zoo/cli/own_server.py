@@ -30,6 +30,7 @@ class Wanted:
         device: `cpu` or `cuda`.
         flags: for the engine.
         timeout: seconds that its start may take.
+        gpu: number of the first GPU.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Wanted:
     device: str
     flags: tuple[str, ...]
     timeout: float
+    gpu: int = 0
 
 
 @contextmanager
@@ -68,6 +70,7 @@ def own_server(
             recipe=wanted.recipe,
             kernels=staging.kernels_folder(),
             device=wanted.device,
+            gpu=wanted.gpu,
             port=free_port(),
             extra=wanted.flags,
         )

@@ -34,6 +34,8 @@ LENGTH, WINDOWS, ANSWERS = 2000, 6, 24
 """Tokens of a text and of a conversation, texts, and recall questions."""
 ROOM = 16
 """Positions of a model that a server keeps to itself."""
+POOL_TOKENS = 1 << 18
+"""That the cache of a server on a GPU holds, many times what is asked: its start is quick, and the GPU may be in use."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _Subject:
     choice: ModelChoice
     recipe: ServingRecipe
     device: str
+    gpu: int
     dtype: str
     questions: Questions
 
@@ -157,9 +160,9 @@ def _subject(request: ServerEvalRequest) -> _Subject:
     recipe = with_overrides(recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip)
     if artifact.verified.k is None or artifact.verified.v is None:
         raise UsageError(f"{request.artifact} has only one side; a cache needs K and V.", hint="give the whole folder")
-    device = pick_serving_device(request.device)[0]
+    device, gpu = pick_serving_device(request.device)
     dtype = request.dtype if request.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
-    return _Subject(artifact, choice, recipe, device, dtype, _questions(request, choice, recipe, text))
+    return _Subject(artifact, choice, recipe, device, gpu, dtype, _questions(request, choice, recipe, text))
 
 
 def _questions(request: ServerEvalRequest, choice: ModelChoice, recipe: ServingRecipe, text: str) -> Questions:
@@ -229,6 +232,7 @@ def _answers(request: ServerEvalRequest, subject: _Subject, client: ServerClient
 
 
 def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Variant) -> Wanted:
+    pool = () if subject.device == "cpu" else (f"--max-total-tokens={POOL_TOKENS}",)
     return Wanted(
         label=str(variant),
         log="eval-server",
@@ -237,8 +241,9 @@ def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Varia
         verified=subject.artifact.verified,
         recipe=subject.recipe,
         device=subject.device,
-        flags=(*variant.flags, f"--dtype={subject.dtype}", *request.extra),
+        flags=(*variant.flags, f"--dtype={subject.dtype}", *pool, *request.extra),
         timeout=request.timeout,
+        gpu=subject.gpu,
     )
 
 

@@ -76,7 +76,7 @@ class Emulated:
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert launcher.misfit(key, value, cache, targets, **options) is None
         variant = launcher.variant(cache, targets, self.warpgroups)
-        parameters, blocks = launcher.arguments(
+        parameters, blocks, _ = launcher.arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks
         )
         self.runs += 1
@@ -109,6 +109,8 @@ def test_the_emulated_kernel_writes_what_the_reference_writes(
     job = bfloat16_job(k_spec, v_spec, **options)
     assert_same(emulated, job, **EXACT)
     together, _ = job.write(emulated)
+    single, _ = job.write(Emulated(build, blocks=1000, warpgroups=1))
+    assert all(torch.equal(bits(getattr(single, name)), bits(getattr(together, name))) for name in STORES)
     few = job.only(torch.arange(7, 20))
     alone, slots = few.write(emulated)[0], few.targets.slots.long()
     assert torch.equal(alone.codes[slots], together.codes[slots])
@@ -218,7 +220,7 @@ def nvrtc_missing() -> str | None:
     return None
 
 
-@pytest.mark.parametrize("warpgroups", [3, 4])
+@pytest.mark.parametrize("warpgroups", [1, 3, 4])
 def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
     reason = nvrtc_missing()
     if reason:
@@ -250,7 +252,7 @@ def test_on_a_gpu_the_other_kernel_is_taken_with_a_word(monkeypatch: pytest.Monk
     odd = bfloat16_job(QuantSpec(32, 32, 0.9))
     for asked, told in (("0", 0), ("1", 1)):
         monkeypatch.setenv(fastest.VARIABLE, asked)
-        assert_same(fastest, odd)
+        assert_same(fastest, odd, error=2**-16, allowed=3, rows=2**-7)
         assert len([x for x in caplog.records if "head_dim 32" in x.getMessage()]) == told
 
 

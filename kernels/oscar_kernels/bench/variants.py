@@ -21,7 +21,7 @@ from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
 from oscar_kernels.kv_read.launcher import materialize_prefix
 from oscar_kernels.kv_write.cuda import launcher as cuda_write
 
-WARPGROUPS = (2, 3, 4)
+WARPGROUPS = (1, 2, 3, 4)
 PREFIXES = (8192, 32_768, 100_000)
 NEW_TOKENS = (4, 16, 32, 64, 128, 256)
 

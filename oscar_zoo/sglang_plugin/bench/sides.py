@@ -51,6 +51,7 @@ class Engines:
         revision: commit of the model on its hub.
         extra: engine flags of the user, for both sides.
         bulk: the job after the cases, or `None`.
+        gpu: number of the first GPU.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Engines:
     revision: str | None = None
     extra: tuple[str, ...] = ()
     bulk: Bulk | None = None
+    gpu: int = 0
 
 
 def check_flags(extra: Sequence[str]) -> None:
@@ -88,6 +90,8 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     flags = {"--model-path": engines.model, "--port": str(engines.port)}
     if engines.revision is not None:
         flags["--revision"] = engines.revision
+    if engines.gpu:
+        flags["--base-gpu-id"] = str(engines.gpu)
     if engines.random_weights:
         flags["--load-format"] = "dummy"
     if cache == "int2":

@@ -7,7 +7,7 @@ clip's comparators, the matrix units and the memory each take a little more than
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,8 @@ SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "write.cu")
 
 HEAD_DIMS = (64, 128)
 MOST_RANK = 16
+BUILT = (1, WARPGROUPS)
+"""Warpgroups of the variants that are compiled together, so that no later call has to."""
 TILE = 64
 MOST_ROWS = 1 << 30
 
@@ -153,8 +155,9 @@ def misfit(
 
 
 def unbuildable(cache: LayerCache, targets: TokenTargets) -> str | None:
-    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it is."""
-    return _build_failure(variant(cache, targets), cache.codes.device)
+    """Why a variant that these need cannot be compiled and loaded, in one line; `None` once they are."""
+    made = variant(cache, targets)
+    return next(filter(None, (_build_failure(replace(made, warpgroups=n), cache.codes.device) for n in BUILT)), None)
 
 
 def write_kv_int2(
@@ -169,12 +172,16 @@ def write_kv_int2(
     query: Tensor | None = None,
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
-    warpgroups: int = WARPGROUPS,
+    warpgroups: int | None = None,
 ) -> Tensor | None:
     """As `reference.write_kv_int2`, in one launch on the current stream.
 
     Nothing is allocated if `query_out` is given, after the first call with these transforms. Only their matrices are
     read while the kernel in front still runs.
+
+    Args:
+        warpgroups: of a block; by default one, where every tile of rows has a block to itself, so that attention can
+            begin beside it on the same multiprocessor, else `WARPGROUPS`. The results are the same.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -184,15 +191,15 @@ def write_kv_int2(
     if query is not None and query_out is None:
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format)
     reason = unsupported(key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out)
-    reason = reason or _build_failure(variant(cache, targets, warpgroups), key.device)
+    reason = reason or unbuildable(cache, targets)
     if reason:
         raise Unsupported(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):
-        made = variant(cache, targets, warpgroups)
-        kernel = _load(made, key.device)
-        parameters, blocks = arguments(
+        parameters, blocks, tiles = arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device)
         )
+        made = variant(cache, targets, warpgroups or (1 if blocks == tiles else WARPGROUPS))
+        kernel = _load(made, key.device)
         stream = torch.cuda.current_stream(key.device).cuda_stream
         kernel.launch((blocks, 1), parameters, stream, shared=made.shared_bytes, early=True)
     return query_out
@@ -210,8 +217,8 @@ def arguments(
     query_out: Tensor | None,
     rows_out: tuple[Tensor, Tensor] | None,
     sms: int,
-) -> tuple[Params, int]:
-    """What a launch passes to the kernel, and its blocks; the tensors must outlive it.
+) -> tuple[Params, int, int]:
+    """What a launch passes to the kernel, its blocks, and its tiles of rows; the tensors must outlive it.
 
     Args:
         sms: multiprocessors; a block takes a whole one.
@@ -236,7 +243,7 @@ def arguments(
         sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(), *(x.data_ptr() for x in tensors), len(key),
         cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"),
     )  # fmt: skip
-    return parameters, sum(side.blocks for side in sides)
+    return parameters, sum(side.blocks for side in sides), sum(tiles)
 
 
 def _side(
@@ -311,6 +318,7 @@ def _load(made: Variant, device: torch.device) -> driver.Kernel:
         kernel: Any
         (kernel,) = driver.load(code, {"oscar_write": 128 * made.warpgroups})
         kernel.allow_shared(made.shared_bytes)
+        kernel.prefer_shared()
     return kernel  # type: ignore[no-any-return]
 
 
