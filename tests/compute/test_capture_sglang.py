@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sglang_forks
 import torch
-from capture_runs import LENGTHS, Captured, Forks, Run, prompts
+from capture_runs import LENGTHS, Captured, Run, forked, prompts
 from engines import needs_sglang
 from random_qwen3 import write_model
 from tap_child import recorded_rows, site_for_shared_heads, write_exact_model
@@ -59,14 +60,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     by_name["shared"] = Run(str(shared), str(folder / "of-shared"), 2, str(site))
     for run in by_name.values():
         Path(run.work).mkdir()
-    forks = Forks(folder)
+    sglang_forks.shared()  # from this thread, with which it ends
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         results = {"one": other.submit(by_name["one"].here)}
         for name, kills in (("killed", (1, 2)), ("two", ()), ("shared", ())):
-            results[name] = pool.submit(forks.capture, by_name[name], kills)
+            results[name] = pool.submit(forked, by_name[name], kills)
         yield Runs(by_name, results, folder / "rows")
         pool.shutdown(wait=False, cancel_futures=True)
-        forks.close()
+        sglang_forks.shared().kill()
 
 
 def transformers_sums(model: Path) -> dict[int, LayerMoments]:

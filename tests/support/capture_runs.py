@@ -1,21 +1,17 @@
-"""Captures through SGLang for tests: as users run them, and forked from one process that imported SGLang.
+"""Captures through SGLang for tests: as users run them, and in forks of a process that imported SGLang.
 
-`serve` imports SGLang once and then reads orders, a line of JSON each. Every order runs in a process of its own: a
-`Run` to its end, or up to the pass in which everything of it is killed. The engine of such a run is a fork too, with
+A forked capture runs to its end, or up to the pass in which everything of it is killed. Its engine is a fork too, with
 the group, standard input and variables that `subprocess.Popen` would have given it, and forks its workers.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 import pickle
 import runpy
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +20,8 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import engine_child
-from engines import environment, text_tokens
+from engines import text_tokens
+from sglang_forks import shared
 
 from oscar_zoo.compute.capture import sglang, sglang_process, state
 from oscar_zoo.compute.capture.base import Progress
@@ -36,8 +33,6 @@ from oscar_zoo.sglang_plugin.launch import child_environment
 NEEDS = frozenset({"rows", "weighted", "outputs", "weights"})
 LENGTHS = (140, 256, 7)  # 256 is the whole context of the random model
 CPU = {"device": "cpu", "dtype": "float32", "mem_fraction_static": 0.5}
-SECONDS = 600
-"""For one order: it takes ten seconds on two idle cores, and minutes on busy ones."""
 
 
 def prompts() -> tuple[tuple[int, ...], ...]:
@@ -107,50 +102,31 @@ class Run:
         self.here(resume=True, progress=told)
 
 
-class Forks:
-    """The process that imported SGLang; orders run one after the other."""
+def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
+    """`run` to its end, after ones that were killed in the passes `kills`; each goes on with what was left.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._count = folder, 0
-        self._log = (folder / "forks.log").open("wb")
-        path = os.pathsep.join([environment()["PYTHONPATH"], str(Path(__file__).parent)])
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", "import capture_runs; capture_runs.serve()"],
-            env=environment(PYTHONPATH=path),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=folder,
-            text=True,
-            start_new_session=True,
-        )
+    In forks of the process that imported SGLang (`sglang_forks`).
+    """
+    work = Path(run.work)
+    out, log = work.with_suffix(".pickle"), work.with_suffix(".log")
 
-    def capture(self, run: Run, kills: tuple[int, ...] = ()) -> Captured:
-        """`run` to its end, after ones that were killed in the passes `kills`; each goes on with what was left."""
-        for number in kills:
-            assert self._order(run, kill=number)[0] == -signal.SIGKILL
-        code, out = self._order(run, resume=bool(kills))
-        assert code == 0, (self._folder / "forks.log").read_text()[-4000:]
-        captured: Captured = pickle.loads(out.read_bytes())
-        return captured
+    def call(**given: Any) -> int:
+        return shared().call("capture_runs:capture", work, log, run=asdict(run), **given)
 
-    def close(self) -> None:
-        os.killpg(self._server.pid, signal.SIGKILL)
-        self._server.communicate()
-        self._log.close()
+    for number in kills:
+        assert call(kill=number) == -signal.SIGKILL, log.read_text()[-4000:]
+    assert call(resume=bool(kills), out=str(out)) == 0, log.read_text()[-4000:]
+    captured: Captured = pickle.loads(out.read_bytes())
+    return captured
 
-    def _order(self, run: Run, **options: Any) -> tuple[int, Path]:
-        assert self._server.stdin is not None and self._server.stdout is not None
-        self._count += 1
-        out = self._folder / f"{self._count}.pickle"
-        self._server.stdin.write(json.dumps({"run": asdict(run), "out": str(out), **options}) + "\n")
-        self._server.stdin.flush()
-        patience = threading.Timer(SECONDS, os.killpg, (self._server.pid, signal.SIGKILL))
-        patience.start()
-        try:
-            return int(self._server.stdout.readline()), out
-        finally:
-            patience.cancel()
+
+def capture(run: dict[str, Any], out: str = "", kill: int = 0, resume: bool = False) -> None:
+    """In the fork: `Run.killed`, or `Run.here` with the result pickled in the file `out`."""
+    sglang.subprocess = SimpleNamespace(Popen=ForkedEngine, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    if kill:
+        Run(**run).killed(kill)
+    else:
+        Path(out).write_bytes(pickle.dumps(Run(**run).here(resume=resume)))
 
 
 class ForkedEngine:
@@ -191,33 +167,3 @@ def _engine(argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
-
-
-def serve() -> None:
-    """Import SGLang once, then run the orders on standard input, each in a forked process."""
-    engine_child.end_with_parent()
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no reply
-    for module in engine_child.PRELOADED:
-        importlib.import_module(module)
-    sglang.subprocess = SimpleNamespace(Popen=ForkedEngine, PIPE=subprocess.PIPE)  # type: ignore[assignment]
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os._exit(_run(**json.loads(line)))
-        replies.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-        replies.flush()
-
-
-def _run(run: dict[str, Any], out: str, kill: int = 0, resume: bool = False) -> int:
-    engine_child.end_with_parent()
-    os.setsid()
-    try:
-        if kill:
-            Run(**run).killed(kill)
-        else:
-            Path(out).write_bytes(pickle.dumps(Run(**run).here(resume=resume)))
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
