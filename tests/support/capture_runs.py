@@ -1,7 +1,6 @@
 """Captures through SGLang for tests: as users run them, and in forks of a process that imported SGLang.
 
-A forked capture runs to its end, or up to the pass in which everything of it is killed. Its engine is a fork too, with
-the group, standard input and variables that `subprocess.Popen` would have given it, and forks its workers.
+A forked capture runs to its end, or up to the pass in which everything of it is killed. Its engine is a fork too.
 """
 
 from __future__ import annotations
@@ -11,19 +10,17 @@ import pickle
 import runpy
 import signal
 import subprocess
-import sys
-import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 import engine_child
 from engines import text_tokens
+from forked_program import ForkedProgram
 from sglang_forks import shared
 
-from oscar_zoo.compute.capture import sglang, sglang_process, state
+from oscar_zoo.compute.capture import sglang, state
 from oscar_zoo.compute.capture.base import Progress
 from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
 from oscar_zoo.compute.moments import Moments
@@ -129,41 +126,9 @@ def capture(run: dict[str, Any], out: str = "", kill: int = 0, resume: bool = Fa
         Path(out).write_bytes(pickle.dumps(Run(**run).here(resume=resume)))
 
 
-class ForkedEngine:
-    """What `capture_with_sglang` needs of `subprocess.Popen`, for the program that holds an engine."""
+class ForkedEngine(ForkedProgram):
+    """With SGLang, whose workers are forked too."""
 
-    def __init__(
-        self, command: list[str], *, env: Mapping[str, str], cwd: Path, stderr: int, start_new_session: bool, **_: int
-    ) -> None:
-        assert command[1:4] == ["-P", "-m", sglang_process.__name__] and start_new_session
-        theirs, ours = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            os.close(theirs[1])  # or the end of its parent would not be the end of its standard input
-            os.close(ours[0])
-            for end, number in ((theirs[0], 0), (ours[1], 1), (stderr, 2)):
-                os.dup2(end, number)
-            _engine(command[3:], env, cwd)
-        os.close(theirs[0])
-        os.close(ours[1])
-        self.stdin: BinaryIO = os.fdopen(theirs[1], "wb")
-        self.stdout: BinaryIO = os.fdopen(ours[0], "rb")
-
-    def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def _engine(argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = argv
-    try:
-        runpy.run_path(str(Path(env["PYTHONPATH"].split(os.pathsep)[0], "sitecustomize.py")))
+    def prepare(self, path: list[str]) -> None:
+        runpy.run_path(str(Path(path[0], "sitecustomize.py")))
         engine_child.fork_workers()
-        sglang_process._main()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
