@@ -9,21 +9,17 @@ give the sums of one process to 1e-10 in every layer.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sglang_forks
 import torch
-from engines import needs_sglang, text_tokens
+from capture_runs import LENGTHS, Captured, Run, forked, prompts
+from engines import needs_sglang
 from random_qwen3 import write_model
 from tap_child import recorded_rows, site_for_shared_heads, write_exact_model
 from torch import Tensor
@@ -31,102 +27,26 @@ from torch.nn import functional
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
-from oscar_zoo.compute.capture import state
-from oscar_zoo.compute.capture.base import Progress
-from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang, discard
+from oscar_zoo.compute.capture.sglang import discard
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
-from oscar_zoo.evaluate.models import attention_scope, inspect_model, load_model
-from oscar_zoo.sglang_plugin.launch import child_environment
+from oscar_zoo.evaluate.models import attention_scope, load_model
 
 # An engine starts in 15 to 25 seconds on two idle cores, and in minutes on busy ones.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
-ALL = frozenset({"rows", "weighted", "outputs", "weights"})
 SUMS = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
-LENGTHS = (140, 256, 7)  # 256 is the whole context of the random model
-CPU = {"device": "cpu", "dtype": "float32", "mem_fraction_static": 0.5}
-
-
-def prompts() -> tuple[tuple[int, ...], ...]:
-    ids = text_tokens()
-    return tuple(tuple(ids[start : start + n]) for start, n in zip((0, 3000, 9000), LENGTHS, strict=True))
-
-
-@dataclass
-class Run:
-    """One capture in a thread of its own.
-
-    Attributes:
-        kills: passes in which captures of processes of their own are killed, one after the other; what they left is
-            gone on with here.
-    """
-
-    model: Path
-    tensor_parallel: int = 1
-    site: Path | None = None
-    kills: tuple[int, ...] = ()
-    progress: list[tuple[int, int, str]] = field(default_factory=list)
-
-    def place(self, folder: Path) -> Path:
-        return folder / f"{self.model.name}-{self.tensor_parallel}-{len(self.kills)}"
-
-    def capture(self, folder: Path) -> tuple[Moments, SglangFacts]:
-        private = self.place(folder)
-        private.mkdir()
-        for number in self.kills:
-            given = json.dumps([str(self.model), str(private), number, self.tensor_parallel])
-            code = "import sys, json, test_capture_sglang as t; t.killed(*json.loads(sys.argv[1]))"
-            path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-            command = [sys.executable, "-c", code, given]
-            ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
-            assert ended.returncode == -signal.SIGKILL
-        return self.here(private, resume=bool(self.kills), progress=lambda *news: self.progress.append(news))
-
-    def here(self, private: Path, *, resume: bool, progress: Progress) -> tuple[Moments, SglangFacts]:
-        env = {**child_environment(os.environ, device="cpu", kernels=private), "OMP_NUM_THREADS": "1"}
-        if self.site is not None:
-            env["PYTHONPATH"] = os.pathsep.join([str(self.site), env["PYTHONPATH"]])
-        if self.tensor_parallel > 1:
-            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join("01"[: self.tensor_parallel])
-        return capture_with_sglang(
-            str(self.model),
-            SimpleNamespace(sequences=prompts()),
-            needs=ALL,
-            environment=env,
-            tensor_parallel=self.tensor_parallel,
-            geometry=inspect_model(str(self.model)),
-            engine=CPU,
-            progress=progress,
-            work=private,
-            resume=resume,
-        )
-
-
-def killed(model: str, private: str, number: int, tensor_parallel: int) -> None:
-    """Capture up to a pass, then kill this process group; in the second pass that of the engine first."""
-    state.MIN_SECONDS, state.SHARE = 0.0, 0
-
-    def told(done: int, total: int, where: str) -> None:
-        if not where.startswith(f"pass {number} "):
-            return
-        if number == 2:
-            for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                os.killpg(int(child), signal.SIGKILL)
-        os.killpg(0, signal.SIGKILL)
-
-    Run(Path(model), tensor_parallel).here(Path(private), resume=True, progress=told)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """All captures of this module; two run at a time."""
+    """All captures of this module; `one` as users run it, beside the others, which are forked."""
 
     by_name: dict[str, Run]
-    results: dict[str, Future[tuple[Moments, SglangFacts]]]
+    results: dict[str, Future[Captured]]
     rows: Path
 
     def moments(self, name: str) -> Moments:
-        return self.results[name].result()[0]
+        return self.results[name].result().moments
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +55,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     exact = write_exact_model(folder / "exact")
     shared = write_model(folder / "shared", kv_heads=1)
     site = site_for_shared_heads(folder / "site", folder / "rows")
-    by_name = {
-        "killed": Run(exact, kills=(1, 2)),
-        "two": Run(exact, 2),
-        "one": Run(exact),
-        "shared": Run(shared, 2, site),
-    }
-    with ThreadPoolExecutor(2) as pool:
-        results = {name: pool.submit(run.capture, folder) for name, run in by_name.items()}
+    by_name = {name: Run(str(exact), str(folder / name)) for name in ("killed", "one")}
+    by_name["two"] = Run(str(exact), str(folder / "two"), 2)
+    by_name["shared"] = Run(str(shared), str(folder / "of-shared"), 2, str(site))
+    for run in by_name.values():
+        Path(run.work).mkdir()
+    sglang_forks.shared()  # from this thread, with which it ends
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
+        results = {"one": other.submit(by_name["one"].here)}
+        for name, kills in (("killed", (1, 2)), ("two", ()), ("shared", ())):
+            results[name] = pool.submit(forked, by_name[name], kills)
         yield Runs(by_name, results, folder / "rows")
+        pool.shutdown(wait=False, cancel_futures=True)
+        sglang_forks.shared().kill()
 
 
 def transformers_sums(model: Path) -> dict[int, LayerMoments]:
@@ -183,7 +107,7 @@ def assert_close(got: LayerMoments, want: LayerMoments, relative: float, names: 
 @pytest.mark.parametrize("name", ["one", "shared"])
 def test_sums_are_those_of_transformers(runs: Runs, name: str) -> None:
     """Two engines with kernels of their own, in float32."""
-    wanted = transformers_sums(runs.by_name[name].model)
+    wanted = transformers_sums(Path(runs.by_name[name].model))
     got = runs.moments(name)
     assert got.layers.keys() == wanted.keys()
     for layer, sums in wanted.items():
@@ -237,13 +161,13 @@ def test_a_capture_killed_in_each_pass_ends_with_the_same_bits(runs: Runs) -> No
     got, wanted = runs.moments("killed"), runs.moments("one")
     for layer, sums in wanted.layers.items():
         assert_close(got.layers[layer], sums, 0.0)
-    done, total, where = runs.by_name["killed"].progress[0]
+    done, total, where = runs.results["killed"].result().progress[0]
     assert done >= (sum(LENGTHS) + LENGTHS[0]) // 2  # the engine may have been faster than the news of it
     assert (total, where) == (sum(LENGTHS), "engine start")
 
 
 def test_facts_say_how_it_was_done(runs: Runs) -> None:
-    _, facts = runs.results["two"].result()
+    facts = runs.results["two"].result().facts
     assert facts.tensor_parallel == 2
     assert facts.geometry == Geometry(
         num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, attention_layers=(0, 1, 2, 3)
@@ -258,13 +182,13 @@ def test_progress_counts_both_passes(runs: Runs) -> None:
     total = sum(LENGTHS)
     done = [0, *(int(sum(LENGTHS[:n]) + p * total) // 2 for p in (0, 1) for n in (1, 2, 3))]
     phases = ["engine start", *["pass 1 of 2"] * 3, *["pass 2 of 2"] * 3]
-    assert runs.by_name["one"].progress == [(n, total, phase) for n, phase in zip(done, phases, strict=True)]
+    assert runs.results["one"].result().progress == [(n, total, phase) for n, phase in zip(done, phases, strict=True)]
 
 
 def test_nothing_is_left_behind(runs: Runs) -> None:
     for name, run in runs.by_name.items():
         runs.moments(name)
-        private = run.place(runs.rows.parent)
+        private = Path(run.work)
         discard(private)
         assert not (private / "ranks").exists()
         assert not list(private.glob(".tmp.*"))

@@ -1,6 +1,7 @@
 """The engine's process: what it is told, what its end is taken for, and that it never outlives its parent.
 
-A stand-in for sglang, on the path of the child, plays the engine; what it does is the body of `Engine.generate`.
+A stand-in for sglang, on the path of the child, plays the engine; what it does is the body of `Engine.generate`. The
+child is started as users get it where the start is what is tested, and forked where it is what comes after.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from forked_program import ForkedProgram
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.capture import ranks, state
+from oscar_zoo.compute.capture import ranks, sglang, state
 from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang, discard
 from oscar_zoo.compute.moments import ROW_SUMS, LayerMoments, Moments
 from oscar_zoo.errors import (
@@ -99,6 +101,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the child: to import torch takes it seconds."""
+    monkeypatch.setattr(sglang, "subprocess", SimpleNamespace(Popen=ForkedProgram, PIPE=subprocess.PIPE))
+
+
 def capture(folder: Path, body: str = "pass", *, save: str = "pass", saved: str = "pass", **options: Any) -> Result:
     text = ENGINE.replace("BODY", body).replace("SAVED", saved).replace("SAVE", save)
     (folder / "sglang.py").write_text(text)
@@ -157,6 +165,7 @@ OTHER_RANK = """
         ("self.sums.kk.zero_()", ComputeFailed, "layer 0, KV head 0: trace of kk is 0", None),
     ],
 )
+@pytest.mark.usefixtures("forked")
 def test_what_went_wrong_is_said(stand_in: Path, body: str, kind: type[Exception], text: str, hint: str | None) -> None:
     with pytest.raises(kind) as caught:
         capture(stand_in, body)
@@ -205,7 +214,7 @@ def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_engine_ends_with_a_parent_that_is_killed(stand_in: Path, fifo: Path) -> None:
     code = "import test_capture_sglang_process as t, pathlib, sys; t.capture(pathlib.Path(sys.argv[1]), t.HOLDING)"
-    path = os.pathsep.join([str(stand_in), str(Path(__file__).parent)])
+    path = os.pathsep.join(map(str, (stand_in, Path(__file__).parent, Path(__file__).parents[1] / "support")))
     parent = subprocess.Popen([sys.executable, "-c", code, str(stand_in)], env={**os.environ, "PYTHONPATH": path})
     with fifo.open() as held:
         assert int(held.readline()) != parent.pid
@@ -237,7 +246,7 @@ KILL = "if len(self.lengths) == 2: os.killpg(0, signal.SIGKILL)"
 
 
 @pytest.fixture
-def always_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_saving(monkeypatch: pytest.MonkeyPatch, forked: None) -> None:
     monkeypatch.setattr(state, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(state, "SHARE", 0)
 

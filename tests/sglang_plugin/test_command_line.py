@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import MODEL, environment, needs_sglang
+from engines import MODEL, needs_sglang
+from sglang_forks import shared
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -69,12 +67,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "clip": given("--oscar-artifact", NAME, "--oscar-k-clip=1.5", env=cache),
         "without int2": {"argv": [f"--model-path={MODEL}", "--device=cpu", "--oscar-sink-size=1"], "env": {}},
     }
-    (folder / "cases.json").write_text(json.dumps(list(cases.values())))
-    child = Path(__file__).parents[1] / "support/server_args_child.py"
-    command = [sys.executable, str(child), str(folder / "cases.json"), str(folder / "out.json")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result = json.loads((folder / "out.json").read_text())
+    out, log = folder / "out.json", folder / "log"
+    code = shared().call("server_args_child:read", folder, log, cases=list(cases.values()), out=str(out))
+    assert code == 0, log.read_text()[-4000:]
+    result = json.loads(out.read_text())
     return {"flags": result["flags"], **dict(zip(cases, result["cases"], strict=True))}
 
 

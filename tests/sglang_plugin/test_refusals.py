@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from engines import environment, needs_sglang
+from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.errors import UnsupportedModel, UsageError
@@ -226,17 +227,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, s
         "models": {name: model_folder(folder / str(i), config) for i, (name, config) in enumerate(MODELS.items())},
         "layers": {"": {}, **{name: plain(attributes) for name, attributes in LAYER_CASES.items()}},
     }
-    (folder / "cases.json").write_text(json.dumps(cases))
-    child = Path(__file__).parents[1] / "support" / "refusal_child.py"
-    done = subprocess.run(
-        [sys.executable, str(child), str(folder / "cases.json")],
-        env=environment(SGLANG_PLUGINS="none"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    said: dict[str, dict[str, str | None]] = json.loads(done.stdout.splitlines()[-1])
+    out, log = folder / "out.json", folder / "log"
+    env = {"SGLANG_PLUGINS": "none"}
+    code = shared().call("refusal_child:collect", folder, log, env, cases=cases, out=str(out))
+    assert code == 0, log.read_text()[-2000:]
+    said: dict[str, dict[str, str | None]] = json.loads(out.read_text())
     return said
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import environment, needs_sglang
+from engines import needs_sglang
+from sglang_forks import shared
 from torch import Tensor
 
 from oscar_zoo.compute import estimators
@@ -277,9 +276,8 @@ def test_sums_that_are_not_finite_are_not_saved(monkeypatch: pytest.MonkeyPatch,
 def child(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `tap_child` found in a process that was not asked for a tap."""
     out = tmp_path_factory.mktemp("tap") / "out.json"
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "tap_child.py"), str(out)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, cwd=out.parent)
-    assert done.returncode == 0, done.stderr[-4000:]
+    log = out.with_suffix(".log")
+    assert shared().call("tap_child:try_layers", out.parent, log, out=str(out)) == 0, log.read_text()[-4000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 

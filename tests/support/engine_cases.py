@@ -44,10 +44,12 @@ class Case:
 
 
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "17"}
+LARGE_BATCHES = {"max_running_requests": 64, "chunked_prefill_size": 1024}
 SMALL_POOL = {"max_total_tokens": 640, "schedule_conservativeness": 0.1}
 
 CASES = {
     "stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode=""),
+    "stock_at_once": Case({**STOCK, **LARGE_BATCHES}, {"SGLANG_PLUGINS": "none"}, mode=""),
     "idle": Case(STOCK, mode=""),
     "fresh_workers": Case(spawn=True),
     "chunk_256": Case({"chunked_prefill_size": 256}),

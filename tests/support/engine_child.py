@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import importlib
 import inspect
 import itertools
 import json
 import multiprocessing
 import os
-import signal
-import sys
 import time
-import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -28,55 +24,12 @@ from unittest import mock
 
 import engine_mutants
 
-PRELOADED = (
-    "sglang",
-    "sglang.srt.entrypoints.engine",
-    "sglang.srt.layers.attention.torch_native_backend",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.models.registry",
-    "oscar_zoo.sglang_plugin.hooks",
-)
-"""Importing them has no effect on SGLang; hooks are installed by the plugin loader, in every job anew."""
 
-
-def serve() -> None:
-    """Import SGLang once, then run the jobs named on standard input, each in a forked process."""
-    end_with_parent()
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no reply
-    for module in PRELOADED:
-        importlib.import_module(module)
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os._exit(forked(**json.loads(line)))
-        replies.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-        replies.flush()
-
-
-def forked(name: str, env: dict[str, str], spawn: bool) -> int:
-    """One job in a process of its own; what it prints goes to `NAME.log`."""
-    end_with_parent()
-    with Path(f"{name}.log").open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    os.environ.update(env)
+def forked(name: str, spawn: bool) -> None:
+    """One job, in a process that `sglang_forks` forked for it."""
     if not spawn:
         fork_workers()
-    try:
-        main(Path(f"{name}.job"), Path(f"{name}.json"))
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return 0
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it ends; SGLang's workers do the same."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    main(Path(f"{name}.job"), Path(f"{name}.json"))
 
 
 def fork_workers() -> None:
@@ -347,7 +300,3 @@ def pool_contract() -> dict[str, Any]:
         "moved": bool((pool.k_buffer[2][11] == 9).all() and (pool.v_buffer[1][11] == 3.0).all()),
         "refused": refused,
     }
-
-
-if __name__ == "__main__":
-    serve()

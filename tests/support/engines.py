@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
@@ -18,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang_forks import Forks, shared
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "examples" / "models" / "tiny-qwen3-hard"
@@ -25,8 +22,6 @@ RELEASES = ("0.5.17", "0.5.21", "0.5.23")
 """Releases of SGLang that the plugin is tested with; one of them is installed, the others lie beside it."""
 INSTALLED = version("sglang") if importlib.util.find_spec("sglang") else ""
 CHUNK = 64
-JOB_SECONDS = 600
-"""A job takes five to twenty seconds on two idle cores, and minutes on busy ones."""
 ENGINE = {
     "model_path": str(MODEL),
     "skip_tokenizer_init": True,
@@ -69,8 +64,9 @@ def folder_of(release: str) -> Path | None:
 class Engines:
     """Jobs by name, for one release of SGLang. All are queued at once and run in order; `result` waits for one.
 
-    One process imports SGLang and forks for every job, and the workers of SGLang are forked too, so an Engine is up in
-    seconds. A job with `spawn` gets its workers as users do: fresh processes that load the plugin themselves.
+    Every job runs in a fork of a process that imported SGLang (`sglang_forks`), and the workers of SGLang are forked
+    too, so an Engine is up in a second. A job with `spawn` gets its workers as users do: fresh processes that load the
+    plugin themselves.
     """
 
     def __init__(self, folder: Path, release: str | None = None) -> None:
@@ -78,17 +74,8 @@ class Engines:
         self.release = release or INSTALLED
         front = folder_of(release) if release else None
         path = [*([str(front)] if front else []), environment()["PYTHONPATH"]]
-        self._log = (folder / "engines.log").open("wb")
-        self._server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("engine_child.py"))],
-            env=environment(PYTHONPATH=os.pathsep.join(path)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=folder,
-            text=True,
-            start_new_session=True,
-        )
+        self._own = Forks(environment(PYTHONPATH=os.pathsep.join(path))) if front else None
+        self._forks = self._own or shared()
         self._pool = ThreadPoolExecutor(1)
         self._jobs: dict[str, Future[dict[str, Any]]] = {}
 
@@ -97,7 +84,7 @@ class Engines:
         job = {**job, "engine": {**ENGINE, **job.get("engine", {})}}
         job["refused"] = [{**one, "engine": {**ENGINE, **one["engine"]}} for one in job.get("refused", ())]
         (self.folder / f"{name}.job").write_text(json.dumps(job))
-        self._jobs[name] = self._pool.submit(self._run, name, {"name": name, "env": env, "spawn": spawn})
+        self._jobs[name] = self._pool.submit(self._run, name, env, spawn)
 
     def result(self, name: str) -> dict[str, Any]:
         """What the child saved; its log goes to the failure message."""
@@ -111,26 +98,16 @@ class Engines:
     def close(self) -> None:
         """Drop jobs that did not start, and end the processes of the one that runs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._server.pid, signal.SIGKILL)
+        self._forks.kill()
         self._pool.shutdown()
-        self._server.communicate()
-        self._log.close()
+        if self._own is not None:
+            self._own.close()
 
-    def _run(self, name: str, order: dict[str, Any]) -> dict[str, Any]:
-        assert self._server.stdin is not None and self._server.stdout is not None
-        patience = threading.Timer(JOB_SECONDS, os.killpg, (self._server.pid, signal.SIGKILL))
-        patience.start()
-        try:
-            self._server.stdin.write(json.dumps(order) + "\n")
-            self._server.stdin.flush()
-            code = self._server.stdout.readline().strip()
-        finally:
-            patience.cancel()
+    def _run(self, name: str, env: dict[str, str], spawn: bool) -> dict[str, Any]:
         out, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
+        code = self._forks.call("engine_child:forked", self.folder, log, env, name=name, spawn=spawn)
         if not out.exists():
-            said = log if log.exists() else self.folder / "engines.log"
-            raise AssertionError(f"engine {name} ended with {code or 'a signal'}:\n{said.read_text()[-4000:]}")
+            raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
         result: dict[str, Any] = json.loads(out.read_text())
         return result
 

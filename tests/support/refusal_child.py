@@ -1,24 +1,25 @@
 """What the installed SGLang's own parser, model configurations and attention layers look like to our refusals.
 
-`python refusal_child.py CASES.json`: `flags` (row -> command line), `models` (row -> folder with a config.json) and
-`layers` (row -> attributes of an attention layer). Prints what was said to each; `null` where the parser of this
-version does not know the flag.
+Cases are `flags` (row -> command line), `models` (row -> folder with a config.json) and `layers` (row -> attributes of
+an attention layer).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def main() -> None:
+def collect(cases: dict[str, Any], out: str) -> None:
+    """What is said to each; `null` where the parser of this version does not know the flag. JSON in the file `out`.
+
+    In a fork of `sglang_forks`, without the plugin's hooks.
+    """
     from sglang.srt.server_args import ServerArgs
 
-    cases = json.loads(Path(sys.argv[1]).read_text())
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     said = {
@@ -26,7 +27,7 @@ def main() -> None:
         "models": {row: model(folder) for row, folder in cases["models"].items()},
         "layers": {row: layer(attributes) for row, attributes in cases["layers"].items()},
     }
-    print(json.dumps(said))
+    Path(out).write_text(json.dumps(said))
 
 
 def flag(parser: argparse.ArgumentParser, argv: list[str]) -> str | None:
@@ -75,7 +76,3 @@ def complaint(check: Callable[[], None]) -> str:
     except OscarZooError as error:
         return error.message
     return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Read command lines as `python -m sglang.launch_server` does, many in one process: `... CASES.json OUT.json`.
+"""Read command lines as `python -m sglang.launch_server` does, many in one fork of `sglang_forks`.
 
 A case is `{"argv": [...], "env": {...}}`. Nothing is started; an answer says what was decided, or what was refused.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 
-def main() -> None:
-    cases = json.loads(Path(sys.argv[1]).read_text())
+def read(cases: list[dict[str, Any]], out: str) -> None:
+    """Answers to all `cases`, and the flags of this version; JSON in the file `out`."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -24,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     flags = sorted({option for action in parser._actions for option in action.option_strings})
-    Path(sys.argv[2]).write_text(json.dumps({"flags": flags, "cases": [answer(case) for case in cases]}))
+    Path(out).write_text(json.dumps({"flags": flags, "cases": [answer(case) for case in cases]}))
 
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +53,3 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             "tp": config.tp_size,
             "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
         }
-
-
-if __name__ == "__main__":
-    main()

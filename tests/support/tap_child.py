@@ -1,6 +1,6 @@
 """For tests of calibration through SGLang: models to calibrate, the rows that ranks saw, and what a tap refuses.
 
-As a program, `python tap_child.py OUT.json`, it tries the tap on attention layers of real SGLang without an engine.
+`try_layers` tries the tap on attention layers of real SGLang without an engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,13 +97,14 @@ def recorded_rows(folder: Path, layers: int) -> Iterator[tuple[int, Mapping[str,
         yield int(path.stem.split("-")[1]) % layers, load_file(path)
 
 
-def main() -> None:
+def try_layers(out: str) -> None:
+    """In a fork of `sglang_forks`: what is installed there, and what the tap says to models; JSON in the file `out`."""
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     radix = importlib.import_module("sglang.srt.layers.radix_attention")
-    Path(sys.argv[1]).write_text(
+    Path(out).write_text(
         json.dumps(
             {
                 "hooked": hasattr(radix.RadixAttention.forward, "__wrapped__"),
@@ -148,7 +148,3 @@ def refusals(radix: Any) -> dict[str, str]:
     except OscarZooError as error:
         said["o_proj"] = error.message
     return said
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,134 @@
+"""Captures through SGLang for tests: as users run them, and in forks of a process that imported SGLang.
+
+A forked capture runs to its end, or up to the pass in which everything of it is killed. Its engine is a fork too.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import runpy
+import signal
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import engine_child
+from engines import text_tokens
+from forked_program import ForkedProgram
+from sglang_forks import shared
+
+from oscar_zoo.compute.capture import sglang, state
+from oscar_zoo.compute.capture.base import Progress
+from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.evaluate.models import inspect_model
+from oscar_zoo.sglang_plugin.launch import child_environment
+
+NEEDS = frozenset({"rows", "weighted", "outputs", "weights"})
+LENGTHS = (140, 256, 7)  # 256 is the whole context of the random model
+CPU = {"device": "cpu", "dtype": "float32", "mem_fraction_static": 0.5}
+
+
+def prompts() -> tuple[tuple[int, ...], ...]:
+    ids = text_tokens()
+    return tuple(tuple(ids[start : start + n]) for start, n in zip((0, 3000, 9000), LENGTHS, strict=True))
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a capture gave, and every report of its progress."""
+
+    moments: Moments
+    facts: SglangFacts
+    progress: list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One capture.
+
+    Attributes:
+        model: folder.
+        work: its own folder, which must exist.
+        tensor_parallel: number of ranks.
+        site: folder with a `sitecustomize` for the engine's processes.
+    """
+
+    model: str
+    work: str
+    tensor_parallel: int = 1
+    site: str = ""
+
+    def here(self, *, resume: bool = False, progress: Progress | None = None) -> Captured:
+        """Capture in this process."""
+        told: list[tuple[int, int, str]] = []
+        env = {**child_environment(os.environ, device="cpu", kernels=Path(self.work)), "OMP_NUM_THREADS": "1"}
+        if self.site:
+            env["PYTHONPATH"] = os.pathsep.join([self.site, env["PYTHONPATH"]])
+        if self.tensor_parallel > 1:
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join("01"[: self.tensor_parallel])
+        moments, facts = capture_with_sglang(
+            self.model,
+            SimpleNamespace(sequences=prompts()),
+            needs=NEEDS,
+            environment=env,
+            tensor_parallel=self.tensor_parallel,
+            geometry=inspect_model(self.model),
+            engine=CPU,
+            progress=progress or (lambda *news: told.append(news)),
+            work=Path(self.work),
+            resume=resume,
+        )
+        return Captured(moments, facts, told)
+
+    def killed(self, number: int) -> None:
+        """Capture up to a pass, then kill this process group; in the second pass that of the engine first."""
+        state.MIN_SECONDS, state.SHARE = 0.0, 0
+
+        def told(done: int, total: int, where: str) -> None:
+            if not where.startswith(f"pass {number} "):
+                return
+            if number == 2:
+                for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                    os.killpg(int(child), signal.SIGKILL)
+            os.killpg(0, signal.SIGKILL)
+
+        self.here(resume=True, progress=told)
+
+
+def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
+    """`run` to its end, after ones that were killed in the passes `kills`; each goes on with what was left.
+
+    In forks of the process that imported SGLang (`sglang_forks`).
+    """
+    work = Path(run.work)
+    out, log = work.with_suffix(".pickle"), work.with_suffix(".log")
+
+    def call(**given: Any) -> int:
+        return shared().call("capture_runs:capture", work, log, run=asdict(run), **given)
+
+    for number in kills:
+        assert call(kill=number) == -signal.SIGKILL, log.read_text()[-4000:]
+    assert call(resume=bool(kills), out=str(out)) == 0, log.read_text()[-4000:]
+    captured: Captured = pickle.loads(out.read_bytes())
+    return captured
+
+
+def capture(run: dict[str, Any], out: str = "", kill: int = 0, resume: bool = False) -> None:
+    """In the fork: `Run.killed`, or `Run.here` with the result pickled in the file `out`."""
+    sglang.subprocess = SimpleNamespace(Popen=ForkedEngine, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    if kill:
+        Run(**run).killed(kill)
+    else:
+        Path(out).write_bytes(pickle.dumps(Run(**run).here(resume=resume)))
+
+
+class ForkedEngine(ForkedProgram):
+    """With SGLang, whose workers are forked too."""
+
+    def prepare(self, path: list[str]) -> None:
+        runpy.run_path(str(Path(path[0], "sitecustomize.py")))
+        engine_child.fork_workers()

@@ -1,0 +1,162 @@
+"""One process that imports SGLang and forks for every call, so that a test pays for the import once.
+
+Importing SGLang takes ten seconds of CPU time, a fork nothing. A call runs in a process, process group and folder of
+its own, with variables of its own, and nothing of it is seen by the next one. Hooks are installed by SGLang's plugin
+loader, so each call that wants them loads them anew. What a variable changes while SGLang is imported cannot be tested
+here, nor what a fresh worker process needs: for that start one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import triton_interpreter
+
+PRELOADED = (
+    "sglang",
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+    "oscar_zoo.sglang_plugin.hooks",
+)
+"""Importing them has no effect on SGLang."""
+SECONDS = 600
+"""A call takes five to twenty seconds on two idle cores, and minutes on busy ones."""
+
+
+class Forks:
+    """The process. Calls run one after the other; threads may wait for their turn.
+
+    Args:
+        environment: whole environment; calls add to it.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        here = str(Path(__file__).parent)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", "import sglang_forks; sglang_forks.serve()"],
+            env={**environment, "PYTHONPATH": os.pathsep.join([environment["PYTHONPATH"], here])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd="/",
+            text=True,
+            start_new_session=True,
+        )
+        self._turn = threading.Lock()
+        self._running = 0
+
+    def call(self, function: str, folder: Path, log: Path, env: Mapping[str, str] | None = None, **given: Any) -> int:
+        """Call `MODULE:NAME` of this folder with JSON-able arguments; the exit status, 1 after an exception.
+
+        Args:
+            folder: where it runs.
+            log: gets what it prints, and the traceback of an exception.
+            env: variables beside those of the process.
+        """
+        order = {"function": function, "folder": str(folder), "log": str(log), "env": dict(env or {}), "given": given}
+        assert self._server.stdin is not None
+        with self._turn:
+            self._server.stdin.write(json.dumps(order) + "\n")
+            self._server.stdin.flush()
+            self._running = self._reply()
+            patience = threading.Timer(SECONDS, self.kill)
+            patience.start()
+            try:
+                return self._reply()
+            finally:
+                self._running = 0
+                patience.cancel()
+
+    def kill(self) -> None:
+        """End the call that runs now, with everything in its process group."""
+        if pid := self._running:
+            for kill in (os.kill, os.killpg):  # it may not have its group yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
+
+    def _reply(self) -> int:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            raise AssertionError(f"SGLang cannot be imported:\n{self._log.read().decode()[-4000:]}")
+        return int(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self.kill()
+        self._server.kill()
+        self._server.communicate()
+        self._log.close()
+
+
+@functools.cache
+def shared() -> Forks:
+    """The one of this process, with the installed SGLang; it ends with this process."""
+    from engines import environment
+
+    forks = Forks(environment())
+    atexit.register(forks.close)
+    return forks
+
+
+def serve() -> None:
+    """Import SGLang, then run the calls on standard input."""
+    end_with_parent()
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no reply
+    for module in PRELOADED:
+        importlib.import_module(module)
+    triton_interpreter.patch_once()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os._exit(_run(**json.loads(line)))
+        replies.write(f"{child}\n")
+        replies.flush()
+        replies.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        replies.flush()
+
+
+def _run(function: str, folder: str, log: str, env: dict[str, str], given: dict[str, Any]) -> int:
+    end_with_parent()
+    os.setsid()
+    os.chdir(folder)
+    with Path(log).open("ab") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(env)
+    module, name = function.split(":")
+    try:
+        getattr(importlib.import_module(module), name)(**given)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends; SGLang's workers do the same."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
