@@ -76,7 +76,7 @@ class Emulated:
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert launcher.misfit(key, value, cache, targets, **options) is None
         variant = launcher.variant(cache, targets, self.warpgroups)
-        parameters, blocks, _ = launcher.arguments(
+        parameters, blocks = launcher.arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks
         )
         self.runs += 1
@@ -184,6 +184,19 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any) -> None:
         assert ((exact - exact.round()).abs()[differ] < 1e-6).all() and (codes - expected).abs().max() <= 1
         whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)
         assert whole.sum() > 60 and not differ[whole].any()
+
+
+def test_rows_that_are_not_there_do_not_send_a_warp_the_long_way(build: Any) -> None:
+    """Shared memory behind the last row holds NaN here."""
+    emulated, job = Emulated(build), bfloat16_job(*PLAIN, mean=False)
+    library = build(launcher.variant(job.cache, job.targets, emulated.warpgroups))
+    for tokens in (1, 3, 11):
+        before = library.long_ways()
+        job.only(slice(0, tokens)).write(emulated)
+        assert library.long_ways() == before
+    zeros = replace(job, key=torch.zeros_like(job.key))
+    zeros.write(emulated)
+    assert library.long_ways() > before, "the count works"
 
 
 def test_a_broken_row_harms_no_other(build: Any) -> None:

@@ -115,8 +115,8 @@ class Bench:
     def writes(self) -> list[tuple[str, list[int], int, int, bool]]:
         """Cases of a write: name, cached tokens of each request, new ones, layers, and whether it is a decode step."""
         plan = self.plan
-        step = (f"step {plan.step}", [30_000] * plan.step, 1, plan.layers, True)
-        return [step, (f"prefill {plan.prefill}", [0], plan.prefill, 4, False)]
+        steps = [(f"step {n}", [30_000] * n, 1, plan.layers, True) for n in (1, plan.step)]
+        return [*steps, (f"prefill {plan.prefill}", [0], plan.prefill, 4, False)]
 
     def timed_write(
         self, name: str, op: Callable[..., object], case: str, lengths: list[int], new: int, count: int, *, step: bool

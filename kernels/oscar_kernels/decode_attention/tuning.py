@@ -108,7 +108,6 @@ class CudaTiles:
         window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6 times the bytes.
         early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
-        light: stage 2 of few rows is small enough to begin beside a block of stage 1.
     """
 
     stages: int = 6
@@ -116,7 +115,6 @@ class CudaTiles:
     window_cost: int = 4
     early: int = 4
     alone: bool = True
-    light: bool = False
 
 
 LEAST_STAGES = 3
@@ -131,7 +129,6 @@ of eleven shapes (4 x 30,000: 5 %), by 20 to 30 % for a single request up to 30,
 VARIANTS = (
     CUDA,
     replace(CUDA, stages=4),
-    replace(CUDA, light=True),
     replace(CUDA, window_cost=3),
     replace(CUDA, early=0, alone=False),
     replace(CUDA, stages=4, resident=2),

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-SHARED_BYTES, CARVEOUT = 8, 9
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES and _PREFERRED_SHARED_MEMORY_CARVEOUT."""
+SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -50,13 +49,6 @@ class Kernel:
             DriverError: the device has less.
         """
         _check(_driver().cuFuncSetAttribute(self.handle, SHARED_BYTES, size), "cuFuncSetAttribute")
-
-    def prefer_shared(self) -> None:
-        """Run with as much shared memory as a multiprocessor has, whatever the kernel needs itself.
-
-        Its division of memory changes only while it is idle, so kernels that shall begin beside each other must agree.
-        """
-        _check(_driver().cuFuncSetAttribute(self.handle, CARVEOUT, 100), "cuFuncSetAttribute")
 
     def blocks_per_multiprocessor(self, shared: int) -> int:
         """How many blocks with `shared` bytes of dynamic memory fit beside each other."""

@@ -1,6 +1,7 @@
 // The write kernel as a function of a shared library; flags as for NVRTC.
 #include "write.cu"
 
+extern "C" long long_ways() { return machine::long_ways; }
 extern "C" int parameters_size() { return sizeof(Params); }
 
 // Runs a launch; `message` gets an error of up to 200 characters.
@@ -24,8 +25,9 @@ static std::string clip(const float* x, float* limits, int rows) {
           for (int i = 0; i < 2; i++)
             for (int e = 0; e < 2; e++)
               y[4 * j + 2 * i + e] = x[(row + 8 * i) * R::D + channel_of<R::D>(8 * j + 2 * t + e)];
-        extremes<R>(y, low, high);
-        Order<R>::find(y, low, high, limit);
+        const bool valid[2] = {true, true};
+        extremes<R>(y, low, high, valid);
+        Order<R>::find(y, low, high, limit, valid);
         for (int i = 0; i < 2; i++) limits[(row + 8 * i) * 4 + t] = limit[i];
       });
   return error;

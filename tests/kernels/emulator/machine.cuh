@@ -68,6 +68,7 @@ inline std::vector<u8> shared;
 inline ucontext_t scheduler;
 inline int current, block;
 inline bool eager;
+inline long long_ways;  // that warps took
 inline std::string failure;
 
 [[noreturn]] inline void fail(const std::string& what);
@@ -201,6 +202,8 @@ inline std::string run(int count, int size, u32 bytes, bool at_once, u32 seed, c
 DEV int thread_index() { return machine::current; }
 DEV int block_index() { return machine::block; }
 DEV u32 dynamic_shared() { return machine::BASE; }
+
+DEV void long_way() { machine::long_ways += machine::current % 32 == 0; }
 
 DEV u32 bits_of(float x) {
   u32 y;

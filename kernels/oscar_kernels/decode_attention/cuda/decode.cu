@@ -3,7 +3,7 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH warps that share the query heads
 // of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types, QUERY 0 bfloat16 1 float16 2 float32,
-// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE LIGHT, see below.
+// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
@@ -12,7 +12,7 @@
 //
 // Before the kernel in front has ended. A block whose share is at most EARLY_UNITS units asks for the bytes of its first
 // tiles meanwhile, into the second-level cache. With ALONE stage 2 of a single request works out which parts it merges
-// before it waits for them; with LIGHT it is small enough to do so beside a block of stage 1, if it has few rows.
+// before it waits for them.
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //
@@ -70,9 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   }
 }
 
-extern "C" __global__ void __launch_bounds__(LIGHT ? 256 : 512, LIGHT ? 3 : 1)
-    oscar_decode_stage2_1(const __grid_constant__ Params p) {
-  merge<LIGHT ? 8 : 16, 1>(p);
+extern "C" __global__ void __launch_bounds__(512) oscar_decode_stage2_1(const __grid_constant__ Params p) {
+  merge<16, 1>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_2(const __grid_constant__ Params p) {
   merge<8, 2>(p);

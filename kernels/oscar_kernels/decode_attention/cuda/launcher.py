@@ -85,7 +85,7 @@ class Variant:
             "TW": WARPS // halves // together, "STAGES": tiles.stages, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
             "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped), "BLOCKS": 1 if wide else tiles.resident, "WINDOW_COST": tiles.window_cost,
-            "EARLY_UNITS": tiles.early, "ALONE": int(tiles.alone), "LIGHT": int(tiles.light),
+            "EARLY_UNITS": tiles.early, "ALONE": int(tiles.alone),
         }  # fmt: skip
 
 
@@ -246,13 +246,10 @@ def _load(variant: Variant, device: torch.device) -> _Loaded:
     code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
-        alone = 256 if variant.tiles.light else 512
-        threads = {f"oscar_decode_stage2_{n}": alone if n == 1 else 256 for n in MERGED_ROWS}
+        threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
         ring_bytes = _ring_bytes(flags)
         stage1.allow_shared(ring_bytes + PLAN_BYTES)
-        for kernel in (stage1, *stage2):
-            kernel.prefer_shared()
         resident = max(1, min(variant.tiles.resident, stage1.blocks_per_multiprocessor(ring_bytes + 1024)))
     return _Loaded(
         stage1, dict(zip(MERGED_ROWS, stage2, strict=True)), ring_bytes, resident * _multiprocessors(device), major >= 9

@@ -64,7 +64,7 @@ template <int COUNT, int ROWS>
 DEV void merge(const Params& p) {
   constexpr int EACH = DV / 32, DEEP = 8, SHARE = COUNT / ROWS, TILES = COUNT < MT ? COUNT : MT, SPLIT = COUNT / TILES,
                 STEPS = (DV / 16 + SPLIT - 1) / SPLIT;
-  constexpr bool EARLY = !LIGHT && MT <= COUNT && STEPS <= 8;  // the partner's tiles fit in registers, before the wait
+  constexpr bool EARLY = MT <= COUNT && STEPS <= 8;  // the partner's tiles fit in registers, before the wait
   __shared__ float merged[8][DV + 8], partly[COUNT][DV > 128 ? DV : 128], weights[COUNT][2];
   __shared__ Parts parts[ROWS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
@@ -74,8 +74,6 @@ DEV void merge(const Params& p) {
     UNROLL for (int i = 0; i < STEPS; i++) early[i].load(partner, warp % TILES,
                                                          min(warp / TILES + i * SPLIT, DV / 16 - 1), lane);
   }
-  if (LIGHT && p.partner)
-    for (int i = threadIdx.x; i < DV * DV / 32; i += COUNT * 32) prefetch(partner + 32 * i);
   for (int i = threadIdx.x; i < (8 - ROWS) * DV; i += COUNT * 32) merged[ROWS + i / DV][i % DV] = 0.f;
   const bool alone = ALONE && p.batch == 1;
   if (alone && warp == 0) {

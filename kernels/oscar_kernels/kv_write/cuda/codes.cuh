@@ -16,9 +16,8 @@ DEV u32 affine_word(float low, float high, float& inverse) {
 constexpr float UP = 1.5e-7f;
 DEV u32 code_bits(float y) { return bits_of(fmaf(saturate(y), 3.f, ONE)); }
 
-// The codes of the thread's part of row g + 8 I as bytes. NEAR: zero is in the range or near
-// it, so that `low / range` may be rounded by itself and the difference need not be taken.
-template <class R, int I, bool NEAR>
+// The codes of the thread's part of row g + 8 I as bytes.
+template <class R, int I>
 DEV void pack_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const float (&inverse)[R::G],
                     u32 (&bytes)[R::D / 64]) {
   constexpr int JQ = R::D / 32;
@@ -27,9 +26,7 @@ DEV void pack_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const 
     UNROLL for (int b = 0; b < 4; b++) UNROLL for (int q = 0; q < 4; q++) {
       const int v = q * R::G / 4;
       const float y = x[4 * (q * JQ + 2 * w + b / 2) + 2 * I + b % 2];
-      bytes[w] += code_bits(NEAR ? fmaf(y, inverse[v], UP - multiply(low[v], inverse[v]))
-                                 : fmaf(y - low[v], inverse[v], UP))
-                  << (8 * b + 2 * q);
+      bytes[w] += code_bits(fmaf(y - low[v], inverse[v], UP)) << (8 * b + 2 * q);
     }
   }
 }
@@ -41,15 +38,14 @@ DEV void store_codes(const Params& p, float (&x)[R::D / 2], float (&low)[R::G], 
   constexpr int N = R::D / 4, JQ = R::D / 32;
   float inverse[R::G];
   u32 words[R::G], bytes[JQ / 2];
-  bool narrow = false, near = true;
+  bool narrow = false;
   UNROLL for (int v = 0; v < R::G; v++) {
     if (R::RANK) {
       low[v] = fminf(fmaxf(low[v], -limit), limit);
       high[v] = fmaxf(fminf(high[v], limit), -limit);
     }
-    narrow |= high[v] - low[v] < MIN_RANGE;
+    narrow |= valid && high[v] - low[v] < MIN_RANGE;
     words[v] = affine_word(low[v], high[v], inverse[v]);
-    near &= fabsf(low[v]) * inverse[v] <= 1.f;
   }
   // Codes of values beyond the limit saturate by themselves, except in groups narrower than the smallest range.
   if (R::RANK && narrow) {
@@ -58,10 +54,7 @@ DEV void store_codes(const Params& p, float (&x)[R::D / 2], float (&low)[R::G], 
       y = fminf(fmaxf(y, -limit), limit);
     }
   }
-  if (near)
-    pack_codes<R, I, true>(x, low, inverse, bytes);
-  else
-    pack_codes<R, I, false>(x, low, inverse, bytes);
+  pack_codes<R, I>(x, low, inverse, bytes);
   if (!valid) return;
   store_words(p.codes + place * RECORD + R::CODES_AT + 2 * JQ * t, bytes);
   UNROLL for (int v = 0; v < R::G; v++) {

@@ -7,7 +7,7 @@ clip's comparators, the matrix units and the memory each take a little more than
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,8 +27,6 @@ SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "write.cu")
 
 HEAD_DIMS = (64, 128)
 MOST_RANK = 16
-BUILT = (1, WARPGROUPS)
-"""Warpgroups of the variants that are compiled together, so that no later call has to."""
 TILE = 64
 MOST_ROWS = 1 << 30
 
@@ -155,9 +153,8 @@ def misfit(
 
 
 def unbuildable(cache: LayerCache, targets: TokenTargets) -> str | None:
-    """Why a variant that these need cannot be compiled and loaded, in one line; `None` once they are."""
-    made = variant(cache, targets)
-    return next(filter(None, (_build_failure(replace(made, warpgroups=n), cache.codes.device) for n in BUILT)), None)
+    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it is."""
+    return _build_failure(variant(cache, targets), cache.codes.device)
 
 
 def write_kv_int2(
@@ -172,16 +169,12 @@ def write_kv_int2(
     query: Tensor | None = None,
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
-    warpgroups: int | None = None,
+    warpgroups: int = WARPGROUPS,
 ) -> Tensor | None:
     """As `reference.write_kv_int2`, in one launch on the current stream.
 
     Nothing is allocated if `query_out` is given, after the first call with these transforms. Only their matrices are
     read while the kernel in front still runs.
-
-    Args:
-        warpgroups: of a block; by default one, where every tile of rows has a block to itself, so that attention can
-            begin beside it on the same multiprocessor, else `WARPGROUPS`. The results are the same.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -191,14 +184,14 @@ def write_kv_int2(
     if query is not None and query_out is None:
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format)
     reason = unsupported(key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out)
-    reason = reason or unbuildable(cache, targets)
+    made = variant(cache, targets, warpgroups)
+    reason = reason or _build_failure(made, key.device)
     if reason:
         raise Unsupported(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):
-        parameters, blocks, tiles = arguments(
+        parameters, blocks = arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device)
         )
-        made = variant(cache, targets, warpgroups or (1 if blocks == tiles else WARPGROUPS))
         kernel = _load(made, key.device)
         stream = torch.cuda.current_stream(key.device).cuda_stream
         kernel.launch((blocks, 1), parameters, stream, shared=made.shared_bytes, early=True)
@@ -217,8 +210,8 @@ def arguments(
     query_out: Tensor | None,
     rows_out: tuple[Tensor, Tensor] | None,
     sms: int,
-) -> tuple[Params, int, int]:
-    """What a launch passes to the kernel, its blocks, and its tiles of rows; the tensors must outlive it.
+) -> tuple[Params, int]:
+    """What a launch passes to the kernel, and its blocks; the tensors must outlive it.
 
     Args:
         sms: multiprocessors; a block takes a whole one.
@@ -243,7 +236,7 @@ def arguments(
         sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(), *(x.data_ptr() for x in tensors), len(key),
         cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"),
     )  # fmt: skip
-    return parameters, sum(side.blocks for side in sides), sum(tiles)
+    return parameters, sum(side.blocks for side in sides)
 
 
 def _side(
@@ -318,7 +311,6 @@ def _load(made: Variant, device: torch.device) -> driver.Kernel:
         kernel: Any
         (kernel,) = driver.load(code, {"oscar_write": 128 * made.warpgroups})
         kernel.allow_shared(made.shared_bytes)
-        kernel.prefer_shared()
     return kernel  # type: ignore[no-any-return]
 
 

@@ -43,7 +43,7 @@ DEV void sort_valley(u32 (&x)[L]) {
 // As an integer with a sign the largest float is the largest if it is not negative, and as one without the smallest
 // float is the largest if it is negative; three such integers are compared at once.
 template <class R>
-DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G]) {
+DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G], const bool (&valid)[2]) {
   constexpr int EACH = R::D / 4 / R::G;  // values of a group and row in one thread
   bool one_sign = false;
   UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
@@ -59,9 +59,10 @@ DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&hig
     }
     high[i][v] = float_of((u32)top);
     low[i][v] = float_of(bottom);
-    one_sign |= top < 0 || (int)bottom >= 0;
+    one_sign |= valid[i] && (top < 0 || (int)bottom >= 0);
   }
   if (!any(one_sign)) return;
+  long_way();
   UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
     low[i][v] = high[i][v] = x[v * EACH / 2 * 4 + 2 * i];
     UNROLL for (int n = v * EACH + 1; n < (v + 1) * EACH; n++) {
@@ -104,7 +105,7 @@ struct Order {
 
   // The RANK-th largest magnitude of rows g and g + 8, whose groups have these extremes.
   DEV static void find(const float (&x)[2 * N], const float (&low)[2][R::G], const float (&high)[2][R::G],
-                       float (&limit)[2]) {
+                       float (&limit)[2], const bool (&valid)[2]) {
     float scale[2], bound[2];
     UNROLL for (int i = 0; i < 2; i++) {
       float most = fmaxf(-low[i][0], high[i][0]);
@@ -135,7 +136,8 @@ struct Order {
       nearest = min(nearest, shuffle_xor(nearest, 1));
       nearest = min(nearest, shuffle_xor(nearest, 2));
       limit[i] = above + float_of((u32)nearest);  // exact: both are within a factor of two from the third key on
-      found &= nearest < 0 && mine > 2 && next > mine && bits_of(fmaf(limit[i], scale[i], ONE)) == bits_of(ONE) + mine;
+      found &= !valid[i] || (nearest < 0 && mine > 2 && next > mine &&
+                             bits_of(fmaf(limit[i], scale[i], ONE)) == bits_of(ONE) + mine);
     }
     if (any(!found)) by_steps(x, scale, top, last, limit);
   }
@@ -143,6 +145,7 @@ struct Order {
   // The same for any rows: down from the largest that has the last key, one value at a time, at most RANK of them.
   DEV static void by_steps(const float (&x)[2 * N], const float (&scale)[2], const u32 (&top)[RANK], u32 last,
                            float (&limit)[2]) {
+    long_way();
     UNROLL_1 for (int i = 0; i < 2; i++) {
       const float factor = i ? scale[1] : scale[0];
       const u32 mine = last >> (16 * i) & 0xFFFF;

@@ -118,11 +118,14 @@ struct Block {
   }
 
   DEV void finish(int tile, float (&x)[D / 2]) const {
+    if (tile * TILE + local / 32 * 16 >= s.rows) return;  // a whole warp
     int row[2], token[2], head[2];
     long long place[2];
+    bool valid[2];  // other rows hold anything: they must not send the warp the long way
     UNROLL for (int i = 0; i < 2; i++) {
       row[i] = tile * TILE + local / 32 * 16 + lane / 4 + 8 * i;
       const int r = min(row[i], s.rows - 1);
+      valid[i] = row[i] < s.rows;
       token[i] = token_of(s, r);
       head[i] = matrix * s.heads + r - token[i] * s.heads;
       place[i] = R::CACHED && p.to_slots ? (long long)p.slots[token[i]] * p.heads + head[i] : 0;
@@ -134,10 +137,10 @@ struct Block {
     if constexpr (R::CACHED) {
       if (!p.to_slots) return;
       float low[2][R::G], high[2][R::G], limit[2] = {0.f, 0.f};
-      extremes<R>(x, low, high);
-      if constexpr (R::RANK > 0) Order<R>::find(x, low, high, limit);
-      store_codes<R, 0>(p, x, low[0], high[0], limit[0], place[0], row[0] < s.rows, lane % 4);
-      store_codes<R, 1>(p, x, low[1], high[1], limit[1], place[1], row[1] < s.rows, lane % 4);
+      extremes<R>(x, low, high, valid);
+      if constexpr (R::RANK > 0) Order<R>::find(x, low, high, limit, valid);
+      store_codes<R, 0>(p, x, low[0], high[0], limit[0], place[0], valid[0], lane % 4);
+      store_codes<R, 1>(p, x, low[1], high[1], limit[1], place[1], valid[1], lane % 4);
     }
   }
 };
