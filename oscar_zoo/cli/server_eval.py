@@ -35,7 +35,7 @@ LENGTH, WINDOWS, ANSWERS = 2000, 6, 24
 ROOM = 16
 """Positions of a model that a server keeps to itself."""
 POOL_TOKENS = 1 << 18
-"""That the cache of a server on a GPU holds, many times what is asked: its start is quick, and the GPU may be in use."""
+"""That the cache of a server on a GPU holds, many times what is asked: its start is quick, the GPU may be in use."""
 
 
 @dataclass(frozen=True)
