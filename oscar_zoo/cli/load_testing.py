@@ -9,7 +9,7 @@ from oscar_zoo.cli.benching import Subject, check_subject, find_subject
 from oscar_zoo.cli.choosing import recipe_for_model
 from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.own_server import Wanted, own_server
-from oscar_zoo.sglang_plugin import launch, staging
+from oscar_zoo.sglang_plugin import launch, preflight, staging
 from oscar_zoo.sglang_plugin.bench import load_run
 from oscar_zoo.sglang_plugin.bench.load_clients import Load
 from oscar_zoo.sglang_plugin.bench.load_memory import Usage
@@ -64,7 +64,7 @@ def load_test(request: LoadRequest) -> int:
         with own_server(wanted, silent=request.silent) as (child, client):
             with render.progress("s", enabled=not request.silent) as advance:
                 limits = Limits(growth=request.growth << 20)
-                report = load_run.measure(child, client, request.load, limits, advance)
+                report = load_run.measure(child, client, request.load, limits, advance, gpus=_gpus(wanted))
     if request.as_json:
         render.emit_json({"model": subject.choice.name, **report.to_json()})
     else:
@@ -87,6 +87,12 @@ def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
         timeout=request.timeout,
         gpu=gpu,
     )
+
+
+def _gpus(wanted: Wanted) -> range:
+    """Numbers of the GPUs that the server runs on."""
+    count = 0 if wanted.device == "cpu" else preflight.tensor_parallel(wanted.flags) or 1
+    return range(wanted.gpu, wanted.gpu + count)
 
 
 def _print(report: LoadReport) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from oscar_zoo.evaluate import graphics
 
 PROC = Path("/proc")
 PAUSE = 1.0
@@ -54,22 +55,26 @@ def group_memory(group: int, proc: Path = PROC) -> int:
     return total
 
 
-def gpu_memory() -> int | None:
-    """Bytes in use on all GPUs together, whoever uses them, by the driver's own tool; `None` without one."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    variables = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=variables, check=True)
-        return sum(int(line) for line in done.stdout.split()) * (1 << 20)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+def gpu_memory(numbers: range) -> int | None:
+    """Bytes in use on the GPUs with these numbers, by the driver's own tool; `None` without them.
+
+    Whoever uses them is counted; other GPUs, which other programs may have, are not.
+    """
+    found = graphics.visible(graphics.gpus())[numbers.start : numbers.stop]
+    return sum(gpu.memory - gpu.free for gpu in found) if found else None
 
 
 class Watch:
-    """Looks at a server's memory in a thread of its own while the block runs."""
+    """Looks at a server's memory in a thread of its own while the block runs.
 
-    def __init__(self, group: int, pause: float = PAUSE) -> None:
-        self._group, self._pause = group, pause
+    Args:
+        group: process group of the server.
+        gpus: numbers of those it runs on.
+        pause: seconds between two looks.
+    """
+
+    def __init__(self, group: int, gpus: range = range(0), pause: float = PAUSE) -> None:
+        self._group, self._gpus, self._pause = group, gpus, pause
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._host: list[int] = []
@@ -82,7 +87,7 @@ class Watch:
 
     @property
     def gpu(self) -> Usage | None:
-        """Of the GPUs; `None` where there are none."""
+        """Of its GPUs; `None` where there are none."""
         return usage(self._gpu)
 
     def __enter__(self) -> Watch:
@@ -94,11 +99,11 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        has_gpu = True
+        has_gpu = bool(self._gpus)
         while not self._done.is_set():
             began = time.monotonic()
             self._host.append(group_memory(self._group))
-            found = gpu_memory() if has_gpu else None
+            found = gpu_memory(self._gpus) if has_gpu else None
             has_gpu = found is not None
             if found is not None:
                 self._gpu.append(found)

@@ -137,12 +137,15 @@ FINE_ENDS = ("status 0", "killed by SIGKILL")
 """SGLang 0.5.17 ends itself with SIGKILL when it has drained; that requests finished is seen by their clients."""
 
 
-def measure(child: Server, client: ServerClient, load: Load, limits: Limits, progress: Progress) -> LoadReport:
+def measure(
+    child: Server, client: ServerClient, load: Load, limits: Limits, progress: Progress, *, gpus: range = range(0)
+) -> LoadReport:
     """Put `load` on a healthy server and end it.
 
     Args:
         child: the server; it is gone afterwards, unless it did not end in time.
         client: of the same server, which nobody else uses.
+        gpus: numbers of those it runs on.
 
     Raises:
         ServerFailed: it stopped answering.
@@ -151,7 +154,7 @@ def measure(child: Server, client: ServerClient, load: Load, limits: Limits, pro
     answers = [_alone(client, call) for call in calls]
     client.flush()
     before, began = client.free_tokens(), time.monotonic()
-    with Watch(child.group) as watch:
+    with Watch(child.group, gpus) as watch:
         tally = load_clients.run_load(client, load, lambda tally, seconds: _tell(progress, tally, seconds, load))
     seconds = time.monotonic() - began
     if child.returncode is not None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oscar_zoo.evaluate.client import ServerClient
 from oscar_zoo.sglang_plugin.bench.load_clients import Call, Caller, Load, Outcome, Tally, call, probes, run_load
-from oscar_zoo.sglang_plugin.bench.load_memory import Usage, Watch, group_memory, usage
+from oscar_zoo.sglang_plugin.bench.load_memory import Usage, Watch, gpu_memory, group_memory, usage
 from oscar_zoo.sglang_plugin.bench.load_run import Drain, Limits, LoadReport
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
@@ -164,6 +166,22 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
     child.stdout.close()
     assert watch.host is not None and watch.host.late > 40 << 20
     assert group_memory(child.pid) == 0
+
+
+def test_only_the_gpus_of_the_server_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    lines = "".join(f"{n}, GPU-{n}, NVIDIA H200, 1000, {free}\n" for n, free in enumerate((100, 300, 600, 1000)))
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_memory(range(1, 3)) == (700 + 400) << 20
+    with Watch(os.getpgid(0), range(3, 4), pause=0.01) as watch:
+        pass
+    assert watch.gpu is not None and watch.gpu.peak == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert gpu_memory(range(1, 2)) == 900 << 20
+    assert gpu_memory(range(4, 5)) is None
 
 
 @pytest.fixture
