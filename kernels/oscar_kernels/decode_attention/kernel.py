@@ -153,9 +153,9 @@ def _attend_rows(
         x = _logits(tl.dot(k, q, input_precision="ieee"), factor, cap, CAPPED) + hidden
         higher = tl.maximum(top, tl.max(x, 0))
         fade = tl.exp2(top - higher)
-        p = tl.exp2(x - higher[None, :])
-        total = total * fade + tl.sum(p, 0)
-        acc = tl.dot(v, p.to(DTYPE), acc * fade[None, :], input_precision="ieee")
+        p = tl.exp2(x - higher[None, :]).to(DTYPE)  # rounded before it is summed: the weights then add up to one
+        total = total * fade + tl.sum(p.to(tl.float32), 0)
+        acc = tl.dot(v, p, acc * fade[None, :], input_precision="ieee")
         top = higher
     return acc / total[None, :], top + tl.log2(total)
 

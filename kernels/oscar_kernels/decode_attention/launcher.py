@@ -26,6 +26,9 @@ MOST_REQUESTS = 1024
 FEWEST_COMPILED = 64
 """Requests of the smallest extend kernel: one compiled kernel for most batches."""
 
+UNDO_PRECISION = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
+"""Of the product with the value partner: TensorFloat32 alone keeps no more bits than float16."""
+
 
 def decode_attention(
     query: Tensor,
@@ -271,7 +274,7 @@ def _stage2(
         BLOCK_J=width,
         BLOCK_D=max(16, 1 << (head_dim - 1).bit_length()),
         EXTEND=extend is not None,
-        PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
+        PRECISION=UNDO_PRECISION[out.dtype],
         **chained,
         num_warps=4,
     )
