@@ -3,7 +3,8 @@
     python kernels/benchmarks/run.py > h200.csv          everything, beside FlashInfer where it is installed
     python kernels/benchmarks/run.py --quick             our kernels alone, fewer repeats, under a minute
     python kernels/benchmarks/run.py --only decode,write
-    python kernels/benchmarks/run.py --variants          variants that the tables name, and where a fused extend stops
+    python kernels/benchmarks/run.py --variants          variants that the tables name, where a fused extend stops,
+                                                         and what attention adds to a step of a model
     python kernels/benchmarks/run.py --dry-run           tiny shapes, without a GPU too: times mean nothing
 
 A check or a case that fails loses the rest of its op, not of the run; the exit status is 1 then.
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from oscar_kernels.bench.results import Row
 
 OPS = ("decode", "extend", "write", "read", "baseline")
-VARIANTS = ("decode", "write", "crossover")
+VARIANTS = ("decode", "write", "crossover", "step")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,15 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _note("no CUDA device; --dry-run runs tiny shapes without one")
             return 2
         os.environ["TRITON_INTERPRET"] = "1"
-    from oscar_kernels.bench import ops, results, timing, variants
+    from oscar_kernels.bench import in_step, ops, results, timing, variants
 
     plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
     chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
     torch.manual_seed(0)
     failed: list[str] = []
     bench = ops.Bench(plan, timing.bandwidth(), _note)
-    runs = {name: partial(getattr(variants, name), bench) for name in chosen if options.variants}
-    runs = runs or {name: getattr(bench, name) for name in chosen}
+    more = {"decode": variants.decode, "write": variants.write, "crossover": variants.crossover, "step": in_step.step}
+    runs = {name: partial(more[name], bench) if options.variants else getattr(bench, name) for name in chosen}
     results.write_rows(_rows(runs, failed), sys.stdout)
     return 1 if failed else 0
 

@@ -124,6 +124,8 @@ def test_a_dry_run_of_the_variants_measures_where_a_fused_extend_stops_to_pay() 
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(io.StringIO(done.stdout)))
     assert {(line["op"], line["kernel"]) for line in lines} >= {("crossover", "fused"), ("crossover", "materialised")}
+    in_step = {line["kernel"] for line in lines if line["op"] == "in step"}
+    assert in_step >= {"triton write", "triton attention", "triton both"} and len(in_step) >= 4
 
 
 def test_tuning_prints_a_table_to_paste() -> None:
