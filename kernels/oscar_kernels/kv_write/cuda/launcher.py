@@ -1,7 +1,7 @@
 """Writing new tokens by `write.cu`: checks, choice of the variant, shares of the blocks, launch.
 
-A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and both clips the
-clip's comparators, the matrix units and the memory each take a little more than half of the time.
+A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and both clips that is
+a quarter of the time, and waiting for instructions a third (kernels/README.md has the profile).
 """
 
 from __future__ import annotations
