@@ -47,6 +47,9 @@ def prepared(transforms: Transforms) -> Prepared:
         k, v = _arranged(halves), _arranged(_halves(transforms.v_forward))
         q = k if transforms.q_partner is transforms.k_forward else _arranged(_halves(transforms.q_partner))
         found = _KEPT[transforms] = Prepared(k, v, q, None if sums is None else sums.contiguous())
+        if k.is_cuda and not torch.cuda.is_current_stream_capturing():
+            # A launch reads them while the kernel in front still runs: that must not be the one which makes them.
+            torch.cuda.current_stream(k.device).synchronize()
     return found
 
 
