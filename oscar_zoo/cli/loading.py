@@ -33,7 +33,7 @@ def require_serve() -> None:
         MissingDependency: one is not installed.
         UnsupportedMachine: sglang is outside the supported range.
     """
-    from oscar_zoo.sglang_plugin.compat import sglang_version
+    from oscar_zoo.sglang_plugin.compat.versions import sglang_version
 
     for library in ("torch", "sglang"):
         if importlib.util.find_spec(library) is None:

@@ -22,7 +22,7 @@ from oscar_zoo import __version__, paths
 from oscar_zoo.errors import MissingDependency, OscarZooError
 from oscar_zoo.evaluate import graphics
 from oscar_zoo.registry.store import Store
-from oscar_zoo.sglang_plugin import compat
+from oscar_zoo.sglang_plugin.compat.versions import BEYOND, FIRST, sglang_version
 
 State = Literal["ok", "warning", "failed", "not checked"]
 LITTLE_DISK = 1_000_000_000
@@ -116,10 +116,10 @@ def gpu() -> Finding:
 
 def engine() -> Iterator[Finding]:
     """SGLang in the supported range, and the INT2 kernels."""
-    first, beyond = (".".join(map(str, version)) for version in (compat.FIRST, compat.BEYOND))
+    first, beyond = (".".join(map(str, version)) for version in (FIRST, BEYOND))
     facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
     try:
-        detail = f"{compat.sglang_version()}, supported"
+        detail = f"{sglang_version()}, supported"
         yield Finding("machine", "SGLang", "ok", detail, facts=facts)
     except MissingDependency as error:
         yield Finding("machine", "SGLang", "ok", "not installed; only serve needs it", error.hint, facts=facts)

@@ -115,7 +115,7 @@ class Side:
         return x if self.mean is None else x + self.mean
 
 
-class LayerCache:
+class SimulatedLayer:
     """One layer of a cache: how rows are transformed and quantized, and how queries read them.
 
     Args:
@@ -173,7 +173,7 @@ class LayerCache:
 
 
 def take_rows(encoded: Tensor, stretches: Stretches) -> Tensor:
-    """Pick rows from what `LayerCache.encode` returned for one side: `[B, num_kv_heads, R, d]`."""
+    """Pick rows from what `SimulatedLayer.encode` returned for one side: `[B, num_kv_heads, R, d]`."""
     return torch.cat([encoded[tier, :, :, first:last] for tier, first, last in stretches], 2)
 
 
@@ -196,13 +196,13 @@ class SimulatedCache:
         spec.check(model)
         self._windows = spec.recipe.windows
         self._spec, self._model = spec, model
-        self._layers = {(i, device): LayerCache(spec, model, i, device) for i in model.attention_layers}
+        self._layers = {(i, device): SimulatedLayer(spec, model, i, device) for i in model.attention_layers}
 
     def __call__(self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of one layer; see `models.AttentionFn`."""
         at = layer_id, key.device
         if at not in self._layers:  # a model on several devices
-            self._layers[at] = LayerCache(self._spec, self._model, *at)
+            self._layers[at] = SimulatedLayer(self._spec, self._model, *at)
         layer = self._layers[at]
         k, v = layer.encode(key, value)
         positions = torch.arange(query.shape[2], device=query.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.evaluate.cache import INT2, WINDOW, CacheSpec, LayerCache, Stretches, take_rows
+from oscar_zoo.evaluate.cache import INT2, WINDOW, CacheSpec, SimulatedLayer, Stretches, take_rows
 from oscar_zoo.evaluate.models import LoadedModel, attention_scope
 
 
@@ -86,7 +86,7 @@ class Request:
             self._layers = dict.fromkeys(block.attention_layers, _ExactLayer())
         else:
             cache.check(block)
-            self._layers = {i: LayerCache(cache, block, i, model.device) for i in block.attention_layers}
+            self._layers = {i: SimulatedLayer(cache, block, i, model.device) for i in block.attention_layers}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._length = 0
         self._own_from = 0
@@ -141,7 +141,7 @@ class Request:
 
 
 class _Layer(Protocol):
-    """What `Request` asks of a layer; `cache.LayerCache` documents it."""
+    """What `Request` asks of a layer; `cache.SimulatedLayer` documents it."""
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.sglang_plugin import accounting, compat, hooks, refusals, worker
+from oscar_zoo.sglang_plugin import accounting, refusals, worker
+from oscar_zoo.sglang_plugin.compat import geometry, radix_attention, server_arguments
+from oscar_zoo.sglang_plugin.hooks import record
 from oscar_zoo.sglang_plugin.pool import Int2TokenPool
 from oscar_zoo.sglang_plugin.side_store import SideStore
 from oscar_zoo.sglang_plugin.step import Executor, Request, Step
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Stock: Any = compat.attention_backend_class()
+_Stock: Any = radix_attention.attention_backend_class()
 
 
 @dataclass(frozen=True)
@@ -51,22 +53,22 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     def __init__(self, runner: Any) -> None:
         super().__init__()
         pool, rows = runner.token_to_kv_pool, runner.req_to_token_pool
-        missing = sorted(hooks.BEFORE_BACKEND - hooks.FIRED)
+        missing = sorted(record.BEFORE_BACKEND - record.FIRED)
         if missing or not isinstance(pool, Int2TokenPool):
             raise ServerFailed(
                 f"the INT2 KV cache is not in place: pool {type(pool).__name__}, hooks that did not run: {missing}.",
                 hint="is another plugin replacing the same functions? SGLANG_PLUGINS=oscar loads ours alone",
             )
         refusals.check_server(
-            compat.resolved(runner.server_args), os.environ, eager_only=worker.eager_only(runner.server_args)
+            server_arguments.resolved(runner.server_args), os.environ, eager_only=worker.eager_only(runner.server_args)
         )
-        refusals.check_layers(compat.attention_layers(runner.model))
+        refusals.check_layers(radix_attention.attention_layers(runner.model))
         chosen, artifact = worker.served()
         table = TransformTable.build(
             artifact.k,
             artifact.v,
             range(pool.start_layer, pool.start_layer + pool.layer_num),
-            kv_heads=compat.local_kv_heads(runner.model_config),
+            kv_heads=geometry.local_kv_heads(runner.model_config),
             device=pool.device,
         )
         self.pool = pool
@@ -88,7 +90,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         plan = accounting.plan(pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode, scratch=scratch)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         logger.info("INT2 KV cache: %s", accounting.describe(plan, pool.slots.shape, pool.side.shape, tokens=pool.size))
-        warning = accounting.too_short(pool.size, compat.context_length(runner))
+        warning = accounting.too_short(pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)
 
@@ -104,7 +106,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Reset rows with a new owner, then work out where every request reads its cached tokens."""
-        if "alloc" not in hooks.FIRED:
+        if "alloc" not in record.FIRED:
             raise ServerFailed("the hook that watches request rows did not run; request rows cannot be trusted.")
         if self.device_path is not None:
             self.device_path.start(forward_batch)
@@ -170,10 +172,10 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
     def _begin(self, rows: list[int], prefixes: list[int], ends: list[int]) -> None:
         starts, fresh = dict(zip(rows, prefixes, strict=True)), self.side.take_fresh(rows)
-        if fresh and "admit" not in hooks.FIRED:
+        if fresh and "admit" not in record.FIRED:
             raise ServerFailed("the hook that tells the tokens of new requests did not run; sinks would be lost.")
         if any(starts[row] for row in fresh) and self.window_on_hit == "recompute":
-            missing = sorted({"tail", "match"} - hooks.FIRED)
+            missing = sorted({"tail", "match"} - record.FIRED)
             if missing:
                 raise ServerFailed(f"a prefix-cache hit without the hooks that limit it ({', '.join(missing)}).")
         self.side.begin({row: 0 if self.mutant == "keep_stale_rows" else starts[row] for row in fresh})
@@ -197,7 +199,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         if self.batch is None or self.executor is None:
             raise ServerFailed("a forward pass without metadata.")
         total = sum(request.new for request in self.batch.requests)
-        slots = compat.write_location(forward_batch.out_cache_loc)[:total].long()
+        slots = radix_attention.write_location(forward_batch.out_cache_loc)[:total].long()
         step = Step(self.batch.requests, slots, self.batch.decode)
         out = q.new_zeros(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         run = self.executor.decode if step.decode else self.executor.extend

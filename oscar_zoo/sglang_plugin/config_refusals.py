@@ -11,7 +11,7 @@ from typing import Any
 
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.evaluate.config_file import ConfigFile
-from oscar_zoo.sglang_plugin.refusals import LINEAR, MODEL, Refusal
+from oscar_zoo.sglang_plugin.refusals import LINEAR, MODEL, Refusal, check_rows
 
 STOCK = "--kv-cache-dtype auto"
 
@@ -54,6 +54,4 @@ def check_config(config: ConfigFile) -> None:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
     for part in (config.get_text_config(), config):
-        for row in CONFIG:
-            if row.uses(part):
-                raise UnsupportedModel(row.sentence, hint=f"instead: {row.instead}")
+        check_rows(part, CONFIG, UnsupportedModel)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.sglang_plugin import compat
+from oscar_zoo.sglang_plugin.compat import geometry, radix_attention
 from oscar_zoo.sglang_plugin.device_batch import DecodeBatch, DecodeTables, ExtendBatch, extend_batch
 from oscar_zoo.sglang_plugin.flashinfer_prefill import WORKSPACE_BYTES, FlashInferPrefill
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor, Prefill, executor_bytes
@@ -51,7 +51,7 @@ class DevicePath:
     def __init__(self, runner: Any, pool: Any, table: TransformTable, begin: Begin) -> None:
         self._pool, self._begin = pool, begin
         self._slots_of: Tensor = runner.req_to_token_pool.req_to_token
-        layers = list(compat.attention_layers(runner.model))
+        layers = list(radix_attention.attention_layers(runner.model))
         scalings = {float(layer.scaling) for layer in layers}
         if len(scalings) != 1:
             raise UnsupportedModel(f"attention layers with different scaling ({sorted(scalings)}) are not served.")
@@ -66,7 +66,7 @@ class DevicePath:
             scratch_tokens=SCRATCH_TOKENS,
             prefill=self.prefill,
         )
-        self._tables = DecodeTables(side.num_rows, compat.longest_request(runner), pool.device)
+        self._tables = DecodeTables(side.num_rows, geometry.longest_request(runner), pool.device)
         self.batch: DecodeBatch | ExtendBatch | None = None
         if self._slots_of.is_cuda:
             began = perf_counter()
@@ -90,7 +90,7 @@ class DevicePath:
     def start(self, forward_batch: Any, *, refill_only: bool = False) -> None:
         """Prepare the layers of one forward pass; `refill_only` for a graph that holds its views already."""
         rows, lengths = forward_batch.req_pool_indices, forward_batch.seq_lens
-        written = compat.write_location(forward_batch.out_cache_loc)
+        written = radix_attention.write_location(forward_batch.out_cache_loc)
         if forward_batch.forward_mode.is_extend():
             prefixes, counts = (
                 [int(n) for n in numbers]

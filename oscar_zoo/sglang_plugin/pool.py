@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from oscar_zoo.sglang_plugin import compat
+from oscar_zoo.sglang_plugin.compat import radix_attention
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 
-_Stock: Any = compat.token_pool_class()
+_Stock: Any = radix_attention.token_pool_class()
 
 
 class Int2TokenPool(_Stock):  # type: ignore[misc]

@@ -281,7 +281,7 @@ def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -
     Raises:
         UsageError: names the flag or variable, the reason and what to use in its place.
     """
-    _check(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
+    check_rows(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
     for name, reason in ENVIRONMENT:
         if environ.get(name, "").lower() in TRUE:
             raise UsageError(f"{name} does not work with an INT2 KV cache: {reason}.", hint=f"unset {name}")
@@ -308,7 +308,7 @@ def check_model(config: Any, *, linear_layers: bool = False) -> None:
     Raises:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
-    _check(config, MODEL, UnsupportedModel)
+    check_rows(config, MODEL, UnsupportedModel)
     if linear_layers:
         raise UnsupportedModel(LINEAR.sentence, hint=f"instead: {LINEAR.instead}")
 
@@ -320,10 +320,11 @@ def check_layers(layers: Iterable[Any]) -> None:
         UnsupportedModel: as `check_model`.
     """
     for layer in layers:
-        _check(layer, LAYER, UnsupportedModel)
+        check_rows(layer, LAYER, UnsupportedModel)
 
 
-def _check(config: Any, rows: Iterable[Refusal], error: type[OscarZooError]) -> None:
+def check_rows(config: Any, rows: Iterable[Refusal], error: type[OscarZooError]) -> None:
+    """Raise `error` for the first row that `config` uses; it names the row, the reason and what to use in its place."""
     for row in rows:
         if row.uses(config):
             raise error(row.sentence, hint=f"instead: {row.instead}")

@@ -24,11 +24,12 @@ def register() -> None:
     Raises:
         SystemExit: such a version, and the command line asks for int2; SGLang would otherwise call it an unknown dtype.
     """
-    from oscar_zoo.sglang_plugin import hooks, plain_errors
+    from oscar_zoo.sglang_plugin import plain_errors
+    from oscar_zoo.sglang_plugin.hooks import installation
 
     plain_errors.install()
     try:
-        hooks.install()
+        installation.install()
     except UnsupportedMachine as error:
         if _asks_for_int2(sys.argv):
             raise SystemExit(plain_errors.one_line(error)) from None

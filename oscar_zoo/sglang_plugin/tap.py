@@ -26,7 +26,8 @@ from oscar_zoo.compute.coverage import check_finite
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import ComputeFailed, OscarZooError, UnsupportedModel
-from oscar_zoo.sglang_plugin import compat, refusals
+from oscar_zoo.sglang_plugin import refusals
+from oscar_zoo.sglang_plugin.compat import geometry, radix_attention, scheduler_process
 
 TAP = "oscar_tap"
 """Attribute of an attention layer that is being tapped."""
@@ -144,9 +145,11 @@ def attention(original: Any, layer: Any, q: Any, k: Any, v: Any, forward_batch: 
     """Hook 14, around `RadixAttention.forward`: computes what it would, and shows the tap of this layer, if any."""
     result = original(layer, q, k, v, forward_batch, *args, **kwargs)
     tap: LayerTap | None = getattr(layer, TAP, None)
-    if tap is None or forward_batch.forward_mode.name != "EXTEND" or compat.capturing():
+    if tap is None or forward_batch.forward_mode.name != "EXTEND" or radix_attention.capturing():
         return result
-    given = [name for name, value in kwargs.items() if value is not None and name not in compat.ATTENTION_ARGUMENTS]
+    given = [
+        name for name, value in kwargs.items() if value is not None and name not in radix_attention.ATTENTION_ARGUMENTS
+    ]
     if given and tap.error is None:
         tap.error = UnsupportedModel(
             f"attention of layer {tap.layer_id} takes {given[0]}, so it is not plain softmax attention.",
@@ -169,15 +172,15 @@ def start(scheduler: Any, folder: str, *, outputs: bool, weights: bool) -> None:
         UnsupportedModel: an INT2 cache could not serve this model.
         ComputeFailed: the worker holds the model in a form that cannot be calibrated.
     """
-    runner = compat.scheduler_runner(scheduler)
+    runner = scheduler_process.model_runner(scheduler)
     _check_model(runner)
     device = next(runner.model.parameters()).device
-    for layer in compat.attention_layers(runner.model):
+    for layer in radix_attention.attention_layers(runner.model):
         heads = _heads(runner.model_config, layer)
         sums = LayerMoments.zeros(len(heads), layer.qk_head_dim, layer.v_head_dim, device, heads=heads)
         if weights:
             with torch.inference_mode():
-                sums.set_weights(compat.output_projection(runner.model, layer, runner.model_config.dtype))
+                sums.set_weights(radix_attention.output_projection(runner.model, layer, runner.model_config.dtype))
         setattr(layer, TAP, LayerTap(layer.layer_id, sums, layer.tp_q_head_num, outputs))
 
 
@@ -203,7 +206,7 @@ def save(scheduler: Any, folder: str, *, place: str) -> None:
         StorageError: the disk refused.
     """
     check(scheduler, folder)
-    runner, taps = compat.scheduler_runner(scheduler), _taps(scheduler)
+    runner, taps = scheduler_process.model_runner(scheduler), _taps(scheduler)
     for tap in taps:
         check_finite(tap.layer_id, tap.sums)
     device = taps[0].sums.qq.device if taps else torch.device("cpu")
@@ -216,7 +219,7 @@ def save(scheduler: Any, folder: str, *, place: str) -> None:
         weights=weights_digest(runner.model.parameters()),
         layers={tap.layer_id: tap.report() for tap in taps},
     )
-    ranks.write_rank(Path(place), compat.rank_name(), report, {tap.layer_id: tap.sums for tap in taps})
+    ranks.write_rank(Path(place), geometry.rank_name(), report, {tap.layer_id: tap.sums for tap in taps})
 
 
 def load(scheduler: Any, folder: str, *, place: str) -> None:
@@ -226,8 +229,8 @@ def load(scheduler: Any, folder: str, *, place: str) -> None:
         IntegrityError: it is not all there, or belongs to another split of the model.
         OutputExists: it belongs to other weights.
     """
-    runner, taps = compat.scheduler_runner(scheduler), _taps(scheduler)
-    report, sums = ranks.read_rank(Path(place), compat.rank_name())
+    runner, taps = scheduler_process.model_runner(scheduler), _taps(scheduler)
+    report, sums = ranks.read_rank(Path(place), geometry.rank_name())
     if {tap.layer_id: tap.sums.heads for tap in taps} != {layer: one.heads for layer, one in sums.items()}:
         raise unusable(Path(place), "it has other layers or heads")
     if report.weights != (mine := weights_digest(runner.model.parameters())):
@@ -244,7 +247,7 @@ def _reporting(step: Callable[..., None]) -> Callable[..., None]:
         try:
             step(scheduler, folder, **kwargs)
         except OscarZooError as error:
-            ranks.write_failure(Path(folder), compat.rank_name(), error)
+            ranks.write_failure(Path(folder), geometry.rank_name(), error)
             raise
 
     return method
@@ -257,13 +260,13 @@ METHODS: Mapping[str, Callable[..., None]] = {
 
 
 def _taps(scheduler: Any) -> list[LayerTap]:
-    layers = compat.attention_layers(compat.scheduler_runner(scheduler).model)
+    layers = radix_attention.attention_layers(scheduler_process.model_runner(scheduler).model)
     return [getattr(layer, TAP) for layer in layers]
 
 
 def _check_model(runner: Any) -> None:
     """What cannot be served is not calibrated; one attention layer per decoder layer; a cache of model precision."""
-    layers = list(compat.attention_layers(runner.model))
+    layers = list(radix_attention.attention_layers(runner.model))
     instead = "choose a model with full attention in every layer"
     try:
         refusals.check_model(runner.model_config)
@@ -286,7 +289,7 @@ def _check_model(runner: Any) -> None:
 
 def _heads(config: Any, layer: Any) -> range:
     """The model's indices of the KV heads of this worker."""
-    heads, total = compat.local_kv_heads(config), config.get_total_num_kv_heads()
+    heads, total = geometry.local_kv_heads(config), config.get_total_num_kv_heads()
     whole = getattr(config.hf_text_config, "original_total_num_kv_heads", total) == total  # else SGLang padded them
     if not whole or len(heads) != layer.tp_k_head_num or layer.tp_q_head_num % len(heads):
         raise UnsupportedModel(

@@ -12,7 +12,8 @@ from typing import Any
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin import compat, loading, refusals, settings
+from oscar_zoo.sglang_plugin import loading, refusals, settings
+from oscar_zoo.sglang_plugin.compat import geometry, server_arguments
 from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.sink_blocks import SinkBlocks
 from oscar_zoo.sglang_plugin.slot_store import SlotShape
@@ -40,7 +41,7 @@ def runs_kernels(device: str, chosen: settings.PluginSettings) -> bool:
 
 def eager_only(server_args: Any) -> bool:
     """Whether the executor in force cannot be captured in a CUDA graph; reads the settings anew, keeps nothing."""
-    return not runs_kernels(str(compat.resolved(server_args).device), settings.read_settings(os.environ))
+    return not runs_kernels(str(server_arguments.resolved(server_args).device), settings.read_settings(os.environ))
 
 
 def scratch_bytes(owner: Any, device: str, slots: SlotShape, side: SideShape) -> int:
@@ -55,7 +56,7 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, side: SideShape) ->
         return 0
     from oscar_zoo.sglang_plugin.device_path import DevicePath
 
-    heads, longest = compat.local_q_heads(owner.model_config), compat.longest_request(owner)
+    heads, longest = geometry.local_q_heads(owner.model_config), geometry.longest_request(owner)
     whole = DevicePath.nbytes(slots, side, num_q_heads=heads, max_tokens=longest, device=device)
     if device.startswith("cuda"):  # what the write kernel keeps of the transforms, see `fastest.prepare`
         artifact = served()[1]
@@ -69,7 +70,7 @@ def check_model(model_config: Any) -> None:
     Raises:
         UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
     """
-    refusals.check_model(model_config, linear_layers=compat.has_linear_layers(model_config))
+    refusals.check_model(model_config, linear_layers=geometry.has_linear_layers(model_config))
     served()[1].check_geometry(
         num_layers=model_config.num_hidden_layers,
         num_kv_heads=model_config.get_total_num_kv_heads(),
@@ -100,7 +101,7 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
         except ValueError as error:
             raise UsageError(f"INT2 rows of this model: {error}.", hint="--oscar-group-size") from None
     layers = configurator.layer_info.num_effective_layers
-    return SlotShape(layers, num_slots, len(compat.local_kv_heads(model)), specs[0], specs[1])
+    return SlotShape(layers, num_slots, len(geometry.local_kv_heads(model)), specs[0], specs[1])
 
 
 def side_shape(configurator: Any, *, num_rows: int) -> SideShape:
@@ -110,7 +111,7 @@ def side_shape(configurator: Any, *, num_rows: int) -> SideShape:
     return SideShape(
         num_layers=configurator.layer_info.num_effective_layers,
         num_rows=num_rows,
-        num_kv_heads=len(compat.local_kv_heads(model)),
+        num_kv_heads=len(geometry.local_kv_heads(model)),
         k_head_dim=model.head_dim,
         v_head_dim=model.v_head_dim,
         sink=chosen.sink.value,

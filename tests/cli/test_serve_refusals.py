@@ -48,7 +48,7 @@ class Table:
         else:
             known = importlib.metadata.version
             told = lambda name: version if name == "sglang" else known(name)  # noqa: E731
-            self.monkeypatch.setattr("oscar_zoo.sglang_plugin.compat.version", told)
+            self.monkeypatch.setattr("oscar_zoo.sglang_plugin.compat.versions.version", told)
         return []
 
     def weights(self, size: int) -> list[str]:

@@ -15,7 +15,7 @@ from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.cache import CacheSpec, LayerCache, SimulatedCache, hadamard_set
+from oscar_zoo.evaluate.cache import CacheSpec, SimulatedCache, SimulatedLayer, hadamard_set
 
 D, HEADS, KV_HEADS, TOKENS = 16, 6, 2, 300
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_every_layer_of_a_hybrid_model_uses_its_own_transform() -> None:
     )
     _, key, value = qkv(tokens=5)
     for layer in layers:
-        k, _ = LayerCache(CacheSpec(rotations, None, recipe()), geometry, layer.layer_id, CPU).encode(key, value)
+        k, _ = SimulatedLayer(CacheSpec(rotations, None, recipe()), geometry, layer.layer_id, CPU).encode(key, value)
         assert layer.mean is not None
         expected = (key - torch.tensor(layer.mean)) @ torch.tensor(layer.forward)
         torch.testing.assert_close(k[0], expected)
@@ -149,7 +149,7 @@ def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones
     q, k, v = (x.bfloat16() for x in qkv())
     spec = CacheSpec(*PAIRS["hadamard"], recipe())
     rotated = k.float() @ matrices(spec.k, 0)[0].float()
-    window, int2 = LayerCache(spec, MODEL, 1, CPU).encode(k, v)[0]
+    window, int2 = SimulatedLayer(spec, MODEL, 1, CPU).encode(k, v)[0]
     assert torch.equal(window, rotated.bfloat16().float())
     assert torch.equal(int2, fake_quantize(rotated, spec.quant_spec("k", D)))
     got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, 0.25)

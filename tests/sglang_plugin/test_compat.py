@@ -12,7 +12,7 @@ import pytest
 from engines import RELEASES, REPOSITORY, environment, needs_sglang
 
 from oscar_zoo.errors import OscarZooError, UnsupportedMachine
-from oscar_zoo.sglang_plugin import compat
+from oscar_zoo.sglang_plugin.compat import versions
 from oscar_zoo.sglang_plugin.register import register
 
 
@@ -36,14 +36,14 @@ def pretend(folder: Path, release: str) -> Path:
 @pytest.mark.parametrize("release", [*RELEASES, "0.5.20", "0.5.22rc1", "0.5.23.post1", "0.5.21+cpu"])
 def test_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(pretend(tmp_path, release))
-    assert compat.sglang_version() == release
+    assert versions.sglang_version() == release
 
 
 @pytest.mark.parametrize("release", ["0.4.9", "0.5.16", "0.5.2rc3", "0.5.24", "0.5.24rc1", "0.6.0", "1.0"])
 def test_not_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(pretend(tmp_path, release))
     with pytest.raises(UnsupportedMachine) as caught:
-        compat.sglang_version()
+        versions.sglang_version()
     assert caught.value.message == f"sglang {release} is outside the supported range >=0.5.17,<0.5.24."
     assert caught.value.hint == "pip install 'sglang>=0.5.17,<0.5.24'"
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.sglang_plugin import compat, device_path
+from oscar_zoo.sglang_plugin import device_path
+from oscar_zoo.sglang_plugin.compat import radix_attention
 from oscar_zoo.sglang_plugin.device_path import DevicePath
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
@@ -39,8 +40,8 @@ class Worker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scalings: tuple[float, ...] = (LAYER.scaling,)) -> None:
         layers = [SimpleNamespace(**{**vars(LAYER), "scaling": one}) for one in scalings]
-        monkeypatch.setattr(compat, "attention_layers", lambda model: layers)
-        monkeypatch.setattr(compat, "write_location", lambda location: location)
+        monkeypatch.setattr(radix_attention, "attention_layers", lambda model: layers)
+        monkeypatch.setattr(radix_attention, "write_location", lambda location: location)
         monkeypatch.setattr(device_path, "SCRATCH_TOKENS", 16)
         sets = [general_set(role, 1, HEADS, DIM, seed=2) for role in ("k", "v")]
         self.table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")

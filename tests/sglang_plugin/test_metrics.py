@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oscar_zoo.sglang_plugin import compat
+from oscar_zoo.sglang_plugin.compat import request_rows
 from oscar_zoo.sglang_plugin.metrics import INFO_LABELS, METRICS, PREFIX, Exporter, PrefixHits, sink_sources
 from oscar_zoo.sglang_plugin.sink_blocks import Prompt, SinkBlocks
 
@@ -74,7 +74,7 @@ def test_requests_of_all_versions_are_counted_alike(kept: bool) -> None:
         SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_indices=[0] * 68),
         SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_len=68),
     )
-    assert list(compat.new_requests(requests)) == ([] if kept else [(100, 68)] * 3)
+    assert list(request_rows.new_requests(requests)) == ([] if kept else [(100, 68)] * 3)
 
 
 def labels() -> dict[str, str]:
@@ -133,12 +133,12 @@ def test_a_server_without_metrics_does_not_import_the_client() -> None:
     code = """
 import sys
 from types import SimpleNamespace
-from oscar_zoo.sglang_plugin import hooks
-hooks.FIRED.add("pool")
-hooks.metrics(None, SimpleNamespace(current_scheduler_metrics_enabled=False))
-hooks.update_metrics(None, SimpleNamespace())
-hooks.prefix_hits(SimpleNamespace(), None)
-assert "metrics" not in hooks.FIRED
+from oscar_zoo.sglang_plugin.hooks import observation, record
+record.FIRED.add("pool")
+observation.metrics(None, SimpleNamespace(current_scheduler_metrics_enabled=False))
+observation.update_metrics(None, SimpleNamespace())
+observation.prefix_hits(SimpleNamespace(), None)
+assert "metrics" not in record.FIRED
 assert "prometheus_client" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

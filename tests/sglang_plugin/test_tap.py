@@ -20,7 +20,8 @@ from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists, UnsupportedModel
-from oscar_zoo.sglang_plugin import compat, tap
+from oscar_zoo.sglang_plugin import tap
+from oscar_zoo.sglang_plugin.compat import geometry, radix_attention
 from oscar_zoo.sglang_plugin.tap import LayerTap
 
 Q_HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 6
@@ -138,7 +139,7 @@ def batch(tokens: int, mode: str = "EXTEND") -> Any:
 def eager(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A worker that is not recording a graph; `capturing` can be changed."""
     state = SimpleNamespace(capturing=False)
-    monkeypatch.setattr(compat, "capturing", lambda: state.capturing)
+    monkeypatch.setattr(radix_attention, "capturing", lambda: state.capturing)
     return state
 
 
@@ -182,8 +183,8 @@ def test_a_failure_is_raised_by_the_next_call_and_left_for_the_parent(
 ) -> None:
     one = new_tap()
     one.observe(rows(10), [5], [10])
-    monkeypatch.setattr(compat, "attention_layers", lambda _: [SimpleNamespace(oscar_tap=one)])
-    monkeypatch.setattr(compat, "rank_name", lambda: "pp0-tp1")
+    monkeypatch.setattr(radix_attention, "attention_layers", lambda _: [SimpleNamespace(oscar_tap=one)])
+    monkeypatch.setattr(geometry, "rank_name", lambda: "pp0-tp1")
     scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=None)))
     for step, options in (("check", {}), ("weigh", {}), ("save", {"place": str(tmp_path)})):
         with pytest.raises(ComputeFailed, match="from position 5"):
@@ -214,8 +215,8 @@ class Worker:
             v_head_dim=V_DIM,
         )
         model = SimpleNamespace(parameters=lambda: iter([self.weight]))
-        monkeypatch.setattr(compat, "attention_layers", lambda _: [SimpleNamespace(oscar_tap=self.tap)])
-        monkeypatch.setattr(compat, "rank_name", lambda: "pp0-tp1")
+        monkeypatch.setattr(radix_attention, "attention_layers", lambda _: [SimpleNamespace(oscar_tap=self.tap)])
+        monkeypatch.setattr(geometry, "rank_name", lambda: "pp0-tp1")
         runner = SimpleNamespace(model=model, model_config=config)
         scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
         place.mkdir(exist_ok=True)

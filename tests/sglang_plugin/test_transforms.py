@@ -62,8 +62,8 @@ def orthogonal_heads(side: RotationSet, objective: str) -> RotationSet:
 @pytest.mark.parametrize("heads", [2, 4, 8])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks: int) -> None:
-    """With more ranks than heads, `ranks / heads` neighbours hold the same one. `compat` has the same rule, and
-    `test_engine.py` compares it with what SGLang loads."""
+    """With more ranks than heads, `ranks / heads` neighbours hold the same one. `compat.geometry` has the same rule,
+    and `test_engine.py` compares it with what SGLang loads."""
     sets = per_head(version, heads)
     held = []
     for rank in range(ranks):

@@ -166,10 +166,10 @@ def probe() -> dict[str, Any]:
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.server_args import ServerArgs
 
-    from oscar_zoo.sglang_plugin import compat
+    from oscar_zoo.sglang_plugin.compat import hook_targets
 
     load_plugins()
-    paths = [place.path for places in compat.targets().values() for place in places]
+    paths = [place.path for places in hook_targets.targets().values() for place in places]
     found = []
     for path in paths:
         module, owner, name = path.rsplit(".", 2)
@@ -226,7 +226,7 @@ def head_assignment() -> list[dict[str, Any]]:
     from sglang.srt import runtime_context
     from sglang.srt.configs.model_config import ModelConfig
 
-    from oscar_zoo.sglang_plugin import compat
+    from oscar_zoo.sglang_plugin.compat import geometry
 
     found = []
     for kv_heads, size in itertools.product((2, 4, 8), (1, 2, 4, 8)):
@@ -236,7 +236,7 @@ def head_assignment() -> list[dict[str, Any]]:
         for rank in range(size):
             parallel = types.SimpleNamespace(attn_tp_size=size, attn_tp_rank=rank)
             with mock.patch.object(runtime_context, "get_parallel", lambda parallel=parallel: parallel):
-                ours = list(compat.local_kv_heads(config))
+                ours = list(geometry.local_kv_heads(config))
             k, v = loaded_heads(kv_heads, size, rank)
             found.append({"kv_heads": kv_heads, "size": size, "rank": rank, "k": k, "v": v, "ours": ours})
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from oscar_zoo.evaluate.cache import CacheSpec, LayerCache
+from oscar_zoo.evaluate.cache import CacheSpec, SimulatedLayer
 from oscar_zoo.evaluate.models import LoadedModel, attention_scope
 
 TIE = 0.03
@@ -46,7 +46,7 @@ class ReferenceServer:
         self.model, self.spec, self.chunk = model, spec, chunk
         self.sink, self.recent = spec.recipe.windows.sink, spec.recipe.windows.recent
         geometry = model.block.geometry
-        self.layers = {i: LayerCache(spec, geometry, i, model.device) for i in geometry.attention_layers}
+        self.layers = {i: SimulatedLayer(spec, geometry, i, model.device) for i in geometry.attention_layers}
 
     def generate(self, ids: Sequence[int], new: int, donor: Served | None = None, cached: int = 0) -> Served:
         """Serve a prompt whose first `cached` tokens are taken from `donor`."""

@@ -47,10 +47,11 @@ def flag(parser: argparse.ArgumentParser, argv: list[str]) -> str | None:
 def model(folder: str) -> str:
     from sglang.srt.configs.model_config import ModelConfig
 
-    from oscar_zoo.sglang_plugin import compat, refusals
+    from oscar_zoo.sglang_plugin import refusals
+    from oscar_zoo.sglang_plugin.compat import geometry
 
     config = ModelConfig(model_path=folder)
-    return complaint(lambda: refusals.check_model(config, linear_layers=compat.has_linear_layers(config)))
+    return complaint(lambda: refusals.check_model(config, linear_layers=geometry.has_linear_layers(config)))
 
 
 def layer(attributes: dict[str, Any]) -> str:

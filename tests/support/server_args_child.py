@@ -30,7 +30,8 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.server_args import prepare_server_args
 
     from oscar_zoo.errors import OscarZooError
-    from oscar_zoo.sglang_plugin import compat, worker
+    from oscar_zoo.sglang_plugin import worker
+    from oscar_zoo.sglang_plugin.compat import server_arguments
 
     worker.served.cache_clear()
     with mock.patch.dict(os.environ, case["env"]):
@@ -39,7 +40,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             if hasattr(args, "resolve_once"):
                 args.resolve_once()
             args.check_server_args()  # as the engine does in front of its workers
-            config = compat.resolved(args)
+            config = server_arguments.resolved(args)
             chosen, artifact = worker.served()
         except OscarZooError as error:
             return {"error": error.message, "hint": error.hint}

@@ -33,7 +33,7 @@ PRELOADED = (
     "sglang.srt.layers.attention.torch_native_backend",
     "sglang.srt.managers.scheduler",
     "sglang.srt.models.registry",
-    "oscar_zoo.sglang_plugin.hooks",
+    "oscar_zoo.sglang_plugin.hooks.installation",
 )
 """Importing them has no effect on SGLang."""
 SECONDS = 600

@@ -59,9 +59,9 @@ def site_for_shared_heads(folder: Path, rows: Path) -> Path:
 
 def replicate_heads() -> None:
     """On a CPU SGLang fills up KV heads with empty ones where a GPU has copies: let it copy here too."""
-    from oscar_zoo.sglang_plugin import compat
+    from oscar_zoo.sglang_plugin.compat import hook_targets
 
-    install = compat.install_tap
+    install = hook_targets.install_tap
 
     def install_tap(hook: Any, methods: Any) -> None:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -70,7 +70,7 @@ def replicate_heads() -> None:
         HookRegistry.register(path, lambda config, *_: config, HookType.REPLACE)
         install(hook, methods)
 
-    compat.install_tap = install_tap
+    hook_targets.install_tap = install_tap
 
 
 def record_rows(folder: str) -> None:
@@ -118,7 +118,8 @@ def try_layers(out: str) -> None:
 def refusals(radix: Any) -> dict[str, str]:
     """What the tap says to models that it must not calibrate."""
     from oscar_zoo.errors import OscarZooError
-    from oscar_zoo.sglang_plugin import compat, tap
+    from oscar_zoo.sglang_plugin import tap
+    from oscar_zoo.sglang_plugin.compat import radix_attention
 
     def layer(layer_id: int = 0, **changes: Any) -> Any:
         return radix.RadixAttention(4, 16, 0.25, num_kv_heads=2, layer_id=layer_id, **changes)
@@ -144,7 +145,7 @@ def refusals(radix: Any) -> dict[str, str]:
             said[name] = f"{error.code}: {error.message}"
     try:
         alone = layer(5)
-        compat.output_projection(torch.nn.ModuleList([alone]), alone, torch.bfloat16)
+        radix_attention.output_projection(torch.nn.ModuleList([alone]), alone, torch.bfloat16)
     except OscarZooError as error:
         said["o_proj"] = error.message
     return said

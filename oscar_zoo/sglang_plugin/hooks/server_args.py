@@ -1,0 +1,80 @@
+"""Hooks where something is asked of a server: its arguments, its model, what a request may want. They add or refuse."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from oscar_zoo.errors import UsageError
+from oscar_zoo.sglang_plugin import fork_environment, refusals, settings, worker
+from oscar_zoo.sglang_plugin.compat import server_arguments
+
+logger = logging.getLogger(__name__)
+
+
+def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
+    """Hook 2: the dtype and the `--oscar-*` flags."""
+    server_arguments.add_dtype_choice(parser, settings.DTYPE)
+    group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
+    for option in settings.OPTIONS.values():
+        group.add_argument(
+            option.flag, action=settings.EnvironmentAction, const=option, default=argparse.SUPPRESS, help=option.help
+        )
+
+
+def set_defaults(args: Any, *_: Any, **__: Any) -> None:
+    """Hook 3: our backend, and a number of requests whose rings fit. SGLang would take 2048 or more requests."""
+    if args.kv_cache_dtype != settings.DTYPE or not server_arguments.may_set_defaults(args):
+        return
+    worker.served.cache_clear()  # an earlier engine of this process may have had other settings
+    if args.attention_backend is None:
+        args.attention_backend = settings.BACKEND
+    if args.max_running_requests is None:
+        args.max_running_requests = settings.MAX_RUNNING_REQUESTS
+    if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
+        args.cuda_graph_backend_prefill = "disabled"  # see `launch.GPU_FLAGS`
+
+
+def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
+    """Hook 4: refusals, and an early look at settings and artifact, before any worker starts.
+
+    Raises:
+        OscarZooError: the server asks for something an INT2 cache cannot do.
+    """
+    if args.kv_cache_dtype != settings.DTYPE:
+        flags = settings.flags_given(os.environ)
+        if flags:
+            raise UsageError(f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out")
+        idle = fork_environment.present(os.environ)
+        if idle:
+            logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
+        return
+    refusals.check_server(server_arguments.resolved(args), os.environ, eager_only=worker.eager_only(args))
+    chosen, artifact = worker.served()
+    for warning in chosen.warnings:
+        logger.warning("INT2 KV cache: %s", warning)
+    logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+
+
+def model(
+    result: Any, args: Any, model_path: str | None = None, *_: Any, is_draft_model: bool = False, **__: Any
+) -> None:
+    """Hook 20: a model that cannot be served, or not with this artifact, is refused before its weights are loaded.
+
+    Raises:
+        OscarZooError: see `worker.check_model`.
+    """
+    if args.kv_cache_dtype == settings.DTYPE and model_path in (None, args.model_path) and not is_draft_model:
+        worker.check_model(result)
+
+
+def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
+    """Hook 15: a request that an INT2 cache cannot answer is refused, the server goes on.
+
+    Raises:
+        UsageError: names the parameter, the reason and what to use in its place.
+    """
+    if server_arguments.published_dtype() == settings.DTYPE:
+        refusals.check_request(params)
