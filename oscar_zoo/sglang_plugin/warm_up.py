@@ -33,8 +33,8 @@ def steps() -> list[Extend]:
     """No prefix; fused extends of every tile, by as few requests as may be fused; an extend over pieces of a prefix."""
     most = kernel_executor.SHORT
     each = min(most, tuning.FUSED_TOKENS)
-    totals = [1 << n for n in range(most.bit_length())]
-    fused = [Extend(-(-total // each), PREFIX, min(total, each)) for total in totals]
+    shared = [(1 << n, -(-(1 << n) // each)) for n in range(most.bit_length())]
+    fused = [Extend(requests, PREFIX, total // requests) for total, requests in shared]
     return [Extend(1, 0, 2), *fused, Extend(1, PREFIX, most + 1)]
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from cache_oracle import general_set
 
+from oscar_kernels.decode_attention import tuning
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.sglang_plugin import kernel_executor
 from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
@@ -21,7 +22,7 @@ from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
 from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
 from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
 from oscar_zoo.sglang_plugin.transforms import TransformTable
-from oscar_zoo.sglang_plugin.warm_up import warm_up
+from oscar_zoo.sglang_plugin.warm_up import steps, warm_up
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
@@ -43,6 +44,15 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     warm_up(executor, torch.zeros(3, 20, dtype=torch.int32), scaling=0.2, scratch_tokens=16)
     assert all(bool((store[1:] == 7).all()) for store in stores)
     assert not (slots.affine[0][0] == 7).all()  # it did write
+
+
+def test_all_but_the_first_and_the_last_step_are_fused() -> None:
+    first, *fused, last = steps()
+    assert first.prefix == 0
+    for step in fused:
+        assert step.prefix and step.new <= tuning.FUSED_TOKENS and step.requests * step.new <= kernel_executor.SHORT
+    assert max(step.requests * step.new for step in fused) > kernel_executor.SHORT * 0.95
+    assert last.requests * last.new > kernel_executor.SHORT
 
 
 def test_no_step_of_a_server_compiles_anything_after_it() -> None:
