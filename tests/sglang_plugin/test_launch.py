@@ -66,6 +66,8 @@ def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
     env = launch.plan(options(tmp_path), secret | {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}).env
     assert "canary" not in env.values()
     assert env["PATH"] == "/bin" and env["CUDA_VISIBLE_DEVICES"] == "0"
+    asked = launch.plan(options(tmp_path), {"OSCAR_KERNELS_CUDA_WRITE": "0", "OSCAR_KERNELS_ODD": "1"}).env
+    assert asked["OSCAR_KERNELS_CUDA_WRITE"] == "0" and "OSCAR_KERNELS_ODD" not in asked
     assert env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
     assert env["SGLANG_PLUGINS"] == "oscar"
     assert env["TRITON_CACHE_DIR"].startswith(str(tmp_path))
