@@ -16,6 +16,9 @@ SGLANG_SET := $(SGLANG) torchvision==0.28.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.
 # Other supported releases, put in front by PYTHONPATH in the tests that run them all; 140 and 220 MB.
 SGLANG_OTHERS ?= 0.5.17 0.5.23
 
+# Compiles the CUDA sources in tests, without a GPU; torch's CUDA builds bring it, its CPU builds do not.
+NVRTC ?= nvidia-cuda-nvrtc==13.0.88
+
 # Each takes about 1 GB; more than two are worth it from four cores on.
 TEST_PROCESSES ?= 2
 
@@ -35,7 +38,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(PIP) install -q "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
 	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
-	$(PIP) install -q --no-deps $(SGLANG_SET)
+	$(PIP) install -q --no-deps $(SGLANG_SET) "$(NVRTC)"
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --target $(VENV)/hub-2 "$(HUB_2)"
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"
 	for release in $(SGLANG_OTHERS); do \
