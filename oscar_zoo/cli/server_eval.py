@@ -35,7 +35,7 @@ LENGTH, WINDOWS, ANSWERS = 2000, 6, 24
 ROOM = 16
 """Positions of a model that a server keeps to itself."""
 POOL_TOKENS = 1 << 18
-"""That the cache of a server on a GPU holds, many times what is asked: its start is quick, the GPU may be in use."""
+"""Held by the cache of a server on a GPU, or twice the longest request: it starts quickly and leaves room to others."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,8 @@ def _answers(request: ServerEvalRequest, subject: _Subject, client: ServerClient
 
 
 def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Variant) -> Wanted:
-    pool = () if subject.device == "cpu" else (f"--max-total-tokens={POOL_TOKENS}",)
+    tokens = max(POOL_TOKENS, 2 * subject.questions.longest)
+    pool = () if subject.device == "cpu" else (f"--max-total-tokens={tokens}",)
     return Wanted(
         label=str(variant),
         log="eval-server",

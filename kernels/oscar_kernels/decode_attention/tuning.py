@@ -72,7 +72,7 @@ FUSED_TOKENS = 96
 """New tokens of a request up to which an extend reads its INT2 prefix directly, which takes longer with every token.
 
 Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are as fast at about 140 new tokens
-over 100,000, 120 over 32,768 and 60 over 8,192, where neither takes more than a quarter of a millisecond.
+over 100,000, 120 over 32,768 and 40 over 8,192, where both take a fifth of a millisecond.
 """
 
 FUSED_TOKENS_OF_A_STEP = 256
