@@ -108,8 +108,6 @@ class CudaTiles:
         window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6 times the bytes.
         early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
-        bulk: tiles are filled by the bulk copy engine of compute capability 9.0, if rows have whole 16 bytes of scales:
-            a third of the code. Not run on a GPU yet.
     """
 
     stages: int = 6
@@ -117,7 +115,6 @@ class CudaTiles:
     window_cost: int = 4
     early: int = 4
     alone: bool = True
-    bulk: bool = False
 
 
 LEAST_STAGES = 3
@@ -132,8 +129,6 @@ of eleven shapes (4 x 30,000: 5 %), by 20 to 30 % for a single request up to 30,
 VARIANTS = (
     CUDA,
     replace(CUDA, stages=4),
-    replace(CUDA, bulk=True),
-    replace(CUDA, bulk=True, stages=8),
     replace(CUDA, window_cost=3),
     replace(CUDA, early=0, alone=False),
     replace(CUDA, stages=4, resident=2),

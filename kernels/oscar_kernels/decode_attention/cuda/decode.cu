@@ -3,7 +3,7 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH warps that share the query heads
 // of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types, QUERY 0 bfloat16 1 float16 2 float32,
-// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE, see below; BULK.
+// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
@@ -37,9 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   Ring ring(shared_address(memory));
   if (threadIdx.x == 0)
     for (Ring x = ring; x.round == 0; x = x.plus(1)) {
-      barrier_init(x.full(), BULKY ? 1 : 32);
+      barrier_init(x.full(), 32);
       barrier_init(x.empty(), WARPS);
-      if constexpr (BULKY) fence_barriers();
     }
   plan(p, prefix, requests);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, local = warp % HB, part = warp / HB % VH,

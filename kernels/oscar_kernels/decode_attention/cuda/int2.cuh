@@ -50,15 +50,15 @@ struct Tile {
     const int token = 32 * group + (lane & 7);
     UNROLL for (int j = 0; j < (KP + 1) / 2; j++) {
       const int row = token + (lane & 8), piece = min(2 * j + lane / 16, KP - 1);
-      k_offset[j] = row * CODE_ROW + swizzle<ROW_UNITS>(row, head * PIECES + piece) * 16;
+      k_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
     }
     UNROLL for (int j = 0; j < (VP + 1) / 2; j++) {
       const int row = token + (VP == 1 ? lane & 8 : lane / 16 * 8),
                 piece = KP + (VP == 1 ? 0 : 2 * j + (lane >> 3 & 1));
-      v_offset[j] = row * CODE_ROW + swizzle<ROW_UNITS>(row, head * PIECES + piece) * 16;
+      v_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
     }
     const int row = 32 * group + lane / 4, at = head * AFFINE;
-    affine_offset = CODE_BYTES + row * SCALE_ROW +
+    affine_offset = CODE_BYTES + row * AFFINE_ROW +
                     (AU == 16 ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
@@ -66,7 +66,7 @@ struct Tile {
     const int g = lane / 4;
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
-        load_affine(stage + affine_offset + 8 * o * SCALE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
+        load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
     UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
     if (valid < 32) {
       UNROLL for (int o = 0; o < 4; o++) UNROLL for (int n = 0; n < NT; n++)
@@ -107,7 +107,7 @@ struct Tile {
     if constexpr ((GK + GV) % 4 == 0 && AU == 16) {
       UNROLL for (int i = 0; i < GK + GV; i += 4) asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(w[i]),
                                                                "=r"(w[i + 1]), "=r"(w[i + 2]),
-                                                               "=r"(w[i + 3]) : "r"(BULKY ? at + 4 * i : at ^ (4 * i)));
+                                                               "=r"(w[i + 3]) : "r"(at ^ (4 * i)));
     } else if constexpr (GK + GV == 2) {
       asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at));
     } else {
@@ -129,7 +129,7 @@ struct Tile {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < 4; r++)
         d[n][r][0] = d[n][r][1] = d[n][r][2] = d[n][r][3] = 0;
     UNROLL for (int j = 0; j < (KP + 1) / 2; j++) {
-      const u32 at = stage + k_offset[j] + 16 * u * CODE_ROW;
+      const u32 at = stage + k_offset[j] + 16 * u * ROW_UNITS * 16;
       u32 a[4];
       if (2 * j + 1 < KP)
         ldmatrix4(a, at);
@@ -162,7 +162,7 @@ struct Tile {
   }
   DEV void values(State& s, const u32 (&b)[4][GV], u32 stage, int u) const {
     UNROLL for (int j = 0; j < (VP + 1) / 2; j++) {
-      const u32 at = stage + v_offset[j] + 16 * u * CODE_ROW;
+      const u32 at = stage + v_offset[j] + 16 * u * ROW_UNITS * 16;
       u32 a[4];
       if constexpr (VP > 1)
         ldmatrix4_trans(a, at);

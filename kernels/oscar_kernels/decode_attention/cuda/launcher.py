@@ -85,7 +85,7 @@ class Variant:
             "TW": WARPS // halves // together, "STAGES": tiles.stages, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
             "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped), "BLOCKS": 1 if wide else tiles.resident, "WINDOW_COST": tiles.window_cost,
-            "EARLY_UNITS": tiles.early, "ALONE": int(tiles.alone), "BULK": int(tiles.bulk),
+            "EARLY_UNITS": tiles.early, "ALONE": int(tiles.alone),
         }  # fmt: skip
 
 
@@ -266,10 +266,9 @@ def _fitting(variant: Variant, shared: int) -> Variant:
 def _ring_bytes(flags: nvrtc.Flags) -> int:
     """`RING_BYTES` of decode.cu."""
     size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
-    codes, scales = size["HB"] * (size["DK"] + size["DV"]) // 4, size["HB"] * 4 * (size["GK"] + size["GV"])
-    if size["BULK"] and scales % 16 == 0:  # an odd number of units for each token
-        codes, scales = codes | 16, scales | 16
-    return size["STAGES"] * (-(-32 * size["TW"] * (codes + scales) // 128) * 128 + 16)
+    tokens = 32 * size["TW"]
+    rows = tokens * size["HB"] * ((size["DK"] + size["DV"]) // 4 + 4 * (size["GK"] + size["GV"]))
+    return size["STAGES"] * (-(-rows // 128) * 128 + 16)
 
 
 def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:

@@ -45,12 +45,10 @@ struct Loader {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
   }
-  // Slot of token 32 * i + lane of a tile. Behind the last token: 0, the dummy; or that of the last one, because a bulk
-  // copy leaves none out, and what comes must be numbers, to be multiplied by a weight of zero.
+  // Slot of token 32 * i + lane of a tile; 0, the dummy, behind the last token.
   DEV void fetch(int tile, int hi, u32 (&slot)[TW], int lane) const {
     UNROLL for (int i = 0; i < TW; i++) {
-      int j = tile * TILE + 32 * i + lane;
-      if constexpr (BULKY) j = min(j, at.count - 1);
+      const int j = tile * TILE + 32 * i + lane;
       slot[i] = tile < hi && j < at.count ? (u32)__ldg(slots + at[j]) : 0u;
     }
   }
@@ -81,17 +79,6 @@ struct Loader {
   DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[TW], int lane) const {
     const int left = at.count - tile * TILE;
     wait_phase(to.empty(), to.round ^ 1);
-    if constexpr (BULKY) {  // a token's bytes of all heads lie together
-      if (lane == 0) arrive_expecting(to.full(), TILE * (ROW_UNITS * 16 + AFFINE_ROW));
-      __syncwarp();
-      UNROLL for (int i = 0; i < TW; i++) {
-        const int token = 32 * i + lane;
-        copy_bulk(to.data() + token * CODE_ROW, codes + (u64)slot[i] * p.code_stride, ROW_UNITS * 16, to.full());
-        copy_bulk(to.data() + CODE_BYTES + token * SCALE_ROW, affine + (u64)slot[i] * p.affine_stride, AFFINE_ROW,
-                  to.full());
-      }
-      return;
-    }
     if (left >= TILE) {
       UNROLL for (int i = 0; i < COPIES; i++)
           code<true>(p, to.data(), slot, i, EVEN ? i * 32 / ROW_UNITS / 32 : -1, left, lane);

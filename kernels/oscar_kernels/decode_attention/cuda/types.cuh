@@ -14,15 +14,7 @@ constexpr int KP = DK / 64, VP = DV / 64, PIECES = KP + VP;  // 16-byte pieces o
 constexpr int GW = (GROUP + VH - 1) / VH, NT = (GW + 3) / 4, MT = DV / 16;
 constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;
-#if __CUDA_ARCH__ >= 900
-constexpr bool OVERLAPS = true, BULKY = BULK && AU == 16;  // see `wait_for_previous`, `Loader::copy`
-#else
-constexpr bool OVERLAPS = false, BULKY = false;
-#endif
-// Bytes of a token in a tile: an odd number of 16-byte units spreads a column over all banks; else `swizzle` does.
-constexpr int CODE_ROW = ROW_UNITS * 16 + (BULKY && ROW_UNITS % 2 == 0 ? 16 : 0);
-constexpr int SCALE_ROW = AFFINE_ROW + (BULKY && AFFINE_ROW % 32 == 0 ? 16 : 0);
-constexpr int CODE_BYTES = TILE * CODE_ROW, STAGE_BYTES = (CODE_BYTES + TILE * SCALE_ROW + 127) / 128 * 128;
+constexpr int CODE_BYTES = TILE * ROW_UNITS * 16, STAGE_BYTES = (CODE_BYTES + TILE * AFFINE_ROW + 127) / 128 * 128;
 constexpr int COPIES = TILE * ROW_UNITS / 32, AFFINE_COPIES = TILE * AFFINE_UNITS / 32;  // of a lane
 constexpr int RING_BYTES = STAGES * (STAGE_BYTES + 16);  // tiles, then two barriers for each
 constexpr int STEP = 16 * TW;                            // window tokens of one step of a block
@@ -137,18 +129,6 @@ DEV void copy_async(u32 to, const void* from, bool valid) {
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(n) : "memory");
 }
-// Copies `bytes`, a multiple of 16, by the bulk copy engine, which tells the barrier when they are there.
-DEV void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-// Arrives, and makes the phase wait for that many bytes too.
-DEV void arrive_expecting(u32 barrier, u32 bytes) {
-  asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared::cta.b64 s, [%0], %1;}" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-DEV void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void barrier_init(u32 at, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
@@ -168,6 +148,11 @@ DEV void wait_phase(u32 at, u32 parity) {
 }
 // Both kernels may be launched before the one in front has ended. Before this they read only what that one cannot have
 // written: weights, and the batch's own tensors, which must be older. After it the next one may come.
+#if __CUDA_ARCH__ >= 900
+constexpr bool OVERLAPS = true;
+#else
+constexpr bool OVERLAPS = false;
+#endif
 DEV void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -177,9 +162,7 @@ DEV void wait_for_previous() {
 // Spreads the 16-byte units that eight consecutive tokens hold in one column over all banks.
 template <int UNITS>
 DEV int swizzle(int token, int unit) {
-  if constexpr (BULKY)
-    return unit;
-  else if constexpr (UNITS % 8 == 0)
+  if constexpr (UNITS % 8 == 0)
     return unit ^ (token & 7);
   else if constexpr (UNITS == 4)
     return unit ^ (token >> 1 & 3);
