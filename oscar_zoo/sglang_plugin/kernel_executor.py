@@ -107,6 +107,7 @@ class KernelExecutor:
             o_partner=transforms.o_partner,
             workspace=self.decode_scratch,
             out=out,
+            settled=cache.recent > 0,
         )
 
     def extend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: ExtendBatch, *, scaling: float) -> Tensor:

@@ -203,22 +203,24 @@ def test_values_beyond_the_first_bound_keep_their_size() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [(8192,), (1,), (700,), LENGTHS, (0, 5, 0, 900)], ids=str)
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_variants(tiles: tuning.CudaTiles, lengths: tuple[int, ...]) -> None:
-    assert_right(*random_case(lengths, heads=8), tiles=tiles)
+def test_variants(tiles: tuning.CudaTiles, lengths: tuple[int, ...], settled: bool) -> None:
+    assert_right(*random_case(lengths, heads=8), tiles=tiles, settled=settled)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(tiles: tuning.CudaTiles) -> None:
+def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(tiles: tuning.CudaTiles, settled: bool) -> None:
     """The query of every launch is the output of the one before."""
     filling, query = random_case((1000,), heads=8)
 
     def chain(wait: bool) -> torch.Tensor:
-        x = query
+        x, options = query, {"sm_scale": 0.1, "tiles": tiles, "settled": settled}
         for _ in range(20):
-            x = launcher.decode_attention(10 * x, filling.cache, filling.batch, sm_scale=0.1, tiles=tiles)
-            x = launcher.decode_attention(x, filling.cache, filling.batch, sm_scale=0.1, tiles=tiles)
+            x = launcher.decode_attention(10 * x, filling.cache, filling.batch, **options)
+            x = launcher.decode_attention(x, filling.cache, filling.batch, **options)
             if wait:
                 torch.cuda.synchronize()
         return x

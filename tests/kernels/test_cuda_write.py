@@ -64,8 +64,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[launcher.Varian
 class Emulated:
     """The emulator as a module with the op; `blocks` multiprocessors."""
 
-    def __init__(self, build: Callable[[launcher.Variant], ctypes.CDLL], blocks: int = 6, warpgroups: int = 2) -> None:
-        self.build, self.blocks, self.warpgroups, self.runs = build, blocks, warpgroups, 0
+    def __init__(
+        self,
+        build: Callable[[launcher.Variant], ctypes.CDLL],
+        blocks: int = 6,
+        warpgroups: int = 2,
+        *,
+        step: bool | None = None,
+    ) -> None:
+        self.build, self.blocks, self.warpgroups, self.step, self.runs = build, blocks, warpgroups, step, 0
 
     def write_kv_int2(
         self, key: Tensor, value: Tensor, cache: Any, transforms: Any, targets: Any, *, windows: Any,
@@ -76,14 +83,15 @@ class Emulated:
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert launcher.misfit(key, value, cache, targets, **options) is None
         variant = launcher.variant(cache, targets, self.warpgroups)
-        parameters, blocks = launcher.arguments(
-            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks
+        launch = launcher.arguments(
+            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks, self.step
         )
         self.runs += 1
         message = ctypes.create_string_buffer(201)
         good = self.build(variant).emulate(
-            ctypes.byref(parameters), blocks, variant.shared_bytes, self.runs % 2 == 0, self.runs, message
-        )
+            ctypes.byref(launch.parameters), launch.step, launch.blocks, variant.shared_bytes(step=launch.step),
+            self.runs % 2 == 0, self.runs, message,
+        )  # fmt: skip
         assert good, message.value.decode()
         return query_out
 
@@ -101,25 +109,32 @@ CASES = [
 ]
 
 
+EITHER = pytest.mark.parametrize("step", [False, True], ids=["many rows", "few rows"])
+
+
+@EITHER
 @pytest.mark.parametrize(("k_spec", "v_spec", "options"), CASES, ids=lambda x: "" if isinstance(x, dict) else str(x))
 def test_the_emulated_kernel_writes_what_the_reference_writes(
-    build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any]
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any], step: bool
 ) -> None:
-    emulated = Emulated(build)
+    emulated = Emulated(build, step=step)
     job = bfloat16_job(k_spec, v_spec, **options)
     assert_same(emulated, job, **EXACT)
-    together, _ = job.write(emulated)
-    single, _ = job.write(Emulated(build, blocks=1000, warpgroups=1))
-    assert all(torch.equal(bits(getattr(single, name)), bits(getattr(together, name))) for name in STORES)
+    together, query = job.write(emulated)
+    for alike in (Emulated(build, 1000, 1, step=False), Emulated(build, 1000, step=True)):
+        single, other = job.write(alike)
+        assert all(torch.equal(bits(getattr(single, name)), bits(getattr(together, name))) for name in STORES)
+        assert torch.equal(bits(query), bits(other))
     few = job.only(torch.arange(7, 20))
     alone, slots = few.write(emulated)[0], few.targets.slots.long()
     assert torch.equal(alone.codes[slots], together.codes[slots])
     assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
 
 
+@EITHER
 @pytest.mark.parametrize("parts", ["slots", "windows"])
-def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str) -> None:
-    emulated = Emulated(build, blocks=2)
+def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str, step: bool) -> None:
+    emulated = Emulated(build, blocks=2, step=step)
     job = bfloat16_job(*PLAIN, tokens=200, sink=0, recent=3)
     assert_same(emulated, job, **EXACT, parts=parts, query=None)
     cache, _ = job.write(emulated, parts=parts, query=None)
@@ -127,12 +142,13 @@ def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str) -> No
     assert touched == {"slots": {"codes", "affine"}, "windows": {"ring_k", "ring_v"}}[parts]
 
 
-def test_the_emulated_kernel_takes_slices_and_gives_rows(build: Any) -> None:
+@EITHER
+def test_the_emulated_kernel_takes_slices_and_gives_rows(build: Any, step: bool) -> None:
     job = bfloat16_job(*PLAIN, tokens=40)
     query, key, value = torch.cat([job.query, job.key, job.value], 1).split([job.query.shape[1], 2, 2], 1)
     job = replace(job, query=query, key=key, value=value)
     got, want = [tuple(torch.full((40, 2, 128), math.nan).bfloat16() for _ in "kv") for _ in "ab"]
-    job.write(Emulated(build), rows_out=got)
+    job.write(Emulated(build, step=step), rows_out=got)
     job.write(reference, rows_out=want)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=2**-7, atol=0.05)
@@ -165,7 +181,8 @@ def test_the_clip_is_the_exact_order_statistic(build: Any, k_spec: QuantSpec, v_
             assert torch.equal(limits, clip_rows(rows, spec).abs().amax(-1)[:, None].expand(-1, 4))
 
 
-def test_strange_rows_get_the_codes_of_the_reference(build: Any) -> None:
+@EITHER
+def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> None:
     """Transformed by nothing, so that sums are exact: small integers, which are full of ties, have no code wrong."""
     rows = strange_rows(128)
     rows = torch.cat([rows, rows.abs(), 1000 + torch.randint(-3, 4, (48, 128)), -rows[96:160].abs()]).bfloat16()
@@ -173,7 +190,8 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any) -> None:
     job = bfloat16_job(*PLAIN, tokens=len(rows), mean=False)
     one = torch.eye(128)[None]
     job = replace(job, key=rows, value=rows.flip(0), transforms=Transforms(one, one, one, one))
-    got, want = (job.write(module, query=None, parts="slots")[0] for module in (Emulated(build), reference))
+    modules = Emulated(build, step=step), reference
+    got, want = (job.write(module, query=None, parts="slots")[0] for module in modules)
     assert torch.equal(bits(got.affine), bits(want.affine))
     for spec, x, part in ((PLAIN[0], rows, slice(32)), (PLAIN[1], rows.flip(0), slice(32, None))):
         codes, expected = (unpack(cache.codes[job.targets.slots][..., part]).int() for cache in (got, want))
@@ -188,7 +206,7 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any) -> None:
 
 def test_rows_that_are_not_there_do_not_send_a_warp_the_long_way(build: Any) -> None:
     """Shared memory behind the last row holds NaN here."""
-    emulated, job = Emulated(build), bfloat16_job(*PLAIN, mean=False)
+    emulated, job = Emulated(build, step=False), bfloat16_job(*PLAIN, mean=False)
     library = build(launcher.variant(job.cache, job.targets, emulated.warpgroups))
     for tokens in (1, 3, 11):
         before = library.long_ways()
@@ -199,11 +217,12 @@ def test_rows_that_are_not_there_do_not_send_a_warp_the_long_way(build: Any) -> 
     assert library.long_ways() > before, "the count works"
 
 
-def test_a_broken_row_harms_no_other(build: Any) -> None:
+@EITHER
+def test_a_broken_row_harms_no_other(build: Any, step: bool) -> None:
     job = bfloat16_job(*PLAIN, mean=False)
     broken = replace(job, key=job.key.clone(), value=job.value.clone())
     broken.key[4, 0, 3], broken.key[6, 1, 4], broken.value[9, 1] = math.nan, math.inf, -math.inf
-    good, got = job.write(Emulated(build))[0], broken.write(Emulated(build))[0]
+    good, got = (x.write(Emulated(build, step=step))[0] for x in (job, broken))
     spared = torch.ones(len(good.codes), dtype=torch.bool)
     spared[job.targets.slots[[4, 6, 9]].long()] = False
     assert torch.equal(got.codes[spared], good.codes[spared])
@@ -225,6 +244,21 @@ def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
     assert launcher.shares([1024, 1024, 4], [8, 8, 8], [10, 10, 10], 132) == [64, 64, 4]
 
 
+def test_few_rows_have_a_kernel_of_their_own() -> None:
+    """The one for few rows where every block of it has a multiprocessor: 128 requests of an 8B model, not 256."""
+
+    def launch(tokens: int) -> launcher.Launch:
+        job = bfloat16_job(*PLAIN, tokens=tokens, heads=8, group=4, mean=False)
+        rows = job.key, job.value, job.cache, job.transforms, job.targets, job.windows
+        return launcher.arguments(*rows, "all", job.query, torch.empty_like(job.query), None, 132)
+
+    found = {n: launch(n) for n in (1, 23, 64, 128, 256)}
+    assert {n: (x.step, x.blocks) for n, x in found.items()} == {
+        1: (True, 4), 23: (True, 70), 64: (True, 96), 128: (True, 130), 256: (False, 130)
+    }  # fmt: skip
+    assert [x.parameters.block_rows for x in found.values()] == [16, 16, 32, 48, 64]
+
+
 def nvrtc_missing() -> str | None:
     try:
         nvrtc.nvrtc_version()
@@ -242,7 +276,7 @@ def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
     flags = [f"-D{name}={value}" for name, value in made.flags.items()]
     code = nvrtc.compile_source(launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags])
     assert b"oscar_write" in code
-    assert made.shared_bytes <= 227 * 1024
+    assert max(made.shared_bytes(step=step) for step in (False, True)) <= 227 * 1024
 
 
 def test_what_the_kernel_does_not_have_is_told() -> None:
@@ -310,6 +344,21 @@ def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("k_spec", "v_spec"), GPU_CASES, ids=str)
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("tokens", [1, 17, 300])
+def test_the_kernel_for_few_rows_writes_the_same_bytes(
+    k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int
+) -> None:
+    options = {"heads": 8, "group": 3, "sink": 64, "recent": 256, "per_head": per_head, "mean": per_head}
+    job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
+    for parts in ("all", "slots", "windows"):
+        (few, query), (many, other) = (job.write(launcher, parts=parts, step=step) for step in (True, False))
+        assert all(torch.equal(bits(getattr(few, name)), bits(getattr(many, name))) for name in STORES)
+        assert torch.equal(bits(query), bits(other))
+
+
+@pytest.mark.gpu
 def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> None:
     job = bfloat16_job(*PLAIN, tokens=8192, heads=8, mean=False)
     first, again = (job.write(launcher, query=None)[0] for _ in "ab")
@@ -319,28 +368,33 @@ def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles) -> None:
-    """Attention may start while the write runs; it must wait for the ring rows and the query."""
+def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles, settled: bool) -> None:
+    """Attention may start while the write runs; it must wait for the ring rows and the query.
+
+    Settled: only the newest token is written, as in a decode step.
+    """
     job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
     cache, _ = job.write(launcher)
-    one = job.targets.rows == 3  # the request that begins at position 0
+    one = (job.targets.rows == 3).nonzero()[:, 0]  # the request that begins at position 0
+    new = one[-1:] if settled else one
     batch = BatchView(
-        torch.tensor([0, int(one.sum())], device="cuda").int(), job.targets.slots[one].int(),
+        torch.tensor([0, len(one)], device="cuda").int(), job.targets.slots[one].int(),
         job.targets.rows[one][:1], job.windows,
     )  # fmt: skip
 
     def chain(wait: bool) -> Tensor:
-        out, query = [], job.query[one]
+        out, query = [], job.query[new]
         for i in range(10):
-            rows = (job.key[one].roll(i, 0), job.value[one].roll(i, 0))
+            rows = (job.key[one].roll(i, 0)[-len(new) :], job.value[one].roll(i, 0)[-len(new) :])
             torch.cuda.synchronize()
             x = launcher.write_kv_int2(
-                *rows, cache, job.transforms, job.only(one).targets, windows=job.windows, query=query, parts="all"
+                *rows, cache, job.transforms, job.only(new).targets, windows=job.windows, query=query, parts="all"
             )
             if wait:
                 torch.cuda.synchronize()
-            out.append(decode.decode_attention(x[-1:], cache, batch, sm_scale=0.1, tiles=tiles))
+            out.append(decode.decode_attention(x[-1:], cache, batch, sm_scale=0.1, tiles=tiles, settled=settled))
         return torch.stack(out)
 
     want = chain(True)

@@ -172,14 +172,14 @@ def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
 
 
 def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object) -> Calls:
-    """Decode attention of every layer, by a launcher with some of its own options."""
+    """Decode attention of every layer as a server calls it, by a launcher with some of its own options."""
     number, q_heads, _ = job.query.shape
     workspace = Workspace.allocate(path.decode_elements(job.caches[0], q_heads, number), cases.DEVICE)
     out = job.query.new_empty(number, q_heads, job.caches[0].v_spec.head_dim)
     return [
         partial(
             path.decode_attention, job.query, cache, job.batch, sm_scale=job.sm_scale, o_partner=job.o_partner,
-            workspace=workspace, out=out, **options,
+            workspace=workspace, out=out, settled=True, **options,
         )
         for cache in job.caches
     ]  # fmt: skip

@@ -29,6 +29,7 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
+    settled: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
 
@@ -45,8 +46,9 @@ def decode_attention(
     else:
         path = cuda_launcher.decode_attention
     return path(
-        query, cache, batch, sm_scale=sm_scale, logit_cap=logit_cap, o_partner=o_partner, workspace=workspace, out=out
-    )
+        query, cache, batch, sm_scale=sm_scale, logit_cap=logit_cap, o_partner=o_partner, workspace=workspace, out=out,
+        settled=settled,
+    )  # fmt: skip
 
 
 def decode_elements(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:

@@ -40,6 +40,7 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
+    settled: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
 
@@ -47,6 +48,7 @@ def decode_attention(
         query: `[B, Hq, Dk]`, rows contiguous.
         o_partner: float32.
         workspace: of at least `decode_elements` numbers; made for this call by default.
+        settled: unused; the kernel begins when the one in front has ended.
 
     Raises:
         ValueError: shapes that do not fit or are not supported, or no Triton on this device.

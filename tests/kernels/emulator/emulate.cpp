@@ -4,10 +4,11 @@
 extern "C" long long_ways() { return machine::long_ways; }
 extern "C" int parameters_size() { return sizeof(Params); }
 
-// Runs a launch; `message` gets an error of up to 200 characters.
-extern "C" bool emulate(const Params* p, int blocks, unsigned bytes, bool eager, unsigned seed, char* message) {
-  const std::string error =
-      machine::run(blocks, oscar_write_threads, bytes, eager, seed, [p] { oscar_write(*p); });
+// Runs a launch, `step`: of the kernel for few rows; `message` gets an error of up to 200 characters.
+extern "C" bool emulate(const Params* p, bool step, int blocks, unsigned bytes, bool eager, unsigned seed,
+                        char* message) {
+  const std::string error = machine::run(blocks, step ? oscar_write_step_threads : oscar_write_threads, bytes, eager,
+                                         seed, [=] { step ? oscar_write_step(*p) : oscar_write(*p); });
   strncpy(message, error.c_str(), 200);
   return error.empty();
 }

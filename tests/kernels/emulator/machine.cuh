@@ -255,6 +255,16 @@ DEV bool any(bool x) {
   const u32* all = machine::exchange(x, 1);
   return std::any_of(all, all + 32, [](u32 y) { return y != 0; });
 }
+DEV int count(bool x) {
+  const u32* all = machine::exchange(x, 4);
+  return (int)std::count_if(all, all + 32, [](u32 y) { return y != 0; });
+}
+DEV int reduce_max(int x) {
+  const u32* all = machine::exchange((u32)x, 5);
+  int most = x;
+  for (int i = 0; i < 32; i++) most = max(most, (int)all[i]);
+  return most;
+}
 
 DEV void block_sync() { machine::arrive_and_wait(0, (int)machine::threads.size()); }
 DEV void group_sync(int group) { machine::arrive_and_wait(group + 1, 128); }
@@ -283,6 +293,12 @@ DEV float shared_load(u32 at) {
   memcpy(&x, machine::at(at, 4), 4);
   return x;
 }
+DEV void shared_store(u32 at, float x, float y) {
+  const float both[2] = {x, y};
+  memcpy(machine::at(at, 8), both, 8);
+}
+DEV void store_byte(u8* to, u8 x) { *to = x; }
+DEV void store_half(u16* to, u16 x) { *to = x; }
 DEV void store_word(void* to, u32 x) { memcpy(to, &x, 4); }
 template <int N>
 DEV void store_words(void* to, const u32 (&x)[N]) {

@@ -53,6 +53,7 @@ class _Params(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("scale", "cap")),
         *((name, ctypes.c_int) for name in (
             "batch", "heads", "recent", "sink", "partner_heads", "blocks", "code_stride", "affine_stride",
+            "settled",
         )),
     )  # fmt: skip
 
@@ -151,6 +152,7 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
+    settled: bool = False,
     tiles: CudaTiles = CUDA,
 ) -> Tensor:
     """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph.
@@ -164,6 +166,7 @@ def decode_attention(
         o_partner: float32, contiguous.
         workspace: of at least `decode_elements` numbers; made for this call by default.
         out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
+        settled: the INT2 rows are older than the kernel in front, and may be read while it runs like those tensors.
 
     Returns:
         `out`.
@@ -193,7 +196,7 @@ def decode_attention(
     parameters = _Params(
         *(x.data_ptr() for x in tensors), None if o_partner is None else o_partner.data_ptr(), scale,
         logit_cap * LOG2E, requests, heads, cache.recent, cache.sink, 0 if o_partner is None else o_partner.shape[0],
-        loaded.grid, cache.codes[0].nbytes, cache.affine[0].nbytes,
+        loaded.grid, cache.codes[0].nbytes, cache.affine[0].nbytes, settled,
     )  # fmt: skip
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = loaded.ring_bytes + 28 * requests + 4

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,8 @@ SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "write.cu")
 
 HEAD_DIMS = (64, 128)
 MOST_RANK = 16
-TILE = 64
+TILE, STEP_ROWS = 64, 16
+"""Rows of a tile, and those that a block of the kernel for few rows has at a time: a warp each."""
 MOST_ROWS = 1 << 30
 
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
@@ -58,7 +58,8 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "codes", "affine", "slots", "request_rows", "positions", "ends", "sink_block",
         )),
-        *((name, ctypes.c_int) for name in ("tokens", "heads", "recent", "sink", "to_slots", "to_windows")),
+        *((name, ctypes.c_int) for name in ("tokens", "heads", "recent", "sink", "to_slots", "to_windows", "block_rows",
+        )),
     )  # fmt: skip
 
 
@@ -81,11 +82,36 @@ class Variant:
             **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
         }  # fmt: skip
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: the matrix in two halves, two tiles of each warpgroup, sums of the mean, alignment."""
+    def shared_bytes(self, *, step: bool) -> int:
+        """Dynamic shared memory: a matrix in two halves, tiles, sums of the mean, alignment.
+
+        Args:
+            step: of the kernel for few rows, with one tile and what it becomes; else two tiles of each warpgroup.
+        """
         dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
-        return 4 * dim * dim + self.warpgroups * 4 * TILE * dim + 4 * dim + 1024
+        tiles = TILE * (2 * dim + 4 * (dim + 8)) if step else self.warpgroups * 4 * TILE * dim
+        return 4 * dim * dim + tiles + 4 * dim + 1024
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch passes to the kernel, which tensors must outlive.
+
+    Attributes:
+        parameters: its argument.
+        blocks: of the grid.
+        step: it is the kernel for few rows.
+    """
+
+    parameters: Params
+    blocks: int
+    step: bool
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    many: driver.Kernel
+    few: driver.Kernel
 
 
 def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> Variant:
@@ -170,11 +196,16 @@ def write_kv_int2(
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
     warpgroups: int = WARPGROUPS,
+    step: bool | None = None,
 ) -> Tensor | None:
-    """As `reference.write_kv_int2`, in one launch on the current stream.
+    """As `reference.write_kv_int2`, in one launch on the current stream; the same bytes by either kernel.
 
     Nothing is allocated if `query_out` is given, after the first call with these transforms. Only their matrices are
     read while the kernel in front still runs.
+
+    Args:
+        warpgroups: of a block of the kernel for many rows.
+        step: which kernel; by default the one for few rows where that makes a block for a multiprocessor at most.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -189,12 +220,14 @@ def write_kv_int2(
     if reason:
         raise Unsupported(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):
-        parameters, blocks = arguments(
-            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device)
+        launch = arguments(
+            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device), step
         )
-        kernel = _load(made, key.device)
+        loaded = _load(made, key.device)
+        kernel = loaded.few if launch.step else loaded.many
         stream = torch.cuda.current_stream(key.device).cuda_stream
-        kernel.launch((blocks, 1), parameters, stream, shared=made.shared_bytes, early=True)
+        shared = made.shared_bytes(step=launch.step)
+        kernel.launch((launch.blocks, 1), launch.parameters, stream, shared=shared, early=True)
     return query_out
 
 
@@ -210,11 +243,13 @@ def arguments(
     query_out: Tensor | None,
     rows_out: tuple[Tensor, Tensor] | None,
     sms: int,
-) -> tuple[Params, int]:
-    """What a launch passes to the kernel, and its blocks; the tensors must outlive it.
+    step: bool | None = None,
+) -> Launch:
+    """Which kernel is launched, with what, in how many blocks.
 
     Args:
         sms: multiprocessors; a block takes a whole one.
+        step: as `write_kv_int2`.
     """
     k_out, v_out = rows_out or (None, None)
     matrices = prepared(transforms)
@@ -226,17 +261,24 @@ def arguments(
     if query is not None and query_out is not None:
         sides.append(_side(query, query_out, matrices.q, None, cache.num_kv_heads, None, None))
         costs.append(tile_cost(0, slots=False))
-    tiles = [side.matrices * -(-side.rows // TILE) for side in sides]
-    for side, blocks in zip(sides, shares(tiles, [x.matrices for x in sides], costs, sms), strict=True):
+
+    def tiles(rows: int) -> list[int]:
+        return [side.matrices * -(-side.rows // rows) for side in sides]
+
+    fitting = next((n for n in range(STEP_ROWS, TILE + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
+    step = fitting is not None if step is None else step
+    rows = fitting or TILE
+    given = tiles(rows) if step else shares(tiles(TILE), [x.matrices for x in sides], costs, sms)
+    for side, blocks in zip(sides, given, strict=True):
         side.blocks = blocks
     tensors = (
         cache.codes, cache.affine, targets.slots, targets.rows, targets.positions, targets.ends, windows.sink_block
     )  # fmt: skip
     parameters = Params(
         sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(), *(x.data_ptr() for x in tensors), len(key),
-        cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"),
+        cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"), rows,
     )  # fmt: skip
-    return parameters, sum(side.blocks for side in sides)
+    return Launch(parameters, sum(side.blocks for side in sides), step)
 
 
 def _side(
@@ -303,15 +345,15 @@ def _build_failure(made: Variant, device: torch.device) -> str | None:
 
 
 @cache
-def _load(made: Variant, device: torch.device) -> driver.Kernel:
+def _load(made: Variant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     code = nvrtc.compiled(SOURCE, made.flags, "sm_90a", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
-        kernel: Any
-        (kernel,) = driver.load(code, {"oscar_write": 128 * made.warpgroups})
-        kernel.allow_shared(made.shared_bytes)
-    return kernel  # type: ignore[no-any-return]
+        many, few = driver.load(code, {"oscar_write": 128 * made.warpgroups, "oscar_write_step": 32 * STEP_ROWS})
+        many.allow_shared(made.shared_bytes(step=False))
+        few.allow_shared(made.shared_bytes(step=True))
+    return _Loaded(many, few)
 
 
 @cache

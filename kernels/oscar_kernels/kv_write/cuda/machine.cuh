@@ -63,6 +63,8 @@ DEV T shuffle_xor(T x, int mask) {
   return __shfl_xor_sync(ALL, x, mask);
 }
 DEV bool any(bool x) { return __any_sync(ALL, x); }
+DEV int count(bool x) { return __popc(__ballot_sync(ALL, x)); }
+DEV int reduce_max(int x) { return __reduce_max_sync(ALL, x); }
 
 DEV void block_sync() { __syncthreads(); }
 DEV void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
@@ -84,6 +86,11 @@ DEV float shared_load(u32 at) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
   return x;
 }
+DEV void shared_store(u32 at, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+}
+DEV void store_byte(u8* to, u8 x) { *to = x; }
+DEV void store_half(u16* to, u16 x) { *to = x; }
 DEV void store_word(void* to, u32 x) { *static_cast<u32*>(to) = x; }
 DEV void store_words(void* to, const u32 (&x)[1]) { *static_cast<u32*>(to) = x[0]; }
 DEV void store_words(void* to, const u32 (&x)[2]) { *static_cast<uint2*>(to) = make_uint2(x[0], x[1]); }

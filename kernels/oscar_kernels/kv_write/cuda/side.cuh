@@ -2,10 +2,11 @@
 #pragma once
 
 #include "codes.cuh"
+#include "product.cuh"
 
 template <class R>
 struct Block {
-  static constexpr int D = R::D, PART = D * D * 2, A_BYTES = TILE * D * 2, UNITS = D / 8;  // 16-byte units of a row
+  static constexpr int D = R::D, PART = part_bytes(D), A_BYTES = TILE * D * 2, UNITS = D / 8;  // 16-byte units of a row
   const Params& p;
   const Side& s;
   u32 weights, tiles, sums;  // in shared memory: both halves of the matrix, two tiles of each warpgroup, mean's product
@@ -75,25 +76,9 @@ struct Block {
     prefetch(p.request_rows + token);
   }
 
-  // Starts the copies of the matrix and of its product with the mean, by all threads of the block.
-  DEV void load_matrix() const {
-    const u8* from = s.halves + wide(matrix, s.halves_head);
-    for (int i = thread_index() * 16; i < 2 * PART; i += 128 * GROUPS * 16) copy_async(weights + i, from + i);
-    if (s.sums) {
-      const float* product = s.sums + matrix * s.sums_head;
-      for (int i = thread_index() * 4; i < D; i += 128 * GROUPS * 4) copy_async(sums + i * 4, product + i);
-    }
-    copies_commit();
-  }
-
   // A tile times the matrix.
   DEV void product(int stage, float (&x)[D / 2]) const {
-    const u64 a = tile_address(tiles + stage * A_BYTES), b = tile_address(weights);
-    matrix_begin(x);
-    UNROLL for (int part = 1; part >= 0; part--) UNROLL for (int k = 0; k < D / 16; k++)
-        matrix_multiply(x, a + (k / 4 * (TILE * 128) + k % 4 * 32) / 16,
-                        b + (part * PART + k / 4 * (D * 128) + k % 4 * 32) / 16, part == 0 || k > 0);
-    matrix_end(x);
+    multiply_tile<D>(tiles + stage * A_BYTES, weights, x);
     if (s.sums) {
       UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
         const float sum = shared_load(sums + (8 * j + 2 * (lane % 4) + e) * 4);
@@ -148,7 +133,7 @@ struct Block {
 template <class R>
 DEV void run(const Params& p, const Side& s, u32 shared, int index) {
   const Block<R> block(p, s, shared, index);
-  block.load_matrix();  // nobody writes it while the kernel in front runs; all else may be its work
+  load_matrix<R::D, 128 * GROUPS>(s, block.matrix, block.weights, block.sums);
   wait_for_previous();
   int tile = block.first(index), ahead = block.next(tile + block.step);
   block.load(tile, 0);

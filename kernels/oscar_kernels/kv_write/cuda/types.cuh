@@ -27,6 +27,7 @@ struct Params {
   const END_T* ends;
   const int* sink_block;
   int tokens, heads, recent, sink, to_slots, to_windows;
+  int block_rows;  // of a block of the kernel for few rows
 };
 
 struct KeyRow {

@@ -15,6 +15,7 @@
 // depend on the tile or the step that a row is in. Clip, scale and offset are exact; codes are, but for rounding ties.
 
 #include "side.cuh"
+#include "step.cuh"
 
 KERNEL(oscar_write, 128 * GROUPS, Params p) {
   dependents_may_start();  // they wait for the end of this one before they read what it writes
@@ -24,4 +25,15 @@ KERNEL(oscar_write, 128 * GROUPS, Params p) {
   index -= p.v.blocks;
   if (index < p.k.blocks) return run<KeyRow>(p, p.k, shared, index);
   run<QueryRow>(p, p.q, shared, index - p.k.blocks);
+}
+
+// The same for few rows; see step.cuh.
+KERNEL(oscar_write_step, STEP_THREADS, Params p) {
+  dependents_may_start();
+  const u32 shared = (dynamic_shared() + 1023) & ~1023u;
+  int index = block_index();
+  if (index < p.v.blocks) return run_step<ValueRow>(p, p.v, shared, index);
+  index -= p.v.blocks;
+  if (index < p.k.blocks) return run_step<KeyRow>(p, p.k, shared, index);
+  run_step<QueryRow>(p, p.q, shared, index - p.k.blocks);
 }
