@@ -35,8 +35,8 @@ def decode_attention(
         o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
         workspace: unused; the launcher's.
         out: `[B, Hq, Dv]`, written if given.
-        settled: what the caller knows of the INT2 rows that are read: the kernel in front of this call on its stream
-            writes none of them. So it is in a decode step with a recent window, which the newest token is in.
+        settled: what the caller knows of the rows that are read: the kernel in front of this call on its stream writes
+            none of them but that of every request's newest token, which is in the window. So it is in a decode step.
 
     Returns:
         `[B, Hq, Dv]` in the dtype of the query, or `out`.

@@ -107,6 +107,7 @@ class CudaTiles:
         resident: blocks of a multiprocessor at most, up to `MOST_RESIDENT`.
         window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6 times the bytes.
         early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
+            Where rows are settled every block reads them then.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
     """
 

@@ -10,9 +10,10 @@
 // whatever the lengths, and leaves one partial result per segment, a run of units of one request and kind. Segment
 // `block + k` of kind index `k` is unique.
 //
-// Before the kernel in front has ended. If the INT2 rows are older than that one (`settled`), a block copies its first
-// tiles meanwhile; else, if its share is at most EARLY_UNITS units, it asks for their bytes, into the second-level cache.
-// With ALONE stage 2 of a single request works out which parts it merges before it waits for them.
+// Before the kernel in front has ended. If that one writes only queries and newest tokens (`settled`), a block copies its
+// first tiles meanwhile, or loads its first window rows; else, if its share is at most EARLY_UNITS units, it asks for
+// their bytes, into the second-level cache. With ALONE stage 2 of a single request works out which parts it merges
+// before it waits for them.
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //
@@ -44,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, local = warp % HB, part = warp / HB % VH,
             group = warp / (HB * VH);
   const Shares work(p, prefix[2 * p.batch]);
-  long long at = work.each * blockIdx.x;
-  const long long end = min(work.total, at + work.each);
+  u32 at = min(work.total, work.each * blockIdx.x);
+  const u32 end = min(work.total, at + work.each);
   bool ahead = OVERLAPS && p.settled;  // of the end of the kernel in front
   if (!ahead) {
     if (OVERLAPS && EARLY_UNITS && at < end && work.each <= EARLY_UNITS) {
@@ -59,21 +60,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
     const int b = x.low / 2, head = x.block * HB + local;
     const size_t query_row = ((size_t)b * p.heads + head) * GROUP + part * GW;
     const Request& r = requests[b];
-    const Loader loader(p, r, x.block);
-    Front front;
-    if (x.low % 2 == 0)
-      front.begin(p, loader, ring, x.lo, x.hi, warp, lane);
-    else if (ahead)
-      prefetch_segment(p, r, x, b, head, group, warp, lane);
-    if (ahead) wait_for_previous();
-    ahead = false;
     State s;
     s.clear();
     if (x.low % 2)
       window_segment(p, s, r, b, head, query_row, group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
-                     (x.hi + WINDOW_COST - 1) / WINDOW_COST);
+                     (x.hi + WINDOW_COST - 1) / WINDOW_COST, ahead);
     else
-      int2_segment(p, s, ring, loader, front, query_row, local, group, x.lo, x.hi, lane);
+      int2_segment(p, s, ring, r, x.block, query_row, local, group, x.lo, x.hi, warp, lane, ahead);
     at += x.hi - x.lo;
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
     store_partial(p, s, (segment * WARPS + warp) * GW, x.low % 2, lane);

@@ -7,32 +7,32 @@
 struct Query8 {
   u32 digits[NT][4][KP];
   float scale[NT][GK], sum[NT][GK];
+  // Few instructions: this code runs once, and to fetch it takes longer than to run it. q + 128 in the low 16 bits of
+  // a float has the digits in its bytes, the low one with its top bit turned.
   DEV void load(const Params& p, size_t row, int lane) {  // row: first query head of the warp
     const int g = lane / 4, t = lane % 4;
+    const u32 digit = g & 1 ? 0x40 : 0x51, turned = g & 1 ? 0x80808080u : 0u;
     UNROLL for (int n = 0; n < NT; n++) {
       const int head = 4 * n + g / 2;
       float x[4][KP][4], largest = 0.f, s[GK];
       UNROLL for (int v = 0; v < GK; v++) s[v] = 0.f;
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) UNROLL for (int i = 0; i < 4; i += 2) {
-        const float2 y = head < GW ? query_pair(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t + i)
-                                   : make_float2(0.f, 0.f);
-        x[r][c][i] = y.x;
-        x[r][c][i + 1] = y.y;
-        s[r * GK / 4] += y.x + y.y;
-        largest = fmaxf(largest, fmaxf(fabsf(y.x), fabsf(y.y)));
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) {
+        x[r][c][0] = x[r][c][1] = x[r][c][2] = x[r][c][3] = 0.f;
+        if (head < GW) query_four(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
+      }
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) UNROLL for (int i = 0; i < 4; i++) {
+        s[r * GK / 4] += x[r][c][i];
+        largest = fmaxf(largest, fabsf(x[r][c][i]));
       }
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
       const float unit = largest > 1e-30f ? __fdividef(32639.f, largest) : 0.f;  // 127 * 256 + 127
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) {
-        u32 word = 0;
-        UNROLL for (int i = 0; i < 4; i++) {
-          const int q = __float2int_rn(x[r][c][i] * unit), hi = (q + 128) >> 8;
-          word |= (u32)((g & 1 ? q - 256 * hi : hi) & 255) << (8 * i);
-        }
-        digits[n][r][c] = word;
+        u32 q[4];
+        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[r][c][i], unit, 12582912.f + 128.f));
+        digits[n][r][c] = prmt(prmt(q[0], q[1], digit), prmt(q[2], q[3], digit), 0x5410) ^ turned;
       }
-      const float factor = __shfl_sync(ALL, largest, 8 * t) * (p.scale / 32639.f);
+      const float factor = __shfl_sync(ALL, largest, 8 * t) * (p.scale * (1.f / 32639.f));
       UNROLL for (int v = 0; v < GK; v++) {
         s[v] += __shfl_xor_sync(ALL, s[v], 1);
         s[v] += __shfl_xor_sync(ALL, s[v], 2);

@@ -109,6 +109,8 @@ def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | Non
         return f"{query.shape[1]} query heads over {heads} KV heads; it has whole groups of 1 to {MAX_GROUP}"
     if query.dtype not in _QUERY:
         return f"query dtype {query.dtype}"
+    if query.data_ptr() % 16:
+        return "a query that does not begin at a multiple of 16 bytes"
     if cache.ring_k.dtype != torch.bfloat16:
         return f"windows of {cache.ring_k.dtype}; it has bfloat16"
     if query.shape[0] > MAX_BATCH:
@@ -166,7 +168,7 @@ def decode_attention(
         o_partner: float32, contiguous.
         workspace: of at least `decode_elements` numbers; made for this call by default.
         out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
-        settled: the INT2 rows are older than the kernel in front, and may be read while it runs like those tensors.
+        settled: as the reference; the other rows may be read while the kernel in front still runs.
 
     Returns:
         `out`.

@@ -19,7 +19,7 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
             query_head = row % GROUP, block = head / HB;
   const Shares work(p, prefix[2 * p.batch]);
   const int from = prefix[2 * b + kind], to = prefix[2 * b + kind + 1];
-  const int owner = (int)quotient(block * work.units + (lane % 2 ? to - 1 : from), work.each);
+  const int owner = (int)((block * work.units + (lane % 2 ? to - 1 : from)) / work.each);
   const int first = __shfl_sync(ALL, owner, lane & ~1), last = __shfl_sync(ALL, owner, lane | 1);
   const int count = row < p.batch * GROUP && to > from ? (last - first + 1) * TW : 0,
             before = __shfl_sync(ALL, count, lane & ~3);

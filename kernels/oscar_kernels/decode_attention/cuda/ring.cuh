@@ -92,34 +92,28 @@ struct Loader {
   }
 };
 
-// The tile of a segment that a warp copies next, and its slots.
-struct Front {
-  int mine;
+DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, int block, size_t query_row, int head,
+                      int group, int lo, int hi, int warp, int lane, bool& ahead) {
+  const Loader loader(p, r, block);
   u32 slot[TW];
-  // Starts the copies of the segment's first tiles.
-  DEV void begin(const Params& p, const Loader& loader, const Ring& ring, int lo, int hi, int warp, int lane) {
-    mine = lo + warp;
+  int mine = lo + warp;  // the tile that this warp copies next
+  loader.fetch(mine, hi, slot, lane);
+  if (mine < min(lo + AHEAD, hi)) {
+    loader.copy(p, ring.plus(warp), mine, slot, lane);
+    mine += WARPS;
     loader.fetch(mine, hi, slot, lane);
-    if (mine < min(lo + AHEAD, hi)) {
-      loader.copy(p, ring.plus(warp), mine, slot, lane);
-      mine += WARPS;
-      loader.fetch(mine, hi, slot, lane);
-    }
   }
-};
-
-DEV void int2_segment(const Params& p, State& s, Ring& ring, const Loader& loader, Front& front, size_t query_row,
-                      int head, int group, int lo, int hi, int lane) {
-  Query8 q;
-  q.load(p, query_row, lane);
   Tile tile;
   tile.place(lane, head, group);
   int left = loader.at.count - lo * TILE - 32 * group;
+  meet(ahead);
+  Query8 q;
+  q.load(p, query_row, lane);
   for (int i = lo; i < hi; i++) {
-    if (i + AHEAD == front.mine) {
-      if (front.mine < hi) loader.copy(p, ring.plus(AHEAD), front.mine, front.slot, lane);
-      front.mine += WARPS;
-      loader.fetch(front.mine, hi, front.slot, lane);
+    if (i + AHEAD == mine) {
+      if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
+      mine += WARPS;
+      loader.fetch(mine, hi, slot, lane);
     }
     wait_phase(ring.full(), ring.round);
     tile.compute(p, s, q, ring.data(), left, lane);

@@ -46,8 +46,8 @@ struct State {
 // `x` is the logit in base 2, or twice the logit over the cap in base 2, see the launcher.
 DEV float logit(const Params& p, float x) { return CAPPED ? p.cap * (1.f - __fdividef(2.f, 1.f + ex2(x))) : x; }
 
-DEV void store_partial(const Params& p, State& s, size_t at, bool window,
-                       int lane) {  // at: first head of the warp's partial
+// Partial results of a warp's query heads; `at`: the first of them. Lane (g, t) has channels of head t (and 4 + t).
+DEV void store_partial(const Params& p, State& s, size_t at, bool window, int lane) {
   const int g = lane / 4, t = lane % 4;
   UNROLL for (int n = 0; n < NT; n++) {
     UNROLL for (int o = 4; o < 32; o *= 2) {
@@ -57,14 +57,23 @@ DEV void store_partial(const Params& p, State& s, size_t at, bool window,
     if (4 * n + t >= GW) continue;
     float* out = p.partial + (at + 4 * n + t) * DV;
     if (g == 0) p.stats[at + 4 * n + t] = make_float2(s.m[n], s.l[n]);
-    const float unit = 16777216.f * __uint_as_float((254u << 23) - __float_as_uint(s.value_scale));
-    UNROLL for (int m = 0; m < MT; m++) {
-      UNROLL for (int i = 0; i < 2; i++) {  // rows g and g + 8
-        const int r = VP > 1 ? m / 2 % 4 : m, e = VP > 1 ? m % 2 : i, piece = VP > 1 ? m / 8 * 2 + i : 0;
-        float y = NT == 1 ? s.acc[m][2 * i] + s.acc[m][2 * i + 1] : s.acc[m][2 * i + n];
-        y = window ? y : fmaf(y, unit / (1 << (2 * r)), s.z[n][r * GV / 4]);
-        out[window ? (VP == 1 ? 8 * g + 2 * m + i : (m / 8 * 2 + i) * 64 + 8 * g + m % 8)
-                   : r * (DV / 4) + 16 * piece + 2 * g + e] = y;
+    float y[MT][2];  // rows g and g + 8 of the products
+    UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 2; i++)
+        y[m][i] = NT == 1 ? s.acc[m][2 * i] + s.acc[m][2 * i + 1] : s.acc[m][2 * i + n];
+    if (window) {  // eight channels of every 64
+      UNROLL for (int c = 0; c < DV / 64; c++) UNROLL for (int k = 0; k < 8; k += 4) {
+        float z[4];
+        UNROLL for (int i = 0; i < 4; i++) z[i] = VP == 1 ? y[(k + i) / 2][(k + i) % 2] : y[c / 2 * 8 + k + i][c % 2];
+        *reinterpret_cast<float4*>(out + 64 * c + 8 * g + k) = make_float4(z[0], z[1], z[2], z[3]);
+      }
+    } else {  // two of every 16 of a quarter
+      const float unit = 16777216.f * __uint_as_float((254u << 23) - __float_as_uint(s.value_scale));
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < DV / 64; c++) {
+        const float factor = unit / (1 << (2 * r)), offset = s.z[n][r * GV / 4];
+        const int m = VP == 1 ? r : (c / 2 * 4 + r) * 2;
+        *reinterpret_cast<float2*>(out + r * (DV / 4) + 16 * c + 2 * g) =
+            make_float2(fmaf(y[m][VP == 1 ? 0 : c % 2], factor, offset),
+                        fmaf(VP == 1 ? y[m][1] : y[m + 1][c % 2], factor, offset));
       }
     }
   }

@@ -36,7 +36,7 @@ struct Params {
   float scale, cap;      // see `logit`
   int batch, heads, recent, sink, partner_heads, blocks;
   u32 code_stride, affine_stride;  // bytes of a slot
-  int settled;                     // INT2 rows are older than the kernel in front
+  int settled;                     // all rows but the newest of every request are older than the kernel in front
 };
 
 struct Request {
@@ -148,8 +148,7 @@ DEV void wait_phase(u32 at, u32 parity) {
 #endif
 }
 // Both kernels may be launched before the one in front has ended. Before this they read only what that one cannot have
-// written: weights, and the batch's own tensors and settled INT2 rows, which must be older. After it the next one may
-// come.
+// written: weights, and the batch's own tensors and settled rows, which must be older. After it the next one may come.
 #if __CUDA_ARCH__ >= 900
 constexpr bool OVERLAPS = true;
 #else
@@ -160,6 +159,11 @@ DEV void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+// The same once, if `ahead` of its end.
+DEV void meet(bool& ahead) {
+  if (ahead) wait_for_previous();
+  ahead = false;
 }
 // Spreads the 16-byte units that eight consecutive tokens hold in one column over all banks.
 template <int UNITS>
@@ -174,6 +178,17 @@ DEV int swizzle(int token, int unit) {
     return unit;
 }
 
+// Channels `at .. at + 3` of the query, `at` a multiple of four.
+DEV void query_four(const Params& p, size_t at, float (&x)[4]) {
+  if constexpr (QUERY == 2) {
+    const float4 y = __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(p.query) + at));
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  } else {
+    const uint2 y = __ldcg(reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(p.query) + at));
+    x[0] = QUERY == 1 ? low_f16(y.x) : low_bf16(y.x), x[1] = QUERY == 1 ? high_f16(y.x) : high_bf16(y.x);
+    x[2] = QUERY == 1 ? low_f16(y.y) : low_bf16(y.y), x[3] = QUERY == 1 ? high_f16(y.y) : high_bf16(y.y);
+  }
+}
 DEV float2 query_pair(const Params& p, size_t at) {
   if constexpr (QUERY == 2) return __ldcg(reinterpret_cast<const float2*>(static_cast<const float*>(p.query) + at));
   const u32 x = __ldcg(reinterpret_cast<const u32*>(static_cast<const unsigned short*>(p.query) + at));

@@ -64,15 +64,16 @@ struct Query16 {
   }
 };
 
+// Of the rows the kernel in front has written only the last, the newest token.
 DEV void window_segment(const Params& p, State& s, const Request& r, int b, int head, size_t query_row, int group,
-                        int lo, int hi) {
+                        int lo, int hi, bool& ahead) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Window w(p, r, b, head);
   Query16 q;
-  q.load(p, query_row, lane);
   for (int step = lo; step < hi; step++) {
     const int base = step * STEP + 16 * group;
     if (base >= w.count) continue;
+    if (base + 16 >= w.count) meet(ahead);
     uint4 k[2][DK / 32], v[4][VP];
     UNROLL for (int i = 0; i < 2; i++) {
       const int token = base + 8 * i + g;
@@ -85,6 +86,8 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
       UNROLL for (int j = 0; j < VP; j++) v[i][j] = load_row(row, 8 * j + g, token < w.count);
     }
     if (step + 1 < hi) prefetch_rows(p, w, base + STEP, lane);
+    meet(ahead);
+    if (step == lo) q.load(p, query_row, lane);
     float c[4] = {0.f, 0.f, 0.f, 0.f}, x[NT][2], top[NT];
     UNROLL for (int n = 0; n < DK / 16; n++) {
       const u32 a0 = word(k[0][n / 2], n % 2 * 2), a1 = word(k[1][n / 2], n % 2 * 2),

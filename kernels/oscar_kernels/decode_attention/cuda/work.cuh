@@ -59,19 +59,18 @@ DEV void store_prefix(const Params& p, const int* prefix) {
   for (int i = threadIdx.x; i <= 2 * p.batch; i += THREADS) p.prefix[i] = prefix[i];
 }
 
-DEV long long quotient(long long x, long long y) { return (x | y) >> 32 ? x / y : (u32)x / (u32)y; }
-
-// Equal shares of the list of units: block i takes [i * each, (i + 1) * each).
+// Equal shares of the list of units: block i takes [i * each, (i + 1) * each). A unit has thousands of bytes, so 32 bits
+// count the units of any memory.
 struct Shares {
-  long long units, total, each;
+  u32 units, total, each;
   DEV Shares(const Params& p, int units)
-      : units(units), total((long long)units * (p.heads / HB)), each(quotient(total + p.blocks - 1, p.blocks)) {}
+      : units(units), total(units * (p.heads / HB)), each((total + p.blocks - 1) / p.blocks) {}
 };
 
 struct Segment {
   int block, low, lo, hi;  // block of heads; 2 * request + kind; units of it
-  DEV Segment(const Shares& work, const int* prefix, int batch, long long at, long long end) {
-    block = (int)quotient(at, work.units);
+  DEV Segment(const Shares& work, const int* prefix, int batch, u32 at, u32 end) {
+    block = work.units == work.total ? 0 : (int)(at / work.units);
     const int unit = (int)(at - block * work.units);
     low = 0;
     for (int high = 2 * batch; high - low > 1;) {  // prefix[low] <= unit < prefix[high]
@@ -82,7 +81,7 @@ struct Segment {
         high = middle;
     }
     lo = unit - prefix[low];
-    hi = (int)min((long long)(prefix[low + 1] - prefix[low]), lo + end - at);
+    hi = min(prefix[low + 1] - prefix[low], lo + (int)(end - at));
   }
 };
 
