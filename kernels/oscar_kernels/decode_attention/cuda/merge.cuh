@@ -46,15 +46,21 @@ DEV void store_out(const Params& p, int head, int at, int rows, int channel, flo
     static_cast<unsigned short*>(p.out)[to] = (unsigned short)(QUERY == 1 ? pack_f16(x, 0.f) : pack_bf16(x, 0.f));
 }
 
-// A tile of sixteen rows and columns of the partner as A operands, in bfloat16 halves.
+// A tile of sixteen rows and columns of the partner, as A operands in bfloat16 halves when `split`.
 struct Halves {
+  float2 y[4];
   u32 hi[4], lo[4];
   DEV void load(const float* partner, int tile, int k, int lane) {
     UNROLL for (int i = 0; i < 4; i++) {
       const int row = 16 * tile + lane / 4 + 8 * (i & 1), column = 16 * k + 2 * (lane % 4) + 8 * (i >> 1);
-      const float2 y = __ldg(reinterpret_cast<const float2*>(partner + (size_t)row * DV + column));
-      hi[i] = pack_bf16(y.x, y.y);
-      lo[i] = pack_bf16(y.x - low_bf16(hi[i]), y.y - high_bf16(hi[i]));
+      y[i] = __ldg(reinterpret_cast<const float2*>(partner + (size_t)row * DV + column));
+    }
+  }
+  DEV void split() {
+    UNROLL for (int i = 0; i < 4; i++) {
+      asm volatile("" : "+f"(y[i].x), "+f"(y[i].y));  // not before: nothing waits for the loads until then
+      hi[i] = pack_bf16(y[i].x, y[i].y);
+      lo[i] = pack_bf16(y[i].x - low_bf16(hi[i]), y[i].y - high_bf16(hi[i]));
     }
   }
 };
@@ -168,6 +174,7 @@ DEV void merge(const Params& p) {
         a = early[i];
       else
         a.load(partner, tile, k, lane);
+      a.split();
       u32 hi[2], lo[2];
       UNROLL for (int j = 0; j < 2; j++) {
         const float y0 = merged[g][16 * k + 2 * t + 8 * j], y1 = merged[g][16 * k + 2 * t + 8 * j + 1];
