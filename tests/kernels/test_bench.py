@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import math
 import os
@@ -17,6 +18,7 @@ from oscar_kernels.bench import baselines, cases, checks, results, roofline, sea
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.bench.timing import Timing
 from oscar_kernels.decode_attention import reference
+from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
 
 HEADS = Heads(QuantSpec(128, 128), QuantSpec(128, 128), num_kv_heads=8, group=4)
@@ -134,6 +136,28 @@ def test_tuning_prints_a_table_to_paste() -> None:
     table = [line for line in done.stdout.splitlines() if line.startswith("return ")]
     assert len(table) == 1 and table[0].startswith("return Tiles(block_m=")
     assert "(in use)" in done.stderr
+
+
+def test_the_loop_of_the_instruction_cache_has_the_size_it_is_said_to_have() -> None:
+    spec = importlib.util.spec_from_file_location("instruction_cache", SCRIPTS / "instruction_cache.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        small, large = (
+            len(nvrtc.compile_source({"a.cu": module.source(n)}, "a.cu", ["-arch=sm_90"])) for n in (256, 1280)
+        )
+    except nvrtc.CompilerMissing as error:
+        pytest.skip(str(error))
+    assert abs(large - small - 1024 * 16) < 512, "an instruction has 16 bytes"
+
+
+@pytest.mark.gpu
+def test_the_instruction_cache_is_measured() -> None:
+    done = script("instruction_cache.py")
+    assert done.returncode == 0, done.stderr
+    lines = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert len(lines) == 10 and all(float(line["1 warps"]) >= 1 for line in lines)
 
 
 @pytest.mark.parametrize("name", ["run.py", "tune.py"])
