@@ -211,10 +211,13 @@ def test_variants(tiles: tuning.CudaTiles, lengths: tuple[int, ...], settled: bo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("heads", [8, 1])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(tiles: tuning.CudaTiles, settled: bool) -> None:
+def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(
+    tiles: tuning.CudaTiles, heads: int, settled: bool
+) -> None:
     """The query of every launch is the output of the one before."""
-    filling, query = random_case((1000,), heads=8)
+    filling, query = random_case((1000,), heads=heads)
 
     def chain(wait: bool) -> torch.Tensor:
         x, options = query, {"sm_scale": 0.1, "tiles": tiles, "settled": settled}

@@ -68,10 +68,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
     else
       int2_segment(p, s, ring, r, x.block, query_row, local, group, x.lo, x.hi, warp, lane, ahead);
     at += x.hi - x.lo;
+    meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
     store_partial(p, s, (segment * WARPS + warp) * GW, x.low % 2, lane);
   }
-  if (ahead) wait_for_previous();
+  meet(ahead);
   if (blockIdx.x == 0) store_prefix(p, prefix);
 }
 
