@@ -5,9 +5,10 @@
 // GROUPS warpgroups of a block, SLOT_T ROW_T POSITION_T END_T integer types, AFFINE_BF16.
 //
 // Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
-// memory for its whole life, as two bfloat16 halves, copied while the kernel in front ends; its warpgroups take tiles of 64 rows in turn. Warpgroups know
-// nothing of each other, so that the matrix units work for one while the others clip and quantize. A tile is copied by
-// cp.async two tiles before it is read; a warpgroup waits at named barriers only, and every loop has a bound.
+// memory for its whole life, as two bfloat16 halves, copied while the kernel in front ends; its warpgroups take tiles of
+// 64 rows in turn. Warpgroups know nothing of each other, so that the matrix units work for one while the others clip and
+// quantize. A tile is copied by cp.async two tiles before it is read; a warpgroup waits at named barriers only, and every
+// loop has a bound. Few rows have a kernel of their own, see step.cuh.
 //
 // A thread ends up with a quarter of two rows, see `channel_of`: its part of a row's codes is adjacent bytes.
 //
