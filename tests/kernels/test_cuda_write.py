@@ -24,7 +24,8 @@ from oscar_kernels.decode_attention.cuda import launcher as decode
 from oscar_kernels.kv_write import fastest, reference
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.arguments import clip_rank
-from oscar_kernels.kv_write.cuda import launcher
+from oscar_kernels.kv_write.cuda import launcher, parameters
+from oscar_kernels.kv_write.cuda import variant as variants
 from oscar_kernels.kv_write.cuda.prepared import prepared
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.quantizer import clip_rows, unpack
@@ -37,25 +38,25 @@ EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[launcher.Variant], ctypes.CDLL]:
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[variants.Variant], ctypes.CDLL]:
     """Compiles the kernel for the emulator, once per variant."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile the emulator with")
-    folder, made = tmp_path_factory.mktemp("emulator"), dict[launcher.Variant, ctypes.CDLL]()
+    folder, made = tmp_path_factory.mktemp("emulator"), dict[variants.Variant, ctypes.CDLL]()
     for name, text in launcher.SOURCE.files().items():
         (folder / name).write_text(text)
     for path in EMULATOR.iterdir():  # its machine.cuh takes the place of the GPU's
         shutil.copy(path, folder)
 
-    def library(variant: launcher.Variant) -> ctypes.CDLL:
+    def library(variant: variants.Variant) -> ctypes.CDLL:
         if variant not in made:
             target = folder / f"{len(made)}.so"
             flags = [f"-D{name}={value}" for name, value in variant.flags.items()]
             options = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
             subprocess.run([compiler, *options, *flags, "emulate.cpp", "-o", str(target)], cwd=folder, check=True)
             made[variant] = ctypes.CDLL(str(target))
-            assert made[variant].parameters_size() == ctypes.sizeof(launcher.Params)
+            assert made[variant].parameters_size() == ctypes.sizeof(parameters.Params)
         return made[variant]
 
     return library
@@ -66,7 +67,7 @@ class Emulated:
 
     def __init__(
         self,
-        build: Callable[[launcher.Variant], ctypes.CDLL],
+        build: Callable[[variants.Variant], ctypes.CDLL],
         blocks: int = 6,
         warpgroups: int = 2,
         *,
@@ -81,9 +82,9 @@ class Emulated:
         if query is not None and query_out is None:
             query_out = torch.full_like(query, math.nan)
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
-        assert launcher.misfit(key, value, cache, targets, **options) is None
-        variant = launcher.variant(cache, targets, self.warpgroups)
-        launch = launcher.arguments(
+        assert variants.misfit(key, value, cache, targets, **options) is None
+        variant = variants.variant(cache, targets, self.warpgroups)
+        launch = parameters.arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks, self.step
         )
         self.runs += 1
@@ -171,7 +172,7 @@ def strange_rows(dim: int) -> Tensor:
 
 @pytest.mark.parametrize(("k_spec", "v_spec"), [case[:2] for case in CASES[1:]], ids=str)
 def test_the_clip_is_the_exact_order_statistic(build: Any, k_spec: QuantSpec, v_spec: QuantSpec) -> None:
-    library, message = build(launcher.Variant(k_spec, v_spec, LONG, 2)), ctypes.create_string_buffer(201)
+    library, message = build(variants.Variant(k_spec, v_spec, LONG, 2)), ctypes.create_string_buffer(201)
     for spec, value in ((k_spec, False), (v_spec, True)):
         rows = strange_rows(spec.head_dim)
         limits = torch.full((len(rows), 4), math.nan)
@@ -207,7 +208,7 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> 
 def test_rows_that_are_not_there_do_not_send_a_warp_the_long_way(build: Any) -> None:
     """Shared memory behind the last row holds NaN here."""
     emulated, job = Emulated(build, step=False), bfloat16_job(*PLAIN, mean=False)
-    library = build(launcher.variant(job.cache, job.targets, emulated.warpgroups))
+    library = build(variants.variant(job.cache, job.targets, emulated.warpgroups))
     for tokens in (1, 3, 11):
         before = library.long_ways()
         job.only(slice(0, tokens)).write(emulated)
@@ -231,7 +232,7 @@ def test_a_broken_row_harms_no_other(build: Any, step: bool) -> None:
 
 @pytest.mark.parametrize("divisor", [2, 3, 5, 6, 7, 8, 12, 48, 96, 1000])
 def test_division_by_multiplication_is_exact(divisor: int) -> None:
-    magic, shift = launcher.divider(divisor)
+    magic, shift = parameters.divider(divisor)
     assert magic < 1 << 32
     top = (1 << 31) - 1
     for n in [*range(5000), *range(top - 2000, top + 1), *range(top // divisor * divisor - 3, top)]:
@@ -239,18 +240,18 @@ def test_division_by_multiplication_is_exact(divisor: int) -> None:
 
 
 def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
-    assert launcher.shares([8, 8, 32], [1, 1, 1], [10, 10, 10], 132) == [8, 8, 32]
-    assert launcher.shares([1024, 1024], [1, 1], [13, 11], 132) == [71, 60]
-    assert launcher.shares([1024, 1024, 4], [8, 8, 8], [10, 10, 10], 132) == [64, 64, 4]
+    assert parameters.shares([8, 8, 32], [1, 1, 1], [10, 10, 10], 132) == [8, 8, 32]
+    assert parameters.shares([1024, 1024], [1, 1], [13, 11], 132) == [71, 60]
+    assert parameters.shares([1024, 1024, 4], [8, 8, 8], [10, 10, 10], 132) == [64, 64, 4]
 
 
 def test_few_rows_have_a_kernel_of_their_own() -> None:
     """The one for few rows where every block of it has a multiprocessor: 128 requests of an 8B model, not 256."""
 
-    def launch(tokens: int) -> launcher.Launch:
+    def launch(tokens: int) -> parameters.Launch:
         job = bfloat16_job(*PLAIN, tokens=tokens, heads=8, group=4, mean=False)
         rows = job.key, job.value, job.cache, job.transforms, job.targets, job.windows
-        return launcher.arguments(*rows, "all", job.query, torch.empty_like(job.query), None, 132)
+        return parameters.arguments(*rows, "all", job.query, torch.empty_like(job.query), None, 132)
 
     found = {n: launch(n) for n in (1, 23, 64, 128, 256)}
     assert {n: (x.step, x.blocks) for n, x in found.items()} == {
@@ -272,7 +273,7 @@ def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
     reason = nvrtc_missing()
     if reason:
         pytest.skip(reason)
-    made = launcher.Variant(QuantSpec(128, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups)
+    made = variants.Variant(QuantSpec(128, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups)
     flags = [f"-D{name}={value}" for name, value in made.flags.items()]
     code = nvrtc.compile_source(launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags])
     assert b"oscar_write" in code

@@ -1,0 +1,160 @@
+"""What a launch of `write.cu` passes to it: structures, addresses, and the shares of the blocks."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels.kv_write.arguments import clip_rank
+from oscar_kernels.kv_write.cuda.prepared import prepared
+from oscar_kernels.kv_write.cuda.variant import STEP_ROWS, TILE
+from oscar_kernels.kv_write.reference import Parts
+from oscar_kernels.kv_write.tuning import tile_cost
+
+
+class _Side(ctypes.Structure):
+    """`Side` of types.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "out", "halves", "sums", "ring", "sink")),
+        *((name, ctypes.c_int) for name in (
+            "x_token", "x_head", "out_token", "out_head", "halves_head", "sums_head",
+            "blocks", "matrices", "heads", "rows",
+        )),
+        ("magic", ctypes.c_uint), ("shift", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class Params(ctypes.Structure):
+    """`Params` of types.cuh."""
+
+    _fields_ = (
+        *((name, _Side) for name in ("v", "k", "q")),
+        *((name, ctypes.c_void_p) for name in (
+            "codes", "affine", "slots", "request_rows", "positions", "ends", "sink_block",
+        )),
+        *((name, ctypes.c_int) for name in ("tokens", "heads", "recent", "sink", "to_slots", "to_windows", "block_rows",
+        )),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch passes to the kernel, which tensors must outlive.
+
+    Attributes:
+        parameters: its argument.
+        blocks: of the grid.
+        step: it is the kernel for few rows.
+    """
+
+    parameters: Params
+    blocks: int
+    step: bool
+
+
+def arguments(
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    transforms: Transforms,
+    targets: TokenTargets,
+    windows: WindowState,
+    parts: Parts,
+    query: Tensor | None,
+    query_out: Tensor | None,
+    rows_out: tuple[Tensor, Tensor] | None,
+    sms: int,
+    step: bool | None = None,
+) -> Launch:
+    """Which kernel is launched, with what, in how many blocks.
+
+    Args:
+        sms: multiprocessors; a block takes a whole one.
+        step: as `write_kv_int2`.
+    """
+    k_out, v_out = rows_out or (None, None)
+    matrices = prepared(transforms)
+    sides = [
+        _side(value, v_out, matrices.v, None, cache.num_kv_heads, cache.ring_v, cache.sink_v),
+        _side(key, k_out, matrices.k, matrices.k_sums, cache.num_kv_heads, cache.ring_k, cache.sink_k),
+    ]
+    costs = [tile_cost(clip_rank(spec), slots=parts != "windows") for spec in (cache.v_spec, cache.k_spec)]
+    if query is not None and query_out is not None:
+        sides.append(_side(query, query_out, matrices.q, None, cache.num_kv_heads, None, None))
+        costs.append(tile_cost(0, slots=False))
+
+    def tiles(rows: int) -> list[int]:
+        return [side.matrices * -(-side.rows // rows) for side in sides]
+
+    fitting = next((n for n in range(STEP_ROWS, TILE + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
+    step = fitting is not None if step is None else step
+    rows = fitting or TILE
+    given = tiles(rows) if step else shares(tiles(TILE), [x.matrices for x in sides], costs, sms)
+    for side, blocks in zip(sides, given, strict=True):
+        side.blocks = blocks
+    tensors = (
+        cache.codes, cache.affine, targets.slots, targets.rows, targets.positions, targets.ends, windows.sink_block
+    )  # fmt: skip
+    parameters = Params(
+        sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(), *(x.data_ptr() for x in tensors), len(key),
+        cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"), rows,
+    )  # fmt: skip
+    return Launch(parameters, sum(side.blocks for side in sides), step)
+
+
+def _side(
+    x: Tensor,
+    out: Tensor | None,
+    halves: Tensor,
+    sums: Tensor | None,
+    kv_heads: int,
+    ring: Tensor | None,
+    sink: Tensor | None,
+) -> _Side:
+    """One side of a launch, its blocks left open. A matrix or mean of each head makes the heads apart."""
+    apart = halves.shape[0] > 1 or (sums is not None and sums.shape[0] > 1)
+    matrices = kv_heads if apart else 1
+    heads = x.shape[1] // matrices
+    magic, shift = divider(heads)
+
+    def pointer(y: Tensor | None) -> int | None:
+        return None if y is None else y.data_ptr()
+
+    return _Side(
+        *map(pointer, (x, out, halves, sums, ring, sink)), x.stride(0), x.stride(1),
+        0 if out is None else out.stride(0), 0 if out is None else out.stride(1),
+        halves.stride(0) if halves.shape[0] > 1 else 0,
+        sums.stride(0) if sums is not None and sums.shape[0] > 1 else 0,
+        0, matrices, heads, len(x) * heads, magic, shift,
+    )  # fmt: skip
+
+
+def divider(divisor: int) -> tuple[int, int]:
+    """`magic, shift` with `n // divisor == (n * magic >> 32) >> shift` for all n below 2^31; unused for 1.
+
+    Source: T. Granlund, P. L. Montgomery, Division by invariant integers using multiplication (1994), for 31 bits.
+    """
+    if divisor == 1:
+        return 0, 0
+    bits = (divisor - 1).bit_length()
+    return -(-(1 << (31 + bits)) // divisor), bits - 1
+
+
+def shares(tiles: list[int], matrices: list[int], costs: list[int], blocks: int) -> list[int]:
+    """Blocks of every side: one for each tile if there are enough, else by cost; multiples of `matrices`.
+
+    Args:
+        tiles: of a side.
+        matrices: of a side; a block has one.
+        costs: of a tile.
+        blocks: to share; more are given where sides have more matrices than that.
+    """
+    if sum(tiles) <= blocks:
+        return list(tiles)
+    whole = sum(n * cost for n, cost in zip(tiles, costs, strict=True))
+    fair = [blocks * n * cost // whole for n, cost in zip(tiles, costs, strict=True)]
+    return [min(n, max(1, share // m) * m) for n, m, share in zip(tiles, matrices, fair, strict=True)]

@@ -1,0 +1,94 @@
+"""What `write.cu` is compiled for, and which tensors no variant of it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import LayerCache, TokenTargets
+from oscar_kernels.kv_write.arguments import clip_rank
+from oscar_kernels.kv_write.tuning import WARPGROUPS
+from oscar_kernels.spec import QuantSpec
+
+HEAD_DIMS = (64, 128)
+MOST_RANK = 16
+TILE, STEP_ROWS = 64, 16
+"""Rows of a tile, and those that a block of the kernel for few rows has at a time: a warp each."""
+MOST_ROWS = 1 << 30
+
+_INTEGER = {torch.int32: "int", torch.int64: "long long"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a compiled kernel is for; every field is a flag of write.cu, see there."""
+
+    k_spec: QuantSpec
+    v_spec: QuantSpec
+    integers: tuple[str, str, str, str]
+    warpgroups: int = WARPGROUPS
+
+    @property
+    def flags(self) -> dict[str, str | int]:
+        """Values of the `-D` flags."""
+        return {
+            "DK": self.k_spec.head_dim, "DV": self.v_spec.head_dim, "GK": self.k_spec.num_groups,
+            "GV": self.v_spec.num_groups, "RANK_K": clip_rank(self.k_spec), "RANK_V": clip_rank(self.v_spec),
+            "GROUPS": self.warpgroups, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
+        }  # fmt: skip
+
+    def shared_bytes(self, *, step: bool) -> int:
+        """Dynamic shared memory: a matrix in two halves, tiles, sums of the mean, alignment.
+
+        Args:
+            step: of the kernel for few rows, with one tile and what it becomes; else two tiles of each warpgroup.
+        """
+        dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
+        tiles = TILE * (2 * dim + 4 * (dim + 8)) if step else self.warpgroups * 4 * TILE * dim
+        return 4 * dim * dim + tiles + 4 * dim + 1024
+
+
+def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> Variant:
+    """The variant for a cache and the integer types of targets."""
+    slots, rows, positions, ends = (
+        _INTEGER[x.dtype] for x in (targets.slots, targets.rows, targets.positions, targets.ends)
+    )
+    return Variant(cache.k_spec, cache.v_spec, (slots, rows, positions, ends), warpgroups)
+
+
+def misfit(
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    targets: TokenTargets,
+    *,
+    query: Tensor | None = None,
+    query_out: Tensor | None = None,
+    rows_out: tuple[Tensor, Tensor] | None = None,
+) -> str | None:
+    """`unsupported` for any device: what of types, shapes and addresses the kernel does not have."""
+    for spec in (cache.k_spec, cache.v_spec):
+        if spec.head_dim not in HEAD_DIMS:
+            return f"head_dim {spec.head_dim}; it has {HEAD_DIMS}"
+        if clip_rank(spec) > MOST_RANK:
+            return f"a clip at the magnitude of rank {clip_rank(spec)}; it has ranks up to {MOST_RANK}"
+    rows = {"key": key, "value": value, "query": query, "query_out": query_out}
+    rows |= dict(zip(("rows_out[0]", "rows_out[1]"), rows_out or (), strict=False))
+    given = {name: x for name, x in rows.items() if x is not None}
+    windows = {"ring_k": cache.ring_k, "ring_v": cache.ring_v, "sink_k": cache.sink_k, "sink_v": cache.sink_v}
+    for name, x in {**given, **windows}.items():
+        if x.dtype != torch.bfloat16:
+            return f"{name} of {x.dtype}; it has bfloat16"
+    for name, x in given.items():
+        if x.data_ptr() % 16 or x.stride(0) % 8 or x.stride(1) % 8 or x.stride(2) != 1:
+            return f"{name} with rows that do not begin at multiples of 16 bytes"
+        if len(x) * x.shape[1] > MOST_ROWS or max(x.stride(0), x.stride(1) * x.shape[1]) >= 1 << 31:
+            return f"{name} {tuple(x.shape)} is too large"
+    for name, x in {"codes": cache.codes, "affine": cache.affine, **windows}.items():
+        if not x.is_contiguous() or x.data_ptr() % 16:
+            return f"{name} is not contiguous from a multiple of 16 bytes on"
+    wrong = (x.dtype for x in (targets.slots, targets.rows, targets.positions, targets.ends) if x.dtype not in _INTEGER)
+    return next((f"{dtype} targets; it has int32 and int64" for dtype in wrong), None)
