@@ -36,7 +36,8 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "codes", "affine", "slots", "request_rows", "positions", "ends", "sink_block",
         )),
-        *((name, ctypes.c_int) for name in ("tokens", "heads", "recent", "sink", "to_slots", "to_windows", "block_rows",
+        *((name, ctypes.c_int) for name in (
+            "tokens", "heads", "recent", "sink", "to_slots", "to_windows", "block_rows",
         )),
     )  # fmt: skip
 

@@ -40,8 +40,7 @@ struct Block {
     return any(wanted);
   }
 
-  // Starts the copies of a tile. Unit `u` of row `r` lies in plane `u / 8`, its place there turned by the row. Rows
-  // after the last one stay as they are: no row changes another.
+  // Starts the copies of a tile. Rows after the last one stay as they are: no row changes another.
   DEV void load(int tile, int stage) const {
     if (tile < count) {
       constexpr int EACH = 128 / UNITS;  // rows of one copy of all threads
@@ -49,7 +48,7 @@ struct Block {
       const int token = token_of(s, r);
       int head = r - token * s.heads;
       const u16* from = s.x + wide(token, s.x_token) + ((matrix * s.heads + head) * s.x_head + unit * 8);
-      u32 to = tiles + stage * A_BYTES + unit / 8 * (TILE * 128) + row * 128 + ((unit ^ row) & 7) * 16;
+      u32 to = tiles + stage * A_BYTES + place_in_tile(row, unit);
       const int tokens = token_of(s, EACH), heads = EACH - tokens * s.heads;
       const long long forth = wide(tokens, s.x_token) + heads * s.x_head, over = s.x_token - s.heads * s.x_head;
       UNROLL for (int i = 0; i < TILE; i += EACH) {
