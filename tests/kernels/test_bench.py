@@ -18,6 +18,7 @@ from oscar_kernels.bench import baselines, cases, checks, results, roofline, sea
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.bench.timing import Timing
 from oscar_kernels.decode_attention import reference
+from oscar_kernels.kv_write.cuda.launcher import SOURCE
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
 
@@ -138,26 +139,31 @@ def test_tuning_prints_a_table_to_paste() -> None:
     assert "(in use)" in done.stderr
 
 
-def test_the_loop_of_the_instruction_cache_has_the_size_it_is_said_to_have() -> None:
-    spec = importlib.util.spec_from_file_location("instruction_cache", SCRIPTS / "instruction_cache.py")
+def test_the_kernel_of_the_matrix_units_has_what_it_is_said_to_time() -> None:
+    spec = importlib.util.spec_from_file_location("matrix_units", SCRIPTS / "matrix_units.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    machine = SOURCE.files()["machine.cuh"]
+
+    def size(instruction: str) -> int:
+        files = {"machine.cuh": machine, "contend.cu": module.source(instruction)}
+        return len(nvrtc.compile_source(files, "contend.cu", ["-arch=sm_90a"]))
+
     try:
-        small, large = (
-            len(nvrtc.compile_source({"a.cu": module.source(n)}, "a.cu", ["-arch=sm_90"])) for n in (256, 1280)
-        )
+        nothing = size(";")
     except nvrtc.CompilerMissing as error:
         pytest.skip(str(error))
-    assert abs(large - small - 1024 * 16) < 512, "an instruction has 16 bytes"
+    for name, instruction in module.INSTRUCTIONS.items():
+        assert abs(size(instruction) - nothing - 16 * module.UNROLLED) < 1024, f"{name}: an instruction has 16 bytes"
 
 
 @pytest.mark.gpu
-def test_the_instruction_cache_is_measured() -> None:
-    done = script("instruction_cache.py")
+def test_the_matrix_units_are_measured() -> None:
+    done = script("matrix_units.py")
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert len(lines) == 10 and all(float(line["1 warps"]) >= 1 for line in lines)
+    assert len(lines) == 3 and all(float(line["alone"]) >= 1 for line in lines)
 
 
 @pytest.mark.parametrize("name", ["run.py", "tune.py"])

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kv_write_jobs import STORES, assert_same, bits, make_job
 from torch import Tensor
 
@@ -90,8 +92,8 @@ class Emulated:
         self.runs += 1
         message = ctypes.create_string_buffer(201)
         good = self.build(variant).emulate(
-            ctypes.byref(launch.parameters), launch.step, launch.blocks, variant.shared_bytes(step=launch.step),
-            self.runs % 2 == 0, self.runs, message,
+            launch.kernel.encode(), ctypes.byref(launch.parameters), launch.blocks,
+            variant.shared_bytes(step=launch.step), self.runs % 2 == 0, self.runs, message,
         )  # fmt: skip
         assert good, message.value.decode()
         return query_out
@@ -126,6 +128,8 @@ def test_the_emulated_kernel_writes_what_the_reference_writes(
         single, other = job.write(alike)
         assert all(torch.equal(bits(getattr(single, name)), bits(getattr(together, name))) for name in STORES)
         assert torch.equal(bits(query), bits(other))
+    alone, _ = job.write(emulated, parts="slots", query=None)
+    assert all(torch.equal(bits(getattr(alone, name)), bits(getattr(together, name))) for name in ("codes", "affine"))
     few = job.only(torch.arange(7, 20))
     alone, slots = few.write(emulated)[0], few.targets.slots.long()
     assert torch.equal(alone.codes[slots], together.codes[slots])
@@ -240,9 +244,25 @@ def test_division_by_multiplication_is_exact(divisor: int) -> None:
 
 
 def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
-    assert parameters.shares([8, 8, 32], [1, 1, 1], [10, 10, 10], 132) == [8, 8, 32]
-    assert parameters.shares([1024, 1024], [1, 1], [13, 11], 132) == [71, 60]
-    assert parameters.shares([1024, 1024, 4], [8, 8, 8], [10, 10, 10], 132) == [64, 64, 4]
+    assert parameters.shares((8, 8, 32), (1, 1, 1), (10, 10, 10), 132) == (8, 8, 32)
+    assert parameters.shares((1024, 1024), (1, 1), (13, 11), 132) == (71, 61)
+    assert parameters.shares((1024, 1024, 4), (8, 8, 8), (10, 10, 10), 132) == (64, 64, 4)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3000), st.sampled_from([1, 2, 8]), st.integers(1000, 1500)), min_size=1, max_size=3
+    )
+)
+def test_no_block_is_left_that_a_side_could_use(sides: list[tuple[int, int, int]]) -> None:
+    matrices, costs = tuple(m for _, m, _ in sides), tuple(cost for _, _, cost in sides)
+    tiles = tuple(m * -(-n // m) for n, m, _ in sides)
+    found = parameters.shares(tiles, matrices, costs, 132)
+    assert all(0 < x <= n and x % m == 0 for x, n, m in zip(found, tiles, matrices, strict=True))
+    assert sum(found) <= 132 and all(
+        x == n or sum(found) + m > 132 for x, n, m in zip(found, tiles, matrices, strict=True)
+    )
 
 
 def test_few_rows_have_a_kernel_of_their_own() -> None:
@@ -255,7 +275,7 @@ def test_few_rows_have_a_kernel_of_their_own() -> None:
 
     found = {n: launch(n) for n in (1, 23, 64, 128, 256)}
     assert {n: (x.step, x.blocks) for n, x in found.items()} == {
-        1: (True, 4), 23: (True, 70), 64: (True, 96), 128: (True, 130), 256: (False, 130)
+        1: (True, 4), 23: (True, 70), 64: (True, 96), 128: (True, 130), 256: (False, 132)
     }  # fmt: skip
     assert [x.parameters.block_rows for x in found.values()] == [16, 16, 32, 48, 64]
 
@@ -310,7 +330,7 @@ def test_matrices_are_prepared_once_and_kept_as_long_as_their_transforms() -> No
     assert prepared(job.transforms) is first
     one = job.transforms.k_forward
     same = prepared(Transforms(one, one, job.transforms.v_forward, one))
-    assert same.q is same.k and same.k_sums is None and torch.equal(same.k, first.k)
+    assert same.q is same.k and not same.k_mean.view(torch.bfloat16).any() and torch.equal(same.k, first.k)
     gone = weakref.ref(same.k)
     del same
     gc.collect()
@@ -353,6 +373,9 @@ def test_the_kernel_for_few_rows_writes_the_same_bytes(
 ) -> None:
     options = {"heads": 8, "group": 3, "sink": 64, "recent": 256, "per_head": per_head, "mean": per_head}
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
+    slots, _ = job.write(launcher, parts="slots", query=None, step=False)
+    whole, _ = job.write(launcher, step=False)
+    assert torch.equal(slots.codes, whole.codes) and torch.equal(bits(slots.affine), bits(whole.affine))
     for parts in ("all", "slots", "windows"):
         (few, query), (many, other) = (job.write(launcher, parts=parts, step=step) for step in (True, False))
         assert all(torch.equal(bits(getattr(few, name)), bits(getattr(many, name))) for name in STORES)

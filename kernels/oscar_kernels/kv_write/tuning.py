@@ -47,16 +47,16 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Til
 
 
 WARPGROUPS = 3
-"""Of a block of the CUDA kernel; 2 to 4 fit a multiprocessor, four of them in 128 registers a thread.
+"""Of a block of the CUDA kernel; up to 4 fit a multiprocessor, four of them in 128 registers a thread.
 
-8,192 tokens take 40, 35 and 37 microseconds with 2, 3 and 4 (`benchmarks/run.py --variants --only write`).
+8,192 tokens take 44, 30, 28 and 29 microseconds with 1 to 4 (`benchmarks/run.py --variants --only write`).
 """
 
 
 def tile_cost(rank: int, *, slots: bool) -> int:
-    """What a tile of the CUDA kernel takes beside others: clock cycles of a multiprocessor, counted, not measured.
+    """What a tile of the CUDA kernel takes beside others, in parts of what its product takes: counted, not measured.
 
-    The matrix units need 1,024, the instructions of a clip more, the deeper it is: 1,240 and 1,370 for ranks 6 and 11.
+    A product takes 1,024 clock cycles, what follows it more, the deeper the clip: 1,240 and 1,370 for ranks 6 and 11.
 
     Args:
         rank: of the clip; 0 for none.

@@ -4,11 +4,13 @@
 extern "C" long long_ways() { return machine::long_ways; }
 extern "C" int parameters_size() { return sizeof(Params); }
 
-// Runs a launch, `step`: of the kernel for few rows; `message` gets an error of up to 200 characters.
-extern "C" bool emulate(const Params* p, bool step, int blocks, unsigned bytes, bool eager, unsigned seed,
+// Runs a launch; `message` gets an error of up to 200 characters.
+extern "C" bool emulate(const char* kernel, const Params* p, int blocks, unsigned bytes, bool eager, unsigned seed,
                         char* message) {
+  const bool step = !strcmp(kernel, "oscar_write_step");
+  const auto run = step ? oscar_write_step : strcmp(kernel, "oscar_write_slots") ? oscar_write : oscar_write_slots;
   const std::string error = machine::run(blocks, step ? oscar_write_step_threads : oscar_write_threads, bytes, eager,
-                                         seed, [=] { step ? oscar_write_step(*p) : oscar_write(*p); });
+                                         seed, [=] { run(*p); });
   strncpy(message, error.c_str(), 200);
   return error.empty();
 }
@@ -26,9 +28,17 @@ static std::string clip(const float* x, float* limits, int rows) {
           for (int i = 0; i < 2; i++)
             for (int e = 0; e < 2; e++)
               y[4 * j + 2 * i + e] = x[(row + 8 * i) * R::D + channel_of<R::D>(8 * j + 2 * t + e)];
-        const bool valid[2] = {true, true};
-        extremes<R>(y, low, high, valid);
-        Order<R>::find(y, low, high, limit, valid);
+        bool plain[2] = {true, true};
+        extremes<R>(y, low, high, plain);
+        Order<R>::find(y, low, high, limit, plain);
+        for (int i = 0; i < 2; i++)
+          for (int g = 0; g < 8; g++) {
+            WarpRow<R> other(machine::current);
+            for (int n = 0; n < WarpRow<R>::EACH; n++)
+              other.x[n] = x[(first + g + 8 * i) * R::D + (other.quarter + n) * WarpRow<R>::BYTES + other.byte];
+            const float found = other.limit();
+            if (machine::current / 4 == g && !plain[i]) limit[i] = found;
+          }
         for (int i = 0; i < 2; i++) limits[(row + 8 * i) * 4 + t] = limit[i];
       });
   return error;

@@ -40,13 +40,15 @@ struct Copy {
   const void* from;
 };
 struct Product {
-  u64 a, b;
+  float rows[2][16];  // rows g and g + 8 of the warp, g = lane / 4
+  u64 b;
   bool more;
 };
 struct Thread {
   ucontext_t context;
   std::vector<char> stack;
-  bool done = false, unfenced_copies = false;
+  bool done = false;
+  std::vector<u32> unfenced_copies;
   std::function<bool()> waits;
   std::vector<std::vector<Copy>> copies;
   std::vector<Product> products;
@@ -123,23 +125,30 @@ inline float bfloat16(u16 x) {
   memcpy(&y, &bits, 4);
   return y;
 }
-// Element (row, k) of a tile: what a descriptor says, units of 16 bytes turned by address bits 7 to 9.
-inline float element(u64 tile, int row, int k) {
-  check(tile >> 62 == 1, "rows of 128 bytes are expected");
-  u32 a = (u32)(tile & 0x3FFF) * 16 + row / 8 * ((u32)(tile >> 32 & 0x3FFF) * 16) + row % 8 * 128 + 2 * k;
-  a ^= (a >> 7 & 7) << 4;
+// Number `k` of column `n`: what a descriptor says. Columns of 128 bytes have their units of 16 bytes turned by address
+// bits 7 to 9; else eight units, of a column each, stand together.
+inline float element(u64 columns, int n, int k) {
+  const u32 begin = (u32)(columns & 0x3FFF) * 16, eight = (u32)(columns >> 32 & 0x3FFF) * 16;
+  const u32 unit = (u32)(columns >> 16 & 0x3FFF) * 16;
+  check(columns >> 62 < 2, "no such layout of columns is expected");
+  u32 a = begin + n / 8 * eight;
+  if (columns >> 62 == 1) {
+    a += n % 8 * 128 + 2 * k;
+    a ^= (a >> 7 & 7) << 4;
+  } else {
+    a += n % 8 * 16 + k / 8 * unit + k % 8 * 2;
+  }
   u16 x;
   memcpy(&x, at(a, 2), 2);
   return bfloat16(x);
 }
 template <int N>
 void multiply_now(float (&x)[N]) {
-  const int thread = current % 128, row = thread / 32 * 16 + thread % 32 / 4;
   for (const Product& product : self().products)
     for (int n = 0; n < N; n++) {
-      const int r = row + n / 2 % 2 * 8, c = n / 4 * 8 + thread % 4 * 2 + n % 2;
+      const int c = n / 4 * 8 + current % 4 * 2 + n % 2;
       double sum = product.more ? x[n] : 0.0;
-      for (int k = 0; k < 16; k++) sum += (double)element(product.a, r, k) * element(product.b, c, k);
+      for (int k = 0; k < 16; k++) sum += (double)product.rows[n / 2 % 2][k] * element(product.b, c, k);
       x[n] = (float)sum;
     }
   self().products.clear();
@@ -203,6 +212,7 @@ DEV int thread_index() { return machine::current; }
 DEV int block_index() { return machine::block; }
 DEV u32 dynamic_shared() { return machine::BASE; }
 
+DEV void not_before(long long&) {}
 DEV void long_way() { machine::long_ways += machine::current % 32 == 0; }
 
 DEV u32 bits_of(float x) {
@@ -251,10 +261,18 @@ DEV T shuffle_xor(T x, int mask) {
   memcpy(&x, &other, 4);
   return x;
 }
+DEV u32 shuffle_from(u32 x, int lane) { return machine::exchange(x, 6)[lane]; }
 DEV bool any(bool x) {
   const u32* all = machine::exchange(x, 1);
   return std::any_of(all, all + 32, [](u32 y) { return y != 0; });
 }
+DEV u32 vote(bool x) {
+  const u32* all = machine::exchange(x, 7);
+  u32 bits = 0;
+  for (int i = 0; i < 32; i++) bits |= all[i] << i;
+  return bits;
+}
+DEV int last_one(u32 x) { return 31 - __builtin_clz(x); }
 DEV int count(bool x) {
   const u32* all = machine::exchange(x, 4);
   return (int)std::count_if(all, all + 32, [](u32 y) { return y != 0; });
@@ -267,7 +285,7 @@ DEV int reduce_max(int x) {
 }
 
 DEV void block_sync() { machine::arrive_and_wait(0, (int)machine::threads.size()); }
-DEV void group_sync(int group) { machine::arrive_and_wait(group + 1, 128); }
+DEV void warp_sync() { machine::exchange(0, 8); }
 DEV void dependents_may_start() {}
 DEV void wait_for_previous() {}
 DEV void prefetch(const void*) {}
@@ -284,9 +302,15 @@ DEV void copies_wait() {
   machine::check(t.copies.back().empty(), "copies that no group has");
   while (t.copies.size() > N + 1) {
     machine::land(t.copies.front());
+    for (const machine::Copy& copy : t.copies.front()) t.unfenced_copies.push_back(copy.to);
     t.copies.erase(t.copies.begin());
-    t.unfenced_copies = true;
   }
+}
+DEV void load_operand(u32 (&x)[4], u32 at) {
+  u32 rows[32];
+  memcpy(rows, machine::exchange(at, 9), sizeof rows);
+  const int lane = machine::current % 32;
+  for (int i = 0; i < 4; i++) memcpy(&x[i], machine::at(rows[8 * i + lane / 4], 16) + lane % 4 * 4, 4);
 }
 DEV float shared_load(u32 at) {
   float x;
@@ -306,24 +330,36 @@ DEV void store_words(void* to, const u32 (&x)[N]) {
   memcpy(to, x, 4 * N);
 }
 
-DEV void fence_for_matrix_units() { machine::self().unfenced_copies = false; }
-DEV u64 tile_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+DEV void fence_for_matrix_units() { machine::self().unfenced_copies.clear(); }
+DEV u64 columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+DEV u64 narrow_columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 8ull << 16 | 16ull << 32; }
 template <int N>
 DEV void matrix_begin(float (&x)[N]) {
   for (float& y : x) y = NAN;
 }
 template <int N>
-DEV void matrix_multiply(float (&)[N], u64 a, u64 b, bool more) {
-  machine::exchange((u32)a, 2);
-  machine::self().products.push_back({a, b, more});
+DEV void matrix_multiply(float (&)[N], const u32 (&a)[4], u64 b, bool more) {
+  machine::Product product{{}, b, more};
+  for (int i = 0; i < 4; i++) {
+    const u32* all = machine::exchange(a[i], 20 + i) + machine::current % 32 / 4 * 4;
+    for (int k = 0; k < 8; k++)
+      product.rows[i % 2][i / 2 * 8 + k] = machine::bfloat16((u16)(all[k / 2] >> 16 * (k % 2)));
+  }
+  machine::exchange((u32)b, 2);
+  machine::self().products.push_back(product);
 }
+DEV void matrix_commit() {}
 template <int N>
 DEV void matrix_end(float (&x)[N]) {
   machine::exchange(0, 3);
-  for (size_t i = 0; i < machine::threads.size(); i++) {
-    const machine::Thread& t = machine::threads[i];
-    machine::check((int)i / 128 != machine::current / 128 || !t.unfenced_copies,
-                   "a product reads copies that no fence followed");
+  u32 begin = ~0u, end = 0;  // of what the products read
+  for (const machine::Product& product : machine::self().products) {
+    const u32 columns = (u32)(product.b & 0x3FFF) * 16 & ~127u;
+    begin = min(begin, columns);
+    end = max(end, columns + N / 4 * ((u32)(product.b >> 32 & 0x3FFF) * 16));
   }
+  for (const machine::Thread& t : machine::threads)
+    for (u32 copy : t.unfenced_copies)
+      machine::check(copy < begin || copy >= end, "a product reads copies that no fence followed");
   machine::multiply_now(x);
 }

@@ -3,63 +3,64 @@
 
 #include "order.cuh"
 
-// Scale and offset in 16 bits, saturated; `inverse` becomes 1 / range.
-DEV u32 affine_word(float low, float high, float& inverse) {
-  const float range = fmaxf(high - low, MIN_RANGE);
-  inverse = divide(1.f, range);
-  const float scale = fminf(divide(range, 3.f), LARGEST), offset = fminf(fmaxf(low, -LARGEST), LARGEST);
-  return AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
+// An exact tie between two codes goes up, as in the reference, because this, more than the error of a value's place in
+// the range, is added to the place.
+constexpr float UP = 2e-7f;
+
+// The range of a group. A value's place in it, 0 to 1, is (x - from) * inverse + shift: `from` is 0 where the range has
+// both signs, so one instruction does; elsewhere that would cancel, and it is the low end.
+struct Scale {
+  float inverse, shift, from;
+  u32 word;  // scale and offset in 16 bits, saturated
+
+  DEV Scale(float low, float high) {
+    const float range = fmaxf(high - low, MIN_RANGE), near = reciprocal(range);
+    inverse = fmaf(fmaf(-range, near, 1.f), near, near);
+    from = low <= 0.f && high >= 0.f ? 0.f : low;
+    shift = fmaf(from - low, inverse, UP);
+    const float third = multiply(range, 1.f / 3.f);  // and the rest of it: a third, correctly rounded (P. Markstein)
+    const float scale = fminf(fmaf(fmaf(-3.f, third, range), 1.f / 3.f, third), LARGEST);
+    const float offset = fminf(fmaxf(low, -LARGEST), LARGEST);
+    word = AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
+  }
+};
+
+// 2^23 + code as a float's bits of a value at this place: code = 3 * clamp(place, 0, 1), rounded; 0 for NaN.
+DEV u32 code_bits(float place) { return bits_of(fmaf(saturate(place), 3.f, ONE)); }
+
+// Clips the extremes of a row's groups. Codes of values beyond the limit saturate by themselves, except in groups
+// narrower than the smallest range: such a row is not `plain`.
+template <class R>
+DEV void clip_extremes(float (&low)[R::G], float (&high)[R::G], float limit, bool& plain) {
+  UNROLL for (int v = 0; v < R::G; v++) {
+    low[v] = fminf(fmaxf(low[v], -limit), limit);
+    high[v] = fmaxf(fminf(high[v], limit), -limit);
+    plain &= !(high[v] - low[v] < MIN_RANGE);
+  }
 }
 
-// 2^23 + code as a float's bits, where `y = (x - low) / range`: code = 3 * clamp(y, 0, 1), rounded; 0 for NaN. An exact
-// tie goes up, as in the reference, because UP, more than the error of `y`, is added to it before.
-constexpr float UP = 1.5e-7f;
-DEV u32 code_bits(float y) { return bits_of(fmaf(saturate(y), 3.f, ONE)); }
-
-// The codes of the thread's part of row g + 8 I as bytes.
+// Quantizes the thread's part of row g + 8 I, whose groups have these extremes, both signs each, and stores it.
 template <class R, int I>
-DEV void pack_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const float (&inverse)[R::G],
-                    u32 (&bytes)[R::D / 64]) {
+DEV void store_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const float (&high)[R::G], u8* codes,
+                     u16* affine, bool valid, int t) {
   constexpr int JQ = R::D / 32;
+  float inverse[R::G], shift[R::G];
+  u32 bytes[JQ / 2];
+  UNROLL for (int v = 0; v < R::G; v++) {
+    const Scale scale(low[v], high[v]);
+    inverse[v] = scale.inverse;
+    shift[v] = scale.shift;
+    if (valid && t == v) store_word(affine + 2 * v, scale.word);
+  }
   UNROLL for (int w = 0; w < JQ / 2; w++) {
     bytes[w] = 0u - 0xE7000000u;  // what 85 times 0x4B000000, the bits of 2^23, leaves
     UNROLL for (int b = 0; b < 4; b++) UNROLL for (int q = 0; q < 4; q++) {
       const int v = q * R::G / 4;
       const float y = x[4 * (q * JQ + 2 * w + b / 2) + 2 * I + b % 2];
-      bytes[w] += code_bits(fmaf(y - low[v], inverse[v], UP)) << (8 * b + 2 * q);
+      bytes[w] += code_bits(fmaf(y, inverse[v], shift[v])) << (8 * b + 2 * q);
     }
   }
-}
-
-// Clips and quantizes the thread's part of row g + 8 I and stores it.
-template <class R, int I>
-DEV void store_codes(const Params& p, float (&x)[R::D / 2], float (&low)[R::G], float (&high)[R::G], float limit,
-                     long long place, bool valid, int t) {
-  constexpr int N = R::D / 4, JQ = R::D / 32;
-  float inverse[R::G];
-  u32 words[R::G], bytes[JQ / 2];
-  bool narrow = false;
-  UNROLL for (int v = 0; v < R::G; v++) {
-    if (R::RANK) {
-      low[v] = fminf(fmaxf(low[v], -limit), limit);
-      high[v] = fmaxf(fminf(high[v], limit), -limit);
-    }
-    narrow |= valid && high[v] - low[v] < MIN_RANGE;
-    words[v] = affine_word(low[v], high[v], inverse[v]);
-  }
-  // Codes of values beyond the limit saturate by themselves, except in groups narrower than the smallest range.
-  if (R::RANK && narrow) {
-    UNROLL for (int n = 0; n < N; n++) {
-      float& y = x[n / 2 * 4 + 2 * I + n % 2];
-      y = fminf(fmaxf(y, -limit), limit);
-    }
-  }
-  pack_codes<R, I>(x, low, inverse, bytes);
-  if (!valid) return;
-  store_words(p.codes + place * RECORD + R::CODES_AT + 2 * JQ * t, bytes);
-  UNROLL for (int v = 0; v < R::G; v++) {
-    if (t == v) store_word(p.affine + place * AFFINE + R::AFFINE_AT + 2 * v, words[v]);
-  }
+  if (valid) store_words(codes + 2 * JQ * t, bytes);
 }
 
 // The thread's part of row g + 8 I in bfloat16.

@@ -1,12 +1,11 @@
 """Writing new tokens by `write.cu`: what stands against it, compilation, launch.
 
 A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and both clips that is
-a quarter of the time, and waiting for instructions a third (kernels/README.md has the profile).
+a third of the time. The rest is matrix products and what follows them, which take turns (kernels/README.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -26,12 +25,6 @@ SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "write.cu")
 
 class Unsupported(ValueError):
     """The CUDA kernel does not do this; the message says what and why, in one line."""
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    many: driver.Kernel
-    few: driver.Kernel
 
 
 def unsupported(
@@ -100,8 +93,7 @@ def write_kv_int2(
         launch = arguments(
             key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device), step
         )
-        loaded = _load(made, key.device)
-        kernel = loaded.few if launch.step else loaded.many
+        kernel = _load(made, key.device)[launch.kernel]
         stream = torch.cuda.current_stream(key.device).cuda_stream
         shared = made.shared_bytes(step=launch.step)
         kernel.launch((launch.blocks, 1), launch.parameters, stream, shared=shared, early=True)
@@ -118,15 +110,17 @@ def _build_failure(made: Variant, device: torch.device) -> str | None:
 
 
 @cache
-def _load(made: Variant, device: torch.device) -> _Loaded:
+def _load(made: Variant, device: torch.device) -> dict[str, driver.Kernel]:
     """Compile and load once per variant and device."""
     code = nvrtc.compiled(SOURCE, made.flags, "sm_90a", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
-        many, few = driver.load(code, {"oscar_write": 128 * made.warpgroups, "oscar_write_step": 32 * STEP_ROWS})
-        many.allow_shared(made.shared_bytes(step=False))
-        few.allow_shared(made.shared_bytes(step=True))
-    return _Loaded(many, few)
+        many = 128 * made.warpgroups
+        threads = {"oscar_write": many, "oscar_write_slots": many, "oscar_write_step": 32 * STEP_ROWS}
+        loaded = dict(zip(threads, driver.load(code, threads), strict=True))
+        for name, kernel in loaded.items():
+            kernel.allow_shared(made.shared_bytes(step=name == "oscar_write_step"))
+    return loaded
 
 
 @cache

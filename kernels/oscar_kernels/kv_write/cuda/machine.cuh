@@ -19,6 +19,8 @@ DEV u32 dynamic_shared() {
   return (u32)__cvta_generic_to_shared(memory);
 }
 
+// From here on: what is made of `x` is not made before.
+DEV void not_before(long long& x) { asm volatile("" : "+l"(x)); }
 DEV void long_way() {}  // the emulator counts them
 
 DEV u32 bits_of(float x) { return __float_as_uint(x); }
@@ -62,12 +64,15 @@ template <class T>
 DEV T shuffle_xor(T x, int mask) {
   return __shfl_xor_sync(ALL, x, mask);
 }
+DEV u32 shuffle_from(u32 x, int lane) { return __shfl_sync(ALL, x, lane); }
 DEV bool any(bool x) { return __any_sync(ALL, x); }
+DEV u32 vote(bool x) { return __ballot_sync(ALL, x); }
+DEV int last_one(u32 x) { return 31 - __clz(x); }  // the highest bit that is set
 DEV int count(bool x) { return __popc(__ballot_sync(ALL, x)); }
 DEV int reduce_max(int x) { return __reduce_max_sync(ALL, x); }
 
 DEV void block_sync() { __syncthreads(); }
-DEV void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+DEV void warp_sync() { __syncwarp(); }
 DEV void dependents_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -80,6 +85,12 @@ DEV void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); 
 template <int N>
 DEV void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+// Thread `l` of a warp gives the address of a row of 16 bytes: eight rows are a matrix; it gets numbers 2 (l % 4) and the
+// next of row l / 4 of four matrices.
+DEV void load_operand(u32 (&x)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
 DEV float shared_load(u32 at) {
   float x;
@@ -98,8 +109,10 @@ DEV void store_words(void* to, const u32 (&x)[4]) { *static_cast<uint4*>(to) = m
 
 // The matrix units read shared memory past the caches' order: whoever wrote it says so before the others go on.
 DEV void fence_for_matrix_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Descriptor of a tile with rows of 128 bytes, 16-byte units turned by the row: eight rows are 1024 bytes.
-DEV u64 tile_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// Descriptor of columns of 128 bytes, 16-byte units turned by the column: eight columns are 1024 bytes.
+DEV u64 columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// The same of columns of 32 bytes: first halves of eight columns, then their second halves, are 256 bytes.
+DEV u64 narrow_columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 8ull << 16 | 16ull << 32; }
 template <int N>
 DEV void matrix_begin(float (&x)[N]) {
   UNROLL for (int i = 0; i < N; i++) {
@@ -108,15 +121,16 @@ DEV void matrix_begin(float (&x)[N]) {
   }
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// x = (more ? x : 0) + a b^T of a warpgroup: 64 rows of `a`, 16 columns of both. Thread `l` of warp `w` has columns
+// x = (more ? x : 0) + a b^T of a warpgroup: 64 rows of `a`, 16 columns of both. Thread `l` of warp `w` gives columns
+// 2 (l % 4) + e + 8 i of rows 16 w + l / 4 and that + 8, as bfloat16 pairs in a[2 i] and a[2 i + 1]; it gets columns
 // 8 j + 2 (l % 4) + e of rows 16 w + l / 4 + 8 i in x[4 j + 2 i + e].
-DEV void matrix_multiply(float (&x)[32], u64 a, u64 b, bool more) {
+DEV void matrix_multiply(float (&x)[32], const u32 (&a)[4], u64 b, bool more) {
   asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %34, 0;"
+      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, p, 1, 1, 0, 0;}"
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
       : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]),
         "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
         "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]),
@@ -125,17 +139,17 @@ DEV void matrix_multiply(float (&x)[32], u64 a, u64 b, bool more) {
         "+f"(x[20]), "+f"(x[21]), "+f"(x[22]), "+f"(x[23]),
         "+f"(x[24]), "+f"(x[25]), "+f"(x[26]), "+f"(x[27]),
         "+f"(x[28]), "+f"(x[29]), "+f"(x[30]), "+f"(x[31])
-      : "l"(a), "l"(b), "r"((int)more));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
 }
-DEV void matrix_multiply(float (&x)[64], u64 a, u64 b, bool more) {
+DEV void matrix_multiply(float (&x)[64], const u32 (&a)[4], u64 b, bool more) {
   asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %66, 0;"
+      "{.reg .pred p; setp.ne.b32 p, %69, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, 0, 0;}"
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;}"
       : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]),
         "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
         "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]),
@@ -152,11 +166,11 @@ DEV void matrix_multiply(float (&x)[64], u64 a, u64 b, bool more) {
         "+f"(x[52]), "+f"(x[53]), "+f"(x[54]), "+f"(x[55]),
         "+f"(x[56]), "+f"(x[57]), "+f"(x[58]), "+f"(x[59]),
         "+f"(x[60]), "+f"(x[61]), "+f"(x[62]), "+f"(x[63])
-      : "l"(a), "l"(b), "r"((int)more));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
 }
+DEV void matrix_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
 DEV void matrix_end(float (&x)[N]) {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
 }

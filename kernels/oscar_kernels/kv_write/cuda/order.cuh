@@ -3,7 +3,7 @@
 // A row lies in four threads; a thread has a part of two rows, g and g + 8 of its warp's sixteen. Magnitudes become
 // 16-bit keys on a linear scale, two rows in one register, so a comparator serves both. The largest RANK keys are found
 // by networks; the exact value with the last key is then the largest below that key's upper bound. Where two values
-// share the key (1 row in a thousand), or the row is too small or large for the scale, `by_steps` finds it. The scale
+// share the key (1 row in a thousand), or the row is too small or large for the scale, row.cuh finds it. The scale
 // never decides a result, only which way it is found.
 #pragma once
 
@@ -38,14 +38,14 @@ DEV void sort_valley(u32 (&x)[L]) {
   }
 }
 
-// Smallest and largest of every group of rows g and g + 8; `x[4 j + 2 i + e]` belongs to row g + 8 i.
+// Smallest and largest of every group of rows g and g + 8; `x[4 j + 2 i + e]` belongs to row g + 8 i. Right for rows
+// whose groups all have both signs, or a zero for one of them; the others are not `plain`.
 //
 // As an integer with a sign the largest float is the largest if it is not negative, and as one without the smallest
 // float is the largest if it is negative; three such integers are compared at once.
 template <class R>
-DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G], const bool (&valid)[2]) {
+DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G], bool (&plain)[2]) {
   constexpr int EACH = R::D / 4 / R::G;  // values of a group and row in one thread
-  bool one_sign = false;
   UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
     int top = (int)bits_of(x[v * EACH / 2 * 4 + 2 * i]);
     u32 bottom = (u32)top;
@@ -59,20 +59,7 @@ DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&hig
     }
     high[i][v] = float_of((u32)top);
     low[i][v] = float_of(bottom);
-    one_sign |= valid[i] && (top < 0 || (int)bottom >= 0);
-  }
-  if (!any(one_sign)) return;
-  long_way();
-  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
-    low[i][v] = high[i][v] = x[v * EACH / 2 * 4 + 2 * i];
-    UNROLL for (int n = v * EACH + 1; n < (v + 1) * EACH; n++) {
-      low[i][v] = fminf(low[i][v], x[n / 2 * 4 + 2 * i + n % 2]);
-      high[i][v] = fmaxf(high[i][v], x[n / 2 * 4 + 2 * i + n % 2]);
-    }
-    UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
-      low[i][v] = fminf(low[i][v], shuffle_xor(low[i][v], mask));
-      high[i][v] = fmaxf(high[i][v], shuffle_xor(high[i][v], mask));
-    }
+    plain[i] &= top >= 0 && (int)bottom < 0;
   }
 }
 
@@ -103,9 +90,10 @@ struct Order {
     }
   }
 
-  // The RANK-th largest magnitude of rows g and g + 8, whose groups have these extremes.
+  // The RANK-th largest magnitude of rows g and g + 8, whose groups have these extremes. Where it is not found the row
+  // is not `plain`.
   DEV static void find(const float (&x)[2 * N], const float (&low)[2][R::G], const float (&high)[2][R::G],
-                       float (&limit)[2], const bool (&valid)[2]) {
+                       float (&limit)[2], bool (&plain)[2]) {
     float scale[2], bound[2];
     UNROLL for (int i = 0; i < 2; i++) {
       float most = fmaxf(-low[i][0], high[i][0]);
@@ -126,7 +114,6 @@ struct Order {
       before = min_u16x2(before, max_u16x2(last, top[i]));
       last = min_u16x2(last, top[i]);
     }
-    bool found = true;
     UNROLL for (int i = 0; i < 2; i++) {
       const u32 mine = last >> (16 * i) & 0xFFFF, next = before >> (16 * i) & 0xFFFF;
       const float above = multiply((float)mine + 0.75f, bound[i]);  // over all of this key, under all but the next
@@ -136,44 +123,8 @@ struct Order {
       nearest = min(nearest, shuffle_xor(nearest, 1));
       nearest = min(nearest, shuffle_xor(nearest, 2));
       limit[i] = above + float_of((u32)nearest);  // exact: both are within a factor of two from the third key on
-      found &= !valid[i] || (nearest < 0 && mine > 2 && next > mine &&
-                             bits_of(fmaf(limit[i], scale[i], ONE)) == bits_of(ONE) + mine);
-    }
-    if (any(!found)) by_steps(x, scale, top, last, limit);
-  }
-
-  // The same for any rows: down from the largest that has the last key, one value at a time, at most RANK of them.
-  DEV static void by_steps(const float (&x)[2 * N], const float (&scale)[2], const u32 (&top)[RANK], u32 last,
-                           float (&limit)[2]) {
-    long_way();
-    UNROLL_1 for (int i = 0; i < 2; i++) {
-      const float factor = i ? scale[1] : scale[0];
-      const u32 mine = last >> (16 * i) & 0xFFFF;
-      const float least = float_of(bits_of(ONE) + mine);
-      int left = 0;
-      UNROLL for (int k = 0; k < RANK; k++) left += (top[k] >> (16 * i) & 0xFFFF) == mine;
-      float below = infinity();
-      UNROLL_1 for (int step = 0; step < RANK; step++) {
-        float value = -1.f;
-        int count = 0;
-        UNROLL for (int j = 0; j < N; j++) {
-          const float y = fabsf(i ? x[j / 2 * 4 + 2 + j % 2] : x[j / 2 * 4 + j % 2]);
-          value = y < below && fmaf(y, factor, ONE) <= least ? fmaxf(value, y) : value;
-        }
-        value = fmaxf(value, shuffle_xor(value, 1));
-        value = fmaxf(value, shuffle_xor(value, 2));
-        UNROLL for (int j = 0; j < N; j++)
-            count += fabsf(i ? x[j / 2 * 4 + 2 + j % 2] : x[j / 2 * 4 + j % 2]) == value;
-        count += shuffle_xor(count, 1);
-        count += shuffle_xor(count, 2);
-        if (left > 0 && value >= 0.f) below = value;
-        left -= count;
-        if (!any(left > 0)) break;
-      }
-      if (i)
-        limit[1] = below;
-      else
-        limit[0] = below;
+      plain[i] &= nearest < 0 && mine > 2 && next > mine &&
+                  bits_of(fmaf(limit[i], scale[i], ONE)) == bits_of(ONE) + mine;
     }
   }
 };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -19,9 +20,9 @@ class _Side(ctypes.Structure):
     """`Side` of types.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "out", "halves", "sums", "ring", "sink")),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "halves", "mean", "ring", "sink")),
         *((name, ctypes.c_int) for name in (
-            "x_token", "x_head", "out_token", "out_head", "halves_head", "sums_head",
+            "x_token", "x_head", "out_token", "out_head", "halves_head", "mean_head",
             "blocks", "matrices", "heads", "rows",
         )),
         ("magic", ctypes.c_uint), ("shift", ctypes.c_uint),
@@ -47,14 +48,19 @@ class Launch:
     """What a launch passes to the kernel, which tensors must outlive.
 
     Attributes:
+        kernel: `oscar_write`, `oscar_write_slots` if only slots are written, `oscar_write_step` for few rows.
         parameters: its argument.
         blocks: of the grid.
-        step: it is the kernel for few rows.
     """
 
+    kernel: str
     parameters: Params
     blocks: int
-    step: bool
+
+    @property
+    def step(self) -> bool:
+        """It is the kernel for few rows."""
+        return self.kernel == "oscar_write_step"
 
 
 def arguments(
@@ -81,20 +87,20 @@ def arguments(
     matrices = prepared(transforms)
     sides = [
         _side(value, v_out, matrices.v, None, cache.num_kv_heads, cache.ring_v, cache.sink_v),
-        _side(key, k_out, matrices.k, matrices.k_sums, cache.num_kv_heads, cache.ring_k, cache.sink_k),
+        _side(key, k_out, matrices.k, matrices.k_mean, cache.num_kv_heads, cache.ring_k, cache.sink_k),
     ]
     costs = [tile_cost(clip_rank(spec), slots=parts != "windows") for spec in (cache.v_spec, cache.k_spec)]
     if query is not None and query_out is not None:
         sides.append(_side(query, query_out, matrices.q, None, cache.num_kv_heads, None, None))
         costs.append(tile_cost(0, slots=False))
 
-    def tiles(rows: int) -> list[int]:
-        return [side.matrices * -(-side.rows // rows) for side in sides]
+    def tiles(rows: int) -> tuple[int, ...]:
+        return tuple(side.matrices * -(-side.rows // rows) for side in sides)
 
     fitting = next((n for n in range(STEP_ROWS, TILE + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
     step = fitting is not None if step is None else step
     rows = fitting or TILE
-    given = tiles(rows) if step else shares(tiles(TILE), [x.matrices for x in sides], costs, sms)
+    given = tiles(rows) if step else shares(tiles(TILE), tuple(x.matrices for x in sides), tuple(costs), sms)
     for side, blocks in zip(sides, given, strict=True):
         side.blocks = blocks
     tensors = (
@@ -104,20 +110,22 @@ def arguments(
         sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(), *(x.data_ptr() for x in tensors), len(key),
         cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"), rows,
     )  # fmt: skip
-    return Launch(parameters, sum(side.blocks for side in sides), step)
+    slots = parts == "slots" and rows_out is None
+    kernel = "oscar_write_step" if step else "oscar_write_slots" if slots else "oscar_write"
+    return Launch(kernel, parameters, sum(side.blocks for side in sides))
 
 
 def _side(
     x: Tensor,
     out: Tensor | None,
     halves: Tensor,
-    sums: Tensor | None,
+    mean: Tensor | None,
     kv_heads: int,
     ring: Tensor | None,
     sink: Tensor | None,
 ) -> _Side:
     """One side of a launch, its blocks left open. A matrix or mean of each head makes the heads apart."""
-    apart = halves.shape[0] > 1 or (sums is not None and sums.shape[0] > 1)
+    apart = halves.shape[0] > 1 or (mean is not None and mean.shape[0] > 1)
     matrices = kv_heads if apart else 1
     heads = x.shape[1] // matrices
     magic, shift = divider(heads)
@@ -126,10 +134,10 @@ def _side(
         return None if y is None else y.data_ptr()
 
     return _Side(
-        *map(pointer, (x, out, halves, sums, ring, sink)), x.stride(0), x.stride(1),
+        *map(pointer, (x, out, halves, mean, ring, sink)), x.stride(0), x.stride(1),
         0 if out is None else out.stride(0), 0 if out is None else out.stride(1),
         halves.stride(0) if halves.shape[0] > 1 else 0,
-        sums.stride(0) if sums is not None and sums.shape[0] > 1 else 0,
+        mean.stride(0) if mean is not None and mean.shape[0] > 1 else 0,
         0, matrices, heads, len(x) * heads, magic, shift,
     )  # fmt: skip
 
@@ -145,17 +153,21 @@ def divider(divisor: int) -> tuple[int, int]:
     return -(-(1 << (31 + bits)) // divisor), bits - 1
 
 
-def shares(tiles: list[int], matrices: list[int], costs: list[int], blocks: int) -> list[int]:
-    """Blocks of every side: one for each tile if there are enough, else by cost; multiples of `matrices`.
+@lru_cache(maxsize=256)  # the layers of a model ask the same
+def shares(tiles: tuple[int, ...], matrices: tuple[int, ...], costs: tuple[int, ...], blocks: int) -> tuple[int, ...]:
+    """Blocks of every side, in multiples of `matrices`: each goes where the blocks have most to do, until none is left.
 
     Args:
-        tiles: of a side.
+        tiles: of a side; it gets no more blocks.
         matrices: of a side; a block has one.
         costs: of a tile.
         blocks: to share; more are given where sides have more matrices than that.
     """
-    if sum(tiles) <= blocks:
-        return list(tiles)
-    whole = sum(n * cost for n, cost in zip(tiles, costs, strict=True))
-    fair = [blocks * n * cost // whole for n, cost in zip(tiles, costs, strict=True)]
-    return [min(n, max(1, share // m) * m) for n, m, share in zip(tiles, matrices, fair, strict=True)]
+    given = [min(n, m) for n, m in zip(tiles, matrices, strict=True)]
+    while True:
+        spare = blocks - sum(given)
+        wanting = [i for i, n in enumerate(tiles) if matrices[i] <= min(spare, n - given[i])]
+        if not wanting:
+            return tuple(given)
+        busiest = max(wanting, key=lambda i: tiles[i] * costs[i] / given[i])
+        given[busiest] += matrices[busiest]

@@ -26,13 +26,14 @@ class Prepared:
     Attributes:
         k, q: `[1 | H, 4 Dk^2]` bytes, both halves of `k_forward` and `q_partner`.
         v: `[1 | H, 4 Dv^2]` bytes, those of `v_forward`.
-        k_sums: `[1 | H, Dk]` float32, `k_mean` times what the halves of `k_forward` stand for; `None` without a mean.
+        k_mean: `[1 | H, 32 Dk]` bytes, `-k_mean` times what the halves of `k_forward` stand for, or zeros without a
+            mean: sixteen more rows of a matrix, the first three of which are the summands of a float32 number.
     """
 
     k: Tensor
     v: Tensor
     q: Tensor
-    k_sums: Tensor | None
+    k_mean: Tensor
 
 
 _KEPT: WeakKeyDictionary[Transforms, Prepared] = WeakKeyDictionary()
@@ -43,10 +44,11 @@ def prepared(transforms: Transforms) -> Prepared:
     found = _KEPT.get(transforms)
     if found is None:
         halves, mean = _halves(transforms.k_forward), transforms.k_mean
-        sums = None if mean is None else (mean.double()[:, :, None] * halves.double().sum(1)).sum(1).float()
+        mean = halves.new_zeros(1, halves.shape[-1]) if mean is None else mean
+        sums = -(mean.double()[:, :, None] * halves.double().sum(1)).sum(1).float()
         k, v = _arranged(halves), _arranged(_halves(transforms.v_forward))
         q = k if transforms.q_partner is transforms.k_forward else _arranged(_halves(transforms.q_partner))
-        found = _KEPT[transforms] = Prepared(k, v, q, None if sums is None else sums.contiguous())
+        found = _KEPT[transforms] = Prepared(k, v, q, _strip(sums))
         if k.is_cuda and not torch.cuda.is_current_stream_capturing():
             # A launch reads them while the kernel in front still runs: that must not be the one which makes them.
             torch.cuda.current_stream(k.device).synchronize()
@@ -74,3 +76,15 @@ def _arranged(halves: Tensor) -> Tensor:
     turned = place ^ (torch.arange(dim, device=halves.device) % 8)[:, None]  # its own inverse
     units = planes.take_along_dim(turned[None, None, None, :, :, None], 4)
     return units.contiguous().view(torch.uint8).flatten(1)
+
+
+def _strip(sums: Tensor) -> Tensor:
+    """`[M, 32 D]` bytes: of eight columns first rows 0 to 7 of each, then rows 8 to 15."""
+    parts, rest = list[Tensor](), sums
+    for _ in range(3):
+        parts.append(rest.bfloat16())
+        rest = rest - parts[-1].float()
+    rows = torch.stack(parts, -1).unflatten(1, (-1, 1, 8))  # [M, D / 8, 1, column, part]
+    strip = rows.new_zeros(*rows.shape[:2], 2, 8, UNIT)
+    strip[:, :, :1, :, :3] = rows
+    return strip.view(torch.uint8).flatten(1)

@@ -4,32 +4,64 @@
 #include "types.cuh"
 
 DEV constexpr int part_bytes(int dim) { return dim * dim * 2; }  // of half of a matrix
+template <class R>
+DEV constexpr int matrix_bytes() {  // of both halves, and of the mean's product
+  return 2 * part_bytes(R::D) + (R::CENTRED ? 32 * R::D : 0);
+}
 
 // Starts the copies of a matrix and of its product with the mean, by all threads of the block, before the kernel in
 // front has ended: nobody writes them meanwhile; all else may be its work.
-template <int D, int THREADS>
-DEV void load_matrix(const Side& s, int matrix, u32 weights, u32 sums) {
-  constexpr int SIZE = 2 * part_bytes(D), ROUND = THREADS * 16;
+template <class R, int THREADS>
+DEV void load_matrix(const Side& s, int matrix, u32 weights) {
+  constexpr int SIZE = 2 * part_bytes(R::D), ROUND = THREADS * 16, STRIP = matrix_bytes<R>() - SIZE;
   const int mine = thread_index() * 16;
   const u8* from = s.halves + wide(matrix, s.halves_head) + mine;
   UNROLL for (int i = 0; i < SIZE; i += ROUND)
       if (SIZE % ROUND == 0 || i + mine < SIZE) copy_async(weights + mine + i, from + i);
-  if (s.sums && mine < D * 4) copy_async(sums + mine, (const u8*)(s.sums + matrix * s.sums_head) + mine);
+  UNROLL for (int i = 0; i < STRIP; i += ROUND)
+      if (i + mine < STRIP) copy_async(weights + SIZE + mine + i, s.mean + (wide(matrix, s.mean_head) + mine + i));
   copies_commit();
 }
 
-// Where 16-byte unit `unit` of row `row` of a tile lies: plane `unit / 8`, its place there turned by the row.
-DEV constexpr u32 place_in_tile(int row, int unit) {
-  return unit / 8 * (TILE * 128) + row * 128 + ((unit ^ row) & 7) * 16;
+// The sixteen rows of a warp lie in shared memory with 16-byte units turned by the row: eight rows of one unit, which are
+// read at once, lie in different banks.
+template <int D>
+DEV constexpr int rows_bytes() {
+  return 16 * D * 2;
+}
+template <int D>
+DEV u32 place_in_rows(int row, int unit) {
+  return row * D * 2 + (unit ^ (row & 7)) * 16;
 }
 
-// A tile times a matrix, without the mean; by a warpgroup. The smaller half first.
+// Starts the copies of rows g and g + 8, g = lane / 4, whose first channels are at these addresses.
 template <int D>
-DEV void multiply_tile(u32 tile, u32 weights, float (&x)[D / 2]) {
-  const u64 a = tile_address(tile), b = tile_address(weights);
+DEV void copy_rows(u32 rows, const u16* first, const u16* second, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  UNROLL for (int m = 0; m < D / 32; m++) {
+    const u32 to = rows + place_in_rows<D>(g, t + 4 * m);
+    copy_async(to, first + 8 * t + 32 * m);
+    copy_async(to + 8 * D * 2, second + 8 * t + 32 * m);
+  }
+}
+
+// Begins the product of four warps' rows with a matrix, less the mean's product: the mean first, then the smaller half.
+// Copies to `rows` may be started again when this returns, `x` is there after `matrix_end`.
+template <class R>
+DEV void multiply(u32 rows, u32 weights, int lane, float (&x)[R::D / 2]) {
+  constexpr int D = R::D;
+  const u64 b = columns_address(weights);
+  u32 a[D / 16][4];
+  UNROLL for (int k = 0; k < D / 16; k++) load_operand(a[k], rows + place_in_rows<D>(lane % 16, 2 * k + lane / 16));
+  warp_sync();
   matrix_begin(x);
+  if constexpr (R::CENTRED) {  // three summands of it stand in columns 0 to 2
+    const u32 ones = lane % 4 == 0 ? 0x3F803F80u : lane % 4 == 1 ? 0x3F80u : 0u;
+    const u32 one[4] = {ones, ones, 0u, 0u};
+    matrix_multiply(x, one, narrow_columns_address(weights + 2 * part_bytes(D)), false);
+  }
   UNROLL for (int part = 1; part >= 0; part--) UNROLL for (int k = 0; k < D / 16; k++)
-      matrix_multiply(x, a + (k / 4 * (TILE * 128) + k % 4 * 32) / 16,
-                      b + (part * part_bytes(D) + k / 4 * (D * 128) + k % 4 * 32) / 16, part == 0 || k > 0);
-  matrix_end(x);
+      matrix_multiply(x, a[k], b + (part * part_bytes(D) + k / 4 * (D * 128) + k % 4 * 32) / 16,
+                      R::CENTRED || part == 0 || k > 0);
+  matrix_commit();
 }

@@ -1,24 +1,26 @@
 // One block: the matrix of a side in shared memory, and the tiles of its rows.
 #pragma once
 
-#include "codes.cuh"
 #include "product.cuh"
+#include "row.cuh"
 
-template <class R>
+// SLOTS: only slots are written, neither windows nor rows.
+template <class R, bool SLOTS>
 struct Block {
-  static constexpr int D = R::D, PART = part_bytes(D), A_BYTES = TILE * D * 2, UNITS = D / 8;  // 16-byte units of a row
+  static constexpr int D = R::D;
   const Params& p;
   const Side& s;
-  u32 weights, tiles, sums;  // in shared memory: both halves of the matrix, two tiles of each warpgroup, mean's product
-  int matrix, group, local, lane, count, step;
+  u32 weights, rows, apart;  // in shared memory: the matrix; this warp's rows as they come; one transformed row of it
+  int matrix, group, warp, lane, count, step;
 
   DEV Block(const Params& p, const Side& s, u32 shared, int index)
       : p(p), s(s), weights(shared), matrix(index % s.matrices) {
-    group = thread_index() / 128;
-    local = thread_index() % 128;
-    lane = local % 32;
-    tiles = weights + 2 * PART + group * 2 * A_BYTES;
-    sums = weights + 2 * PART + GROUPS * 2 * A_BYTES;
+    const int own = thread_index() / 32;
+    group = own / 4;
+    warp = own % 4;
+    lane = thread_index() % 32;
+    rows = weights + matrix_bytes<R>() + own * rows_bytes<D>();
+    apart = weights + matrix_bytes<R>() + 4 * GROUPS * rows_bytes<D>() + own * D * 4;
     count = (s.rows + TILE - 1) / TILE;
     step = s.blocks / s.matrices * GROUPS;
   }
@@ -26,7 +28,7 @@ struct Block {
 
   // Tile `tile`, or the next one of this warpgroup that has something to do. All its threads find the same.
   DEV int next(int tile) const {
-    if (R::CACHED && !p.to_slots && !s.out)
+    if (!SLOTS && R::CACHED && !p.to_slots && !s.out)
       while (tile < count && !in_windows(tile)) tile += step;
     return tile;
   }
@@ -40,58 +42,37 @@ struct Block {
     return any(wanted);
   }
 
-  // Starts the copies of a tile. Rows after the last one stay as they are: no row changes another.
-  DEV void load(int tile, int stage) const {
+  // Rows g and g + 8 of a warp, g = lane / 4. Those after the last one are the last one again, and not `valid`.
+  struct Pair {
+    int token[2], head[2];
+    bool valid[2];
+    long long slot[2];
+  };
+  DEV Pair pair_of(int tile) const {
+    Pair at = {};
+    UNROLL for (int i = 0; i < 2; i++) {
+      const int row = tile * TILE + warp * 16 + lane / 4 + 8 * i, r = min(row, s.rows - 1);
+      at.valid[i] = row < s.rows;
+      at.token[i] = token_of(s, r);
+      at.head[i] = matrix * s.heads + r - at.token[i] * s.heads;
+    }
+    return at;
+  }
+  // Starts the copies of this warp's rows of a tile.
+  DEV void load(int tile) const {
     if (tile < count) {
-      constexpr int EACH = 128 / UNITS;  // rows of one copy of all threads
-      const int row = local / UNITS, unit = local % UNITS, r = tile * TILE + row;
-      const int token = token_of(s, r);
-      int head = r - token * s.heads;
-      const u16* from = s.x + wide(token, s.x_token) + ((matrix * s.heads + head) * s.x_head + unit * 8);
-      u32 to = tiles + stage * A_BYTES + place_in_tile(row, unit);
-      const int tokens = token_of(s, EACH), heads = EACH - tokens * s.heads;
-      const long long forth = wide(tokens, s.x_token) + heads * s.x_head, over = s.x_token - s.heads * s.x_head;
-      UNROLL for (int i = 0; i < TILE; i += EACH) {
-        if (r + i < s.rows) copy_async(to + i * 128, from);
-        from += forth;
-        head += heads;
-        if (head >= s.heads) {
-          head -= s.heads;
-          from += over;
-        }
-      }
+      const Pair at = pair_of(tile);
+      copy_rows<D>(rows, s.x + wide(at.token[0], s.x_token) + at.head[0] * s.x_head,
+                   s.x + wide(at.token[1], s.x_token) + at.head[1] * s.x_head, lane);
     }
     copies_commit();
   }
 
-  // Asks for where the rows of a tile go: otherwise that is waited for when they are ready.
-  DEV void announce(int tile) const {
-    if (!R::CACHED || tile >= count || local > 1) return;
-    const int token = token_of(s, min(tile * TILE + local * (TILE - 1), s.rows - 1));
-    if (p.to_slots) prefetch(p.slots + token);
-    if (!p.to_windows) return;
-    prefetch(p.positions + token);
-    prefetch(p.ends + token);
-    prefetch(p.request_rows + token);
-  }
-
-  // A tile times the matrix.
-  DEV void product(int stage, float (&x)[D / 2]) const {
-    multiply_tile<D>(tiles + stage * A_BYTES, weights, x);
-    if (s.sums) {
-      UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
-        const float sum = shared_load(sums + (8 * j + 2 * (lane % 4) + e) * 4);
-        x[4 * j + e] -= sum;
-        x[4 * j + 2 + e] -= sum;
-      }
-    }
-  }
-
   // Where row g + 8 I of a warp goes, all but its codes.
   template <int I>
-  DEV void store_exact(const float (&x)[D / 2], int row, int token, int head) const {
-    const int t = lane % 4;
-    if (row >= s.rows) return;
+  DEV void store_exact(const Pair& at, const float (&x)[D / 2]) const {
+    const int t = lane % 4, token = at.token[I], head = at.head[I];
+    if (!at.valid[I]) return;
     if (s.out) store_row<D, I>(s.out + wide(token, s.out_token) + head * s.out_head, x, t);
     if (!R::CACHED || !p.to_windows) return;
     const long long position = p.positions[token], request = p.request_rows[token];
@@ -101,58 +82,83 @@ struct Block {
       store_row<D, I>(s.sink + (((long long)p.sink_block[request] * p.sink + position) * p.heads + head) * D, x, t);
   }
 
-  DEV void finish(int tile, float (&x)[D / 2]) const {
-    if (tile * TILE + local / 32 * 16 >= s.rows) return;  // a whole warp
-    int row[2], token[2], head[2];
-    long long place[2];
-    bool valid[2];  // other rows hold anything: they must not send the warp the long way
-    UNROLL for (int i = 0; i < 2; i++) {
-      row[i] = tile * TILE + local / 32 * 16 + lane / 4 + 8 * i;
-      const int r = min(row[i], s.rows - 1);
-      valid[i] = row[i] < s.rows;
-      token[i] = token_of(s, r);
-      head[i] = matrix * s.heads + r - token[i] * s.heads;
-      place[i] = R::CACHED && p.to_slots ? (long long)p.slots[token[i]] * p.heads + head[i] : 0;
+  DEV long long place_of(const Pair& at, int i) const { return at.slot[i] * p.heads + at.head[i]; }
+  DEV u8* codes_at(long long place) const { return p.codes + place * RECORD + R::CODES_AT; }
+  DEV u16* affine_at(long long place) const { return p.affine + place * AFFINE + R::AFFINE_AT; }
+
+  // Rows that the straight way does not fit, one after the other, by the whole warp; bit 4 g + i of `which` is row
+  // g + 8 i.
+  DEV void store_apart(u32 which, const Pair& at, const float (&x)[D / 2]) const {
+    long_way();
+    UNROLL_1 while (which) {
+      const int bit = last_one(which), i = bit % 4, from = bit - i;
+      which ^= 1u << bit;
+      if (lane / 4 == from / 4) {
+        UNROLL for (int j = 0; j < D / 8; j++) {
+          const float first = i ? x[4 * j + 2] : x[4 * j], second = i ? x[4 * j + 3] : x[4 * j + 1];
+          shared_store(apart + (8 * j + lane % 4 * 2) * 4, first, second);
+        }
+      }
+      warp_sync();
+      const u64 mine = (u64)(i ? place_of(at, 1) : place_of(at, 0));
+      const u32 high = shuffle_from((u32)(mine >> 32), from), low = shuffle_from((u32)mine, from);
+      const long long place = (long long)((u64)high << 32 | low);
+      WarpRow<R> row(lane);
+      row.load(apart);
+      row.quantize(codes_at(place), affine_at(place));
+      warp_sync();
     }
-    if (s.out || p.to_windows) {
-      store_exact<0>(x, row[0], token[0], head[0]);
-      store_exact<1>(x, row[1], token[1], head[1]);
+  }
+
+  // A tile from its product on.
+  DEV void finish(const Pair& at, const float (&x)[D / 2]) const {
+    if (!SLOTS && (s.out || p.to_windows)) {
+      store_exact<0>(at, x);
+      store_exact<1>(at, x);
     }
     if constexpr (R::CACHED) {
-      if (!p.to_slots) return;
+      if (!SLOTS && !p.to_slots) return;
       float low[2][R::G], high[2][R::G], limit[2] = {0.f, 0.f};
-      extremes<R>(x, low, high, valid);
-      if constexpr (R::RANK > 0) Order<R>::find(x, low, high, limit, valid);
-      store_codes<R, 0>(p, x, low[0], high[0], limit[0], place[0], valid[0], lane % 4);
-      store_codes<R, 1>(p, x, low[1], high[1], limit[1], place[1], valid[1], lane % 4);
+      bool plain[2] = {true, true};
+      extremes<R>(x, low, high, plain);
+      if constexpr (R::RANK > 0) {
+        Order<R>::find(x, low, high, limit, plain);
+        UNROLL for (int i = 0; i < 2; i++) clip_extremes<R>(low[i], high[i], limit[i], plain[i]);
+      }
+      const bool straight[2] = {at.valid[0] && plain[0], at.valid[1] && plain[1]};
+      const u32 first = vote(at.valid[0] && !plain[0]), second = vote(at.valid[1] && !plain[1]);
+      const u32 others = (first & 0x11111111) | (second & 0x11111111) << 1;  // four lanes say the same
+      if (others) store_apart(others, at, x);
+      const long long place[2] = {place_of(at, 0), place_of(at, 1)};
+      store_codes<R, 0>(x, low[0], high[0], codes_at(place[0]), affine_at(place[0]), straight[0], lane % 4);
+      store_codes<R, 1>(x, low[1], high[1], codes_at(place[1]), affine_at(place[1]), straight[1], lane % 4);
     }
   }
 };
 
-template <class R>
+template <class R, bool SLOTS>
 DEV void run(const Params& p, const Side& s, u32 shared, int index) {
-  const Block<R> block(p, s, shared, index);
-  load_matrix<R::D, 128 * GROUPS>(s, block.matrix, block.weights, block.sums);
+  const Block<R, SLOTS && R::CACHED> block(p, s, shared, index);
+  load_matrix<R, 128 * GROUPS>(s, block.matrix, block.weights);
   wait_for_previous();
-  int tile = block.first(index), ahead = block.next(tile + block.step);
-  block.load(tile, 0);
-  block.announce(tile);
-  block.load(ahead, 1);
-  copies_wait<2>();
+  int tile = block.first(index);
+  block.load(tile);
+  copies_wait<0>();
   fence_for_matrix_units();
   block_sync();
-  for (int stage = 0; tile < block.count; stage ^= 1) {
-    copies_wait<1>();  // all but the newest
-    fence_for_matrix_units();
-    group_sync(block.group);
+  while (tile < block.count) {
+    copies_wait<0>();
+    warp_sync();
     float x[R::D / 2];
-    block.product(stage, x);
-    group_sync(block.group);  // all four warps have read the tile
-    const int after = block.next(ahead + block.step);
-    block.load(after, stage);
-    block.announce(ahead);
-    block.finish(tile, x);
-    tile = ahead;
-    ahead = after;
+    multiply<R>(block.rows, block.weights, block.lane, x);
+    auto at = block.pair_of(tile);  // while the matrix units work
+    if (R::CACHED && (SLOTS || p.to_slots)) {
+      UNROLL for (int i = 0; i < 2; i++) at.slot[i] = (long long)p.slots[at.token[i]];
+    }
+    tile = block.next(tile + block.step);
+    block.load(tile);
+    matrix_end(x);
+    UNROLL for (int i = 0; i < 2; i++) not_before(at.slot[i]);
+    block.finish(at, x);
   }
 }

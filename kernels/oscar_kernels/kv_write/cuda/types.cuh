@@ -10,9 +10,9 @@ struct Side {
   const u16* x;
   u16* out;  // transformed rows, or null
   const u8* halves;   // matrices as they lie in shared memory, see prepared.py
-  const float* sums;  // products of the mean with them, or null
+  const u8* mean;     // its product with them, as an operand beside them
   u16 *ring, *sink;
-  int x_token, x_head, out_token, out_head, halves_head, sums_head;  // strides in elements
+  int x_token, x_head, out_token, out_head, halves_head, mean_head;  // strides in elements
   int blocks, matrices, heads, rows;                                // heads and rows of one matrix
   u32 magic, shift;                                                 // division by `heads`, see `token_of`
 };
@@ -32,15 +32,15 @@ struct Params {
 
 struct KeyRow {
   static constexpr int D = DK, G = GK, RANK = RANK_K, CODES_AT = 0, AFFINE_AT = 0;
-  static constexpr bool CACHED = true;
+  static constexpr bool CACHED = true, CENTRED = true;
 };
 struct ValueRow {
   static constexpr int D = DV, G = GV, RANK = RANK_V, CODES_AT = DK / 4, AFFINE_AT = 2 * GK;
-  static constexpr bool CACHED = true;
+  static constexpr bool CACHED = true, CENTRED = false;
 };
 struct QueryRow {
   static constexpr int D = DK, G = 1, RANK = 0, CODES_AT = 0, AFFINE_AT = 0;
-  static constexpr bool CACHED = false;
+  static constexpr bool CACHED = false, CENTRED = false;
 };
 constexpr int RECORD = (DK + DV) / 4, AFFINE = 2 * (GK + GV);
 

@@ -41,14 +41,15 @@ class Variant:
         }  # fmt: skip
 
     def shared_bytes(self, *, step: bool) -> int:
-        """Dynamic shared memory: a matrix in two halves, tiles, sums of the mean, alignment.
+        """Dynamic shared memory: a matrix in halves, the mean's product with it, rows as they come, transformed rows.
 
         Args:
-            step: of the kernel for few rows, with one tile and what it becomes; else two tiles of each warpgroup.
+            step: of the kernel for few rows, with all rows of one tile; else a transformed row for each warp.
         """
         dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
-        tiles = TILE * (2 * dim + 4 * (dim + 8)) if step else self.warpgroups * 4 * TILE * dim
-        return 4 * dim * dim + tiles + 4 * dim + 1024
+        tiles = 1 if step else self.warpgroups
+        transformed = TILE * (dim + 8) if step else self.warpgroups * 4 * dim
+        return 4 * dim * dim + 32 * dim + tiles * TILE * 2 * dim + 4 * transformed + 1024
 
 
 def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> Variant:

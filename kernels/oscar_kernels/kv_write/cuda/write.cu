@@ -6,27 +6,31 @@
 //
 // Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
 // memory for its whole life, as two bfloat16 halves, copied while the kernel in front ends; its warpgroups take tiles of
-// 64 rows in turn. Warpgroups know nothing of each other, so that the matrix units work for one while the others clip and
-// quantize. A tile is copied by cp.async two tiles before it is read; a warpgroup waits at named barriers only, and every
-// loop has a bound. Few rows have a kernel of their own, see step.cuh.
+// 64 rows in turn. A warp copies its sixteen rows of the next tile by cp.async, which only it reads, while the matrix
+// units multiply this one from its registers. Nothing but those units couples warps: no barrier, and every loop has a
+// bound. Launches that write only slots, and those of few rows, have kernels of their own.
 //
 // A thread ends up with a quarter of two rows, see `channel_of`: its part of a row's codes is adjacent bytes.
 //
-// Sums are those of kernel.py: the smaller half of the matrix first, each half in the order of its rows, so they do not
-// depend on the tile or the step that a row is in. Clip, scale and offset are exact; codes are, but for rounding ties.
+// Sums have one order: the mean's product, the smaller half of the matrix, the larger half, each in the order of its
+// rows. So they do not depend on the tile or the step that a row is in. Clip, scale and offset are exact; codes are, but for rounding ties.
 
 #include "side.cuh"
 #include "step.cuh"
 
-KERNEL(oscar_write, 128 * GROUPS, Params p) {
+// A block of any side; SLOTS: as `Block`.
+template <bool SLOTS>
+DEV void run_many(const Params& p) {
   dependents_may_start();  // they wait for the end of this one before they read what it writes
   const u32 shared = (dynamic_shared() + 1023) & ~1023u;  // tiles are swizzled by address bits
   int index = block_index();
-  if (index < p.v.blocks) return run<ValueRow>(p, p.v, shared, index);
+  if (index < p.v.blocks) return run<ValueRow, SLOTS>(p, p.v, shared, index);
   index -= p.v.blocks;
-  if (index < p.k.blocks) return run<KeyRow>(p, p.k, shared, index);
-  run<QueryRow>(p, p.q, shared, index - p.k.blocks);
+  if (index < p.k.blocks) return run<KeyRow, SLOTS>(p, p.k, shared, index);
+  run<QueryRow, SLOTS>(p, p.q, shared, index - p.k.blocks);
 }
+KERNEL(oscar_write, 128 * GROUPS, Params p) { run_many<false>(p); }
+KERNEL(oscar_write_slots, 128 * GROUPS, Params p) { run_many<true>(p); }
 
 // The same for few rows; see step.cuh.
 KERNEL(oscar_write_step, STEP_THREADS, Params p) {
