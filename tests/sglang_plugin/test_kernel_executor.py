@@ -7,14 +7,19 @@ and decoded together, with transforms that are no rotations and with keys that a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
 from cache_oracle import general_set
 
+from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.decode_attention.fastest import decode_attention
+from oscar_kernels.kv_write.fastest import write_kv_int2
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.sglang_plugin import kernel_executor
 from oscar_zoo.sglang_plugin.device_batch import DecodeTables, extend_batch
@@ -31,6 +36,7 @@ HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 32, 4, 8
 SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
 SCALING = DIM**-0.5
 ROWS, SLOTS, LONGEST = 5, 300, 128
+STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
 
 
 class Both:
@@ -132,6 +138,45 @@ def test_both_executors_give_the_same_attention(short: int, monkeypatch: pytest.
         assert both.step({1: 1, 3: 1, 4: 1}, decode=True) < 1e-4
     both.check_stores()
     assert both.stores[1][1].sink_k[0, int(both.stores[1][1].sink_block[4])].equal(first)  # nobody wrote there again
+
+
+@pytest.mark.parametrize("recent", [1, 8])
+def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_row_of_it(
+    recent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "RECENT", recent)
+    both = Both(seed=8)
+    for row in (1, 3):
+        both.begin(row)
+    both.step({1: 21, 3: 3})
+    early = list[LayerCache]()
+    checked = 0
+
+    def write(k: Tensor, v: Tensor, cache: LayerCache, *others: Any, **options: Any) -> None:
+        early.append(replace(cache, **{name: getattr(cache, name).clone() for name in STORES}))
+        write_kv_int2(k, v, cache, *others, **options)
+
+    def attention(query: Tensor, cache: LayerCache, view: BatchView, *, settled: bool, **options: Any) -> Tensor:
+        nonlocal checked
+        out = decode_attention(query, cache, view, settled=settled, **options).clone()
+        assert settled, "a step that waits for the whole write is slower"
+        before = early.pop()
+        last, blocks = view.indptr.diff()[: len(view.rows)] - 1, view.windows.sink_block[view.rows]
+        for side in "kv":
+            ring, sink = f"ring_{side}", f"sink_{side}"
+            getattr(before, ring)[view.rows, last % recent] = getattr(cache, ring)[view.rows, last % recent]
+            new, at = blocks[last < SINK], last[last < SINK]
+            getattr(before, sink)[new, at] = getattr(cache, sink)[new, at]
+        again = decode_attention(query, before, view, settled=settled, **options)
+        assert torch.equal(again, out)
+        checked += 1
+        return out
+
+    monkeypatch.setattr(kernel_executor, "write_kv_int2", write)
+    monkeypatch.setattr(kernel_executor.fastest, "decode_attention", attention)
+    for _ in range(2):  # the newest token of one request is a sink at first
+        both.step({1: 1, 3: 1}, decode=True)
+    assert checked == 2
 
 
 def test_the_comparison_sees_a_partner_that_is_wrong() -> None:
