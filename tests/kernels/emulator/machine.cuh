@@ -225,9 +225,7 @@ DEV float float_of(u32 x) {
   memcpy(&y, &x, 4);
   return y;
 }
-DEV float infinity() { return INFINITY; }
 DEV float multiply(float x, float y) { return x * y; }
-DEV float divide(float x, float y) { return x / y; }
 DEV float saturate(float x) { return x > 0.f ? fminf(x, 1.f) : 0.f; }
 DEV float reciprocal(float x) { return (1.f + 2e-7f) / x; }  // off by what the machine may be off
 DEV u32 multiply_high(u32 x, u32 y) { return (u32)((u64)x * y >> 32); }
@@ -250,8 +248,6 @@ DEV u32 round_bf16(float x) {
   return x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 DEV u32 pack_bf16(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
-DEV float low_bf16(u32 x) { return float_of(x << 16); }
-DEV float high_bf16(u32 x) { return float_of(x & 0xFFFF0000u); }
 
 template <class T>
 DEV T shuffle_xor(T x, int mask) {
@@ -288,7 +284,6 @@ DEV void block_sync() { machine::arrive_and_wait(0, (int)machine::threads.size()
 DEV void warp_sync() { machine::exchange(0, 8); }
 DEV void dependents_may_start() {}
 DEV void wait_for_previous() {}
-DEV void prefetch(const void*) {}
 
 DEV void copy_async(u32 to, const void* from) {
   machine::check((uintptr_t)from % 16 == 0, "source of a copy is not aligned");

@@ -25,9 +25,7 @@ DEV void long_way() {}  // the emulator counts them
 
 DEV u32 bits_of(float x) { return __float_as_uint(x); }
 DEV float float_of(u32 x) { return __uint_as_float(x); }
-DEV float infinity() { return __uint_as_float(0x7F800000u); }
 DEV float multiply(float x, float y) { return __fmul_rn(x, y); }
-DEV float divide(float x, float y) { return __fdiv_rn(x, y); }
 DEV float saturate(float x) { return __saturatef(x); }  // NaN becomes 0
 DEV float reciprocal(float x) {                         // near enough
   float y;
@@ -56,8 +54,6 @@ DEV u32 pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
 }
-DEV float low_bf16(u32 x) { return __uint_as_float(x << 16); }
-DEV float high_bf16(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
 
 // All lanes of a warp take part.
 template <class T>
@@ -77,7 +73,6 @@ DEV void dependents_may_start() { asm volatile("griddepcontrol.launch_dependents
 
 DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 DEV void copy_async(u32 to, const void* from) {  // 16 bytes to shared memory
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -86,8 +81,8 @@ template <int N>
 DEV void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// Thread `l` of a warp gives the address of a row of 16 bytes: eight rows are a matrix; it gets numbers 2 (l % 4) and the
-// next of row l / 4 of four matrices.
+// Thread `l` of a warp gives the address of a row of 16 bytes: eight rows are a matrix; it gets numbers 2 (l % 4) and
+// the next of row l / 4 of four matrices.
 DEV void load_operand(u32 (&x)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");

@@ -23,8 +23,8 @@ DEV void load_matrix(const Side& s, int matrix, u32 weights) {
   copies_commit();
 }
 
-// The sixteen rows of a warp lie in shared memory with 16-byte units turned by the row: eight rows of one unit, which are
-// read at once, lie in different banks.
+// The sixteen rows of a warp lie in shared memory with 16-byte units turned by the row: those of eight rows, which are
+// read at once, are in different banks.
 template <int D>
 DEV constexpr int rows_bytes() {
   return 16 * D * 2;

@@ -8,8 +8,8 @@
 template <class R>
 struct WarpRow {
   static constexpr int D = R::D, EACH = D / 32, BYTES = D / 4;
-  static constexpr int OWN = R::G * EACH < 4 ? 1 : R::G * EACH / 4;             // groups that a lane has values of
-  static constexpr bool SHARED = R::G == 1 || BYTES == 32;                      // by all lanes
+  static constexpr int OWN = R::G * EACH < 4 ? 1 : R::G * EACH / 4;  // groups that a lane has values of
+  static constexpr bool SHARED = R::G == 1 || BYTES == 32;           // by all lanes
   float x[EACH];
   int lane, byte, quarter;
 
