@@ -61,7 +61,8 @@ def wanted() -> bool:
 
 
 def prepare(transforms: Transforms) -> None:
-    """Allocate now what the first write with these transforms would: nothing on a CPU, at most their own size."""
+    """Allocate now what the first write with these transforms would: nothing on a CPU, their own size at most
+    and 32 bytes for each channel of a K matrix."""
     if transforms.k_forward.is_cuda and wanted():
         prepared(transforms)
 

@@ -54,12 +54,13 @@ WARPGROUPS = 3
 
 
 def tile_cost(rank: int, *, slots: bool) -> int:
-    """What a tile of the CUDA kernel takes beside others, in parts of what its product takes: counted, not measured.
+    """What a tile of the CUDA kernel takes beside others: clock cycles, counted in the machine code, not measured.
 
-    A product takes 1,024 clock cycles, what follows it more, the deeper the clip: 1,240 and 1,370 for ranks 6 and 11.
+    A product and what follows it take turns, see kernels/README.md: 1,050 and, for ranks 6 and 11, 1,670 and 1,970.
 
     Args:
         rank: of the clip; 0 for none.
         slots: it is quantized at all.
     """
-    return max(1024, 1090 + 25 * rank) if slots and rank else 1024
+    clip = 560 + 60 * rank if rank else 0
+    return 1300 + (500 + clip if slots else 0)

@@ -3,7 +3,8 @@
 // It is meaner than a GPU. Fibers run in a random order until they wait, and half of the warps stand still until the
 // others cannot go on, then other ones. Copies land as late as they may, at their wait, or (`eager`) at
 // once. A product reads shared memory when its warp waits for it. A fence left out, a collective that some lanes miss,
-// an address out of bounds and threads that wait for ever are errors.
+// an address out of bounds and threads that wait for ever are errors. A `warp_sync` left out is not seen: the collectives
+// around it wait for all lanes here. For that there is compute-sanitizer.
 #pragma once
 
 #include <ucontext.h>
@@ -65,7 +66,7 @@ struct Barrier {
 
 inline std::vector<Thread> threads;
 inline std::vector<Exchange> warps;
-inline std::vector<Barrier> barriers;
+inline Barrier barrier;  // of the block
 inline std::vector<u8> shared;
 inline ucontext_t scheduler;
 inline int current, block;
@@ -96,14 +97,13 @@ inline u8* at(u32 address, u32 size) {
   check(address % size == 0, "address not aligned");
   return &shared[address - BASE];
 }
-inline void arrive_and_wait(int which, int count) {
-  Barrier& b = barriers[which];
-  const u64 round = b.round;
-  if (++b.arrived == count) {
-    b.arrived = 0;
-    b.round++;
+inline void arrive_and_wait() {
+  const u64 round = barrier.round;
+  if (++barrier.arrived == (int)threads.size()) {
+    barrier.arrived = 0;
+    barrier.round++;
   }
-  wait([which, round] { return barriers[which].round > round; });
+  wait([round] { return barrier.round > round; });
 }
 // The values of all lanes of this warp.
 inline const u32* exchange(u32 value, u32 tag) {
@@ -164,7 +164,7 @@ inline std::string run(int count, int size, u32 bytes, bool at_once, u32 seed, c
   for (block = 0; block < count; block++) {
     shared.assign(bytes, 0xFF);  // NaN
     warps.assign(size / 32, Exchange{});
-    barriers.assign(16, Barrier{});
+    barrier = {};
     threads = std::vector<Thread>(size);
     std::vector<int> order(size);
     for (int i = 0; i < size; i++) {
@@ -280,7 +280,7 @@ DEV int reduce_max(int x) {
   return most;
 }
 
-DEV void block_sync() { machine::arrive_and_wait(0, (int)machine::threads.size()); }
+DEV void block_sync() { machine::arrive_and_wait(); }
 DEV void warp_sync() { machine::exchange(0, 8); }
 DEV void dependents_may_start() {}
 DEV void wait_for_previous() {}
@@ -291,11 +291,10 @@ DEV void copy_async(u32 to, const void* from) {
   machine::self().copies.back().push_back({to, from});
 }
 DEV void copies_commit() { machine::self().copies.emplace_back(); }
-template <int N>
 DEV void copies_wait() {
   machine::Thread& t = machine::self();
   machine::check(t.copies.back().empty(), "copies that no group has");
-  while (t.copies.size() > N + 1) {
+  while (t.copies.size() > 1) {
     machine::land(t.copies.front());
     for (const machine::Copy& copy : t.copies.front()) t.unfenced_copies.push_back(copy.to);
     t.copies.erase(t.copies.begin());

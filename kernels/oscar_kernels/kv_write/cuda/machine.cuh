@@ -77,10 +77,7 @@ DEV void copy_async(u32 to, const void* from) {  // 16 bytes to shared memory
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 DEV void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEV void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
+DEV void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 // Thread `l` of a warp gives the address of a row of 16 bytes: eight rows are a matrix; it gets numbers 2 (l % 4) and
 // the next of row l / 4 of four matrices.
 DEV void load_operand(u32 (&x)[4], u32 at) {

@@ -155,7 +155,7 @@ def divider(divisor: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)  # the layers of a model ask the same
 def shares(tiles: tuple[int, ...], matrices: tuple[int, ...], costs: tuple[int, ...], blocks: int) -> tuple[int, ...]:
-    """Blocks of every side, in multiples of `matrices`: each goes where the blocks have most to do, until none is left.
+    """Blocks of every side, in multiples of `matrices`, given where blocks have most to do until no side can take more.
 
     Args:
         tiles: of a side; it gets no more blocks.

@@ -89,8 +89,8 @@ struct Block {
   // Rows that the straight way does not fit, one after the other, by the whole warp; bit 4 g + i of `which` is row
   // g + 8 i.
   DEV void store_apart(u32 which, const Pair& at, const float (&x)[D / 2]) const {
-    long_way();
     UNROLL_1 while (which) {
+      long_way();
       const int bit = last_one(which), i = bit % 4, from = bit - i;
       which ^= 1u << bit;
       if (lane / 4 == from / 4) {
@@ -143,11 +143,11 @@ DEV void run(const Params& p, const Side& s, u32 shared, int index) {
   wait_for_previous();
   int tile = block.first(index);
   block.load(tile);
-  copies_wait<0>();
+  copies_wait();
   fence_for_matrix_units();
   block_sync();
   while (tile < block.count) {
-    copies_wait<0>();
+    copies_wait();
     warp_sync();
     float x[R::D / 2];
     multiply<R>(block.rows, block.weights, block.lane, x);

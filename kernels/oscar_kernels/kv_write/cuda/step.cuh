@@ -2,7 +2,7 @@
 // from far away, since the weights of a model have swept the caches. So there is little of it. A block has the matrix and
 // a tile of `block_rows` rows, 16 to 64, each of which belongs to one warp once the matrix units are done.
 //
-// Sums, clip, scale, offset and codes are those of `side.cuh` to the bit.
+// Sums, clip, scale, offset and codes are those of `side.cuh` to the bit, for finite sums.
 #pragma once
 
 #include "product.cuh"
@@ -67,7 +67,7 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
   }
   copies_commit();
   Place next = place_of<R>(p, s, matrix, first + warp);
-  copies_wait<0>();
+  copies_wait();
   fence_for_matrix_units();
   block_sync();
   if (warp < 4) {
