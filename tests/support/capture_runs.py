@@ -10,7 +10,10 @@ import pickle
 import runpy
 import signal
 import subprocess
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,7 @@ from engines import text_tokens
 from forked_program import ForkedProgram
 from sglang_forks import shared
 
-from oscar_zoo.compute.capture import sglang, state
+from oscar_zoo.compute.capture import sglang, sglang_process, state
 from oscar_zoo.compute.capture.base import Progress
 from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
 from oscar_zoo.compute.moments import Moments
@@ -87,6 +90,7 @@ class Run:
     def killed(self, number: int) -> None:
         """Capture up to a pass, then kill this process group; in the second pass that of the engine first."""
         state.MIN_SECONDS, state.SHARE = 0.0, 0
+        sglang_process._passes = partial(_waiting, sglang_process._passes, number)
 
         def told(done: int, total: int, where: str) -> None:
             if not where.startswith(f"pass {number} "):
@@ -97,6 +101,18 @@ class Run:
             os.killpg(0, signal.SIGKILL)
 
         self.here(resume=True, progress=told)
+
+
+def _waiting(passes: Callable[..., None], number: int, *arguments: Any) -> None:
+    """In the engine's process, a fork: stand still once a pass was told of, or all is done before the kill comes."""
+    *others, progress = arguments
+
+    def told(done: int, total: int, where: str) -> None:
+        progress(done, total, where)
+        if where.startswith(f"pass {number} "):
+            threading.Event().wait()
+
+    passes(*others, told)
 
 
 def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
@@ -111,7 +127,8 @@ def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
         return shared().call("capture_runs:capture", work, log, run=asdict(run), **given)
 
     for number in kills:
-        assert call(kill=number) == -signal.SIGKILL, log.read_text()[-4000:]
+        status = call(kill=number)
+        assert status == -signal.SIGKILL, f"{status} instead of the kill in pass {number}: {log.read_text()[-4000:]}"
     assert call(resume=bool(kills), out=str(out)) == 0, log.read_text()[-4000:]
     captured: Captured = pickle.loads(out.read_bytes())
     return captured
