@@ -1,4 +1,4 @@
-"""What other instructions cost while the matrix units work, and what a product costs beside them: both read registers.
+"""What other instructions cost while the matrix units work, and what a product costs beside them.
 
     python kernels/benchmarks/matrix_units.py
 
@@ -9,6 +9,7 @@ columns, as the write kernel has it, alone and beside one warp of the instructio
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import statistics
 import sys
@@ -70,6 +71,7 @@ KERNEL(contend, {128 * GROUPS}, Params p) {{
 
 def main() -> int:
     """Print the table; 2 without a GPU that has these matrix units."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch
 

@@ -56,11 +56,12 @@ WARPGROUPS = 3
 def tile_cost(rank: int, *, slots: bool) -> int:
     """What a tile of the CUDA kernel takes beside others: clock cycles, counted in the machine code, not measured.
 
-    A product and what follows it take turns, see kernels/README.md: 1,050 and, for ranks 6 and 11, 1,670 and 1,970.
+    A product and what follows it hardly overlap, see kernels/README.md: 1,350 for rows of a query, 1,830 with codes but
+    no clip, 2,720 and 3,020 with clips of rank 6 and 11.
 
     Args:
         rank: of the clip; 0 for none.
         slots: it is quantized at all.
     """
-    clip = 560 + 60 * rank if rank else 0
-    return 1300 + (500 + clip if slots else 0)
+    clip = 530 + 60 * rank if rank else 0
+    return 1350 + (480 + clip if slots else 0)

@@ -1,7 +1,7 @@
 """Writing new tokens by `write.cu`: what stands against it, compilation, launch.
 
 A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and both clips that is
-a third of the time. The rest is matrix products and what follows them, which take turns (kernels/README.md).
+a third of the time. The rest is matrix products and what follows them, which hardly overlap (kernels/README.md).
 """
 
 from __future__ import annotations
