@@ -56,8 +56,22 @@ def _job(report: Report) -> list[str]:
         seconds = report.job_seconds(cache)
         missing = render.clean(side.bulk.refused) if side.bulk and side.bulk.refused else "not measured"
         parts.append(f"{LABELS[cache]} {missing}" if seconds is None else f"{LABELS[cache]} {seconds:,.1f} s")
-    times = f" ({report.job_speedup:.2f} times)" if report.job_speedup else ""
-    return [f"Job       {report.bulk}: {' · '.join(parts)}{times}"]
+    turns = [_turn(report, number) for number in range(report.bulk.turns)] if report.bulk.turns > 1 else []
+    return [f"Job       {report.bulk}: {' · '.join(parts)}{_times(report.job_speedup)}", *turns]
+
+
+def _turn(report: Report, number: int) -> str:
+    """How long one turn took on each side, and how much of it was in the prefix cache."""
+    parts = [
+        f"{LABELS[cache]} {turn.seconds:,.1f} s, {100 * turn.reused:.0f}% reused"
+        for cache in report.sides
+        if (turn := report.turn(cache, number)) is not None
+    ]
+    return f"  Turn {number + 1:<3} {' · '.join(parts) or 'not measured'}{_times(report.turn_speedup(number))}"
+
+
+def _times(ratio: float | None) -> str:
+    return f" ({ratio:.2f} times)" if ratio else ""
 
 
 def _capacity(report: Report) -> list[str]:

@@ -39,6 +39,7 @@ class BenchRequest:
     context: str
     new_tokens: int
     job: str | None
+    turns: int
     dummy_weights: str | None
     model: str | None
     revision: str | None
@@ -68,12 +69,14 @@ class BenchRequest:
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
         cases = max(case.context for case in self.cases) + self.new_tokens
-        return max(cases, self.bulk.context + self.bulk.new_tokens) if self.bulk else cases
+        return max(cases, self.bulk.longest) if self.bulk else cases
 
     @property
     def bulk(self) -> Bulk | None:
-        """What `--job` says; raises `UsageError`."""
-        return None if self.job is None else bulk_of(self.job)
+        """What `--job` and `--turns` say; raises `UsageError`."""
+        if self.job is None and self.turns > 1:
+            raise UsageError("--turns needs a job.", hint="for example --job 64x16000x256 --turns 2")
+        return None if self.job is None else bulk_of(self.job).model_copy(update={"turns": self.turns})
 
 
 class SubjectRequest(Protocol):

@@ -1,7 +1,7 @@
 """A server's answers beside those of the in-process reference with the same chunks, and what is wrong with them.
 
 Perplexity must agree within a limit. Recall is compared answer by answer: two runs over the same prompts count as equal
-when the answers that only one of them has differ by at most two standard errors.
+unless chance alone would part the answers that only one of them has as unevenly in fewer than one of a hundred runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from oscar_zoo.evaluate.over_server import Questions, ServerRun, Turn
 
 LIMIT = 0.005
 """Largest relative difference of two perplexities that are the same."""
-SIGMAS = 2.0
+CHANCE = 0.01
+"""Of a difference in recall that is reported though nothing is wrong: a sweep makes some ten comparisons."""
 
 
 @dataclass(frozen=True)
@@ -227,12 +228,18 @@ def _recall(run: ServerRun, reference: Reference) -> tuple[Recalled | None, list
 
 
 def _unlike(what: str, found: Sequence[bool], other: str, want: Sequence[bool]) -> list[str]:
-    """Whether two runs over the same questions differ by more than chance."""
+    """Whether two runs over the same questions differ by more than chance, by an exact sign test."""
     gained = sum(a and not b for a, b in zip(found, want, strict=True))
     missed = sum(b and not a for a, b in zip(found, want, strict=True))
-    if abs(gained - missed) <= SIGMAS * math.sqrt(gained + missed):
+    if _chance(gained, missed) >= CHANCE:
         return []
     return [f"{what}: {sum(found)} of {len(found)} right, {other} {sum(want)} ({gained} gained, {missed} missed)"]
+
+
+def _chance(one: int, other: int) -> float:
+    """That a coin parts `one + other` throws at least as unevenly (two-sided, exact)."""
+    throws, few = one + other, min(one, other)
+    return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
 
 
 def _numbers(found: Perplexities | None) -> dict[str, float] | None:

@@ -17,7 +17,7 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo.cli.main import run
 
 CASES = [(batch, context) for batch in (1, 2) for context in (64,)]
-ROOM = 512
+ROOM = 1500
 DUMMY = ("--dummy-weights", "tiny-qwen3-hard")
 
 
@@ -35,9 +35,10 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
     artifact = write_folder(cli.folder / "rotation", artifact_files())
     options = [
         "--batch=1,2",
-        "--context=64,1000",
+        "--context=64,2000",
         "--new-tokens=8",
-        "--job=3x64x8",
+        "--job=3x300x8",
+        "--turns=2",
         "--csv=a.csv",
         "--plot=a.png",
         "--json",
@@ -53,8 +54,9 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
         check_side(side)
     assert report["capacity_ratio"] == 1 and len(report["speedup"]) == 4
     rows = list(csv.DictReader((cli.folder / "a.csv").open()))
-    assert len(rows) == 10 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
-    assert [float(row["job_s"]) > 0 for row in rows if row["job_s"]] == [True, True] and report["job"]["requests"] == 3
+    assert len(rows) == 12 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
+    check_turns(rows)
+    assert report["job"]["requests"] == 3 and len(report["job"]["turns_int2_over_bf16"]) == 2
     assert (cli.folder / "a.png").read_bytes().startswith(b"\x89PNG")
     assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
 
@@ -68,7 +70,21 @@ def check_side(side: dict[str, Any]) -> None:
         # no token is generated faster than all at once
         assert 0 < case["tokens_per_second"] < 1e6
     refused = [case["note"] for case in side["cases"] if case["note"] is not None]
-    assert refused == [f"needs {n:,} tokens, the cache has {ROOM}" for n in (1008, 2016)]
+    assert refused == [f"needs {n:,} tokens, the cache has {ROOM:,}" for n in (2008, 4016)]
+
+
+def check_turns(rows: list[dict[str, str]]) -> None:
+    """The prompts of the second turn begin with those of the first and their answers, and these are reused."""
+    turns = [row for row in rows if row["job_turn"]]
+    assert [(row["cache"], row["job_turn"], row["context"]) for row in turns] == [
+        (cache, turn, context) for cache in ("bf16", "int2") for turn, context in (("1", "300"), ("2", "372"))
+    ]
+    assert all(float(row["job_s"]) > 0 for row in turns)
+    reused = {(row["cache"], row["job_turn"]): float(row["job_reused"]) for row in turns}
+    assert reused["bf16", "1"] == reused["int2", "1"] == 0
+    # An engine may stop before it caches the last token; with INT2 the recent window is prefilled again.
+    assert 307 / 372 <= reused["bf16", "2"] <= 308 / 372
+    assert 115 / 372 <= reused["int2", "2"] <= 116 / 372
 
 
 @pytest.mark.sglang
@@ -115,6 +131,7 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
         ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
         ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
         ([*DUMMY, "--job", "64x30000"], "--job '64x30000' is not REQUESTSxPROMPTxANSWER", 2),
+        ([*DUMMY, "--turns", "2"], "--turns needs a job. For example --job 64x16000x256 --turns 2", 2),
         ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
         ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
         ([*DUMMY, "--csv", "."], ". is a folder", 2),

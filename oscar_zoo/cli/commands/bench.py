@@ -40,6 +40,14 @@ def command() -> None:
     help="Also time N requests that all come at once, such as 64x30000x512, until the last is answered.",
 )
 @click.option(
+    "--turns",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Turns of the job: every request goes on as a conversation, with the prefix cache on.",
+)
+@click.option(
     "--dummy-weights",
     metavar="NAME|DIR",
     help="Measure a model of this shape with random weights: a name of the zoo, or a folder with a config.json.",
@@ -63,7 +71,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
     For every batch and context: the time until the last request of the batch has its first token, milliseconds per
     token (median over the last three quarters of the new tokens, while all requests run), tokens per second of the
     whole batch, and how many tokens the cache holds. Before a case is timed, a batch of the same shape runs, so that
-    compiling is not counted. Prompts are random tokens; the prefix cache is off.
+    compiling is not counted. Prompts are random tokens; the prefix cache is off, but for the conversations of --turns.
 
     The artifact is found and verified as for oscar-zoo serve. With --dummy-weights nothing needs to be there: weights
     are random, and without an artifact the rotation is a Hadamard matrix. The speed depends on neither.
@@ -76,6 +84,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
       oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
       oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x16000x256 --turns 2
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
     """
     from oscar_zoo.cli.benching import BenchRequest, bench

@@ -11,11 +11,12 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
+from oscar_zoo.sglang_plugin.bench.job import FOLLOW_UP, Bulk, Case, Job
 
 PACE = 0.5
 """Seconds between two reports of progress."""
@@ -81,6 +82,29 @@ class Room:
         return None
 
 
+@dataclass
+class Reply:
+    """One request: how many new tokens were there when, which, and what of its prompt was in the prefix cache."""
+
+    prompt: list[int]
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    cached: int = 0
+
+    def take(self, part: dict[str, Any], seconds: float) -> int:
+        """Read one part of the stream; how many tokens it adds, the first one those of the prompt, too."""
+        meta, ids = part["meta_info"], part["output_ids"]
+        count = int(meta["completion_tokens"])
+        self.cached = int(meta.get("cached_tokens") or 0)
+        # An engine streams all tokens so far, or with --incremental-streaming-output what is new.
+        self.ids = list(ids[:count]) if len(ids) >= count else [*self.ids, *ids]
+        before = self.arrivals[-1][1] if self.arrivals else -len(self.prompt)
+        if count <= max(before, 0):
+            return 0
+        self.arrivals.append((seconds, count))
+        return count - before
+
+
 class Bench:
     """Cases through one engine; counts tokens for the progress."""
 
@@ -97,8 +121,9 @@ class Bench:
         refused, arrivals = room.shortage(case, self._job.new_tokens), []
         if refused is None:
             try:
-                self._batch(case, self._job.warm_tokens, seed=1)
-                arrivals = self._batch(case, self._job.new_tokens, seed=2)
+                self._send(self._prompts(case.batch, case.context, "1"), self._job.warm_tokens)
+                replies = self._send(self._prompts(case.batch, case.context, "2"), self._job.new_tokens)
+                arrivals = [reply.arrivals for reply in replies]
             except ValueError as error:  # how the engine refuses a request, for example one beyond its context
                 refused = _one_line(error)
         self._done = before + self._job.tokens(case)
@@ -106,52 +131,74 @@ class Bench:
         return {"arrivals": arrivals} if refused is None else {"refused": refused}
 
     def bulk(self, bulk: Bulk, room: Room) -> dict[str, Any]:
-        """`seconds` from sending all requests to the last token of the last one, or `refused` with the cause."""
-        one = Case(batch=1, context=bulk.context)
-        refused, seconds = room.shortage(one, bulk.new_tokens), 0.0
+        """`turns`, or `refused` with the cause.
+
+        A turn has its `seconds`, from sending all requests to the last token of the last one, and the share `reused` of
+        its prompts that came from the prefix cache.
+        """
+        last = Case(batch=1, context=bulk.longest - bulk.new_tokens)
+        refused, turns = room.shortage(last, bulk.new_tokens), []
         if refused is None:
             try:
-                self._batch(bulk.warm, self._job.warm_tokens, seed=3)
-                arrivals = self._batch(Case(batch=bulk.requests, context=bulk.context), bulk.new_tokens, seed=4)
-                short = sum(not seen or seen[-1][1] < bulk.new_tokens for seen in arrivals)
-                refused = f"{short} requests ended early" if short else None
-                seconds = max((seen[-1][0] for seen in arrivals if seen), default=0.0)
+                self._talk(bulk.warm(self._job.warm_tokens), "3")
+                told = self._talk(bulk, "4")
+                short = sum(len(reply.ids) < bulk.new_tokens for replies in told for reply in replies)
+                if short:
+                    refused = f"{short} requests ended early"
+                else:
+                    turns = [_turn(replies) for replies in told]
             except ValueError as error:
                 refused = _one_line(error)
         self._done = self._job.total_tokens
         self._tell(progress=self._done)
-        return {"seconds": seconds} if refused is None else {"refused": refused}
+        return {"turns": turns} if refused is None else {"refused": refused}
 
-    def _batch(self, case: Case, new_tokens: int, *, seed: int) -> list[list[tuple[float, int]]]:
+    def _talk(self, bulk: Bulk, seed: str) -> list[list[Reply]]:
+        """All turns of `bulk`, one after the other."""
+        turns = [self._send(self._prompts(bulk.requests, bulk.context, seed), bulk.new_tokens)]
+        for turn in range(1, bulk.turns):
+            said = self._prompts(bulk.requests, FOLLOW_UP, f"{seed} {turn}")
+            prompts = [[*before.prompt, *before.ids, *more] for before, more in zip(turns[-1], said, strict=True)]
+            turns.append(self._send(prompts, bulk.new_tokens))
+        return turns
+
+    def _prompts(self, number: int, length: int, seed: str) -> list[list[int]]:
+        """Random ones, the same for every engine."""
         vocabulary = int(self._engine.tokenizer_manager.model_config.vocab_size)
-        choice = random.Random(f"{case} {seed}")  # the same prompts for every engine
+        choice = random.Random(f"{number} x {length} {seed}")
         ids = range(min(10, vocabulary - 1), vocabulary)
-        prompts = [choice.choices(ids, k=case.context) for _ in range(case.batch)]
-        arrivals: list[list[tuple[float, int]]] = [[] for _ in prompts]
+        return [choice.choices(ids, k=length) for _ in range(number)]
+
+    def _send(self, prompts: Sequence[list[int]], new_tokens: int) -> list[Reply]:
+        """All at the same moment; returns when the last one has its answer."""
+        replies = [Reply(prompt) for prompt in prompts]
 
         async def all_at_once() -> None:
             began = time.perf_counter()
-            pairs = zip(prompts, arrivals, strict=True)
-            await asyncio.gather(*(self._one(prompt, new_tokens, began, seen) for prompt, seen in pairs))
+            await asyncio.gather(*(self._one(reply, new_tokens, began) for reply in replies))
 
         self._engine.loop.run_until_complete(all_at_once())
-        return arrivals
+        return replies
 
-    async def _one(self, prompt: list[int], new_tokens: int, began: float, seen: list[tuple[float, int]]) -> None:
+    async def _one(self, reply: Reply, new_tokens: int, began: float) -> None:
         sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
-        stream = await self._engine.async_generate(input_ids=prompt, sampling_params=sampling, stream=True)
+        stream = await self._engine.async_generate(input_ids=reply.prompt, sampling_params=sampling, stream=True)
         async for part in stream:
-            now, count = time.perf_counter() - began, int(part["meta_info"]["completion_tokens"])
-            before = seen[-1][1] if seen else -len(prompt)
-            if count > max(before, 0):
-                seen.append((now, count))
-                self._advance(count - before)
+            self._advance(reply.take(part, time.perf_counter() - began))
 
     def _advance(self, tokens: int) -> None:
         self._done += tokens
         if time.monotonic() - self._told >= PACE:
             self._told = time.monotonic()
             self._tell(progress=self._done)
+
+
+def _turn(replies: Sequence[Reply]) -> dict[str, float]:
+    prompts = sum(len(reply.prompt) for reply in replies)
+    return {
+        "seconds": max(reply.arrivals[-1][0] for reply in replies),
+        "reused": sum(reply.cached for reply in replies) / prompts,
+    }
 
 
 def _one_line(error: BaseException) -> str:

@@ -6,6 +6,8 @@ from oscar_zoo.artifact.specs import Count, Spec
 
 WARM_TOKENS = 8
 """New tokens of the request that runs before a case is timed."""
+FOLLOW_UP = 64
+"""Tokens that every turn of a conversation adds to the answer before it."""
 
 
 class Case(Spec):
@@ -19,19 +21,38 @@ class Case(Spec):
 
 
 class Bulk(Spec):
-    """Requests that are all there at once and wait for their turn: how long until the last one has its answer?"""
+    """Requests that are all there at once and wait for their turn: how long until the last one has its answer?
+
+    With several `turns` each of them goes on as a conversation: when all have their answers, every prompt is sent again
+    with its answer and `FOLLOW_UP` new tokens behind it.
+    """
 
     requests: Count
     context: Count
     new_tokens: Count
+    turns: Count = 1
 
     def __str__(self) -> str:
-        return f"{self.requests:,} requests of {self.context:,} and {self.new_tokens:,} tokens"
+        what = "requests" if self.turns == 1 else f"conversations of {self.turns} turns, each"
+        return f"{self.requests:,} {what} of {self.context:,} and {self.new_tokens:,} tokens"
+
+    def prompt(self, turn: int) -> int:
+        """Tokens of the prompt of turn 0, 1, ..."""
+        return self.context + turn * (self.new_tokens + FOLLOW_UP)
 
     @property
-    def warm(self) -> Case:
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return self.prompt(self.turns - 1) + self.new_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all requests, prompts and answers."""
+        return self.requests * sum(self.prompt(turn) + self.new_tokens for turn in range(self.turns))
+
+    def warm(self, new_tokens: int) -> Bulk:
         """What runs before, so that nothing is compiled while the clock runs."""
-        return Case(batch=min(2, self.requests), context=self.context)
+        return self.model_copy(update={"requests": min(2, self.requests), "new_tokens": new_tokens})
 
 
 class Job(Spec):
@@ -68,7 +89,4 @@ class Job(Spec):
     @property
     def bulk_tokens(self) -> int:
         """Tokens that go through the engine for the bulk, warm-up included."""
-        if self.bulk is None:
-            return 0
-        bulk, warm = self.bulk, self.bulk.warm
-        return bulk.requests * (bulk.context + bulk.new_tokens) + warm.batch * (warm.context + self.warm_tokens)
+        return 0 if self.bulk is None else self.bulk.tokens + self.bulk.warm(self.warm_tokens).tokens

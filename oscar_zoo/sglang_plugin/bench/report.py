@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from oscar_zoo.sglang_plugin.bench.job import Bulk, Case
-from oscar_zoo.sglang_plugin.bench.run import CaseResult, SideResult
+from oscar_zoo.sglang_plugin.bench.run import CaseResult, SideResult, TurnResult
 from oscar_zoo.sglang_plugin.bench.sides import Cache
 
 SCHEMA = "oscar-zoo.bench-serve/1"
 LABELS: dict[Cache, str] = {"bf16": "BF16", "int2": "INT2"}
 NUMBERS = ("ttft_s", "ttft_median_s", "ms_per_token", "tokens_per_second")
-COLUMNS = ("cache", "attention_backend", "batch", "context", "new_tokens", *NUMBERS, "job_s", "capacity_tokens", "note")
+IDENTITY = ("cache", "attention_backend", "batch", "context", "new_tokens")
+COLUMNS = (*IDENTITY, *NUMBERS, "job_turn", "job_s", "job_reused", "capacity_tokens", "note")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,14 @@ class Report:
         slow, fast = _number(bf16, "ms_per_token"), _number(int2, "ms_per_token")
         return slow / fast if slow and fast else None
 
+    def turn(self, cache: Cache, number: int) -> TurnResult | None:
+        """Turn 0, 1, ... of the job; `None` when it was not measured."""
+        side = self.sides.get(cache)
+        turns = side.bulk.turns if side is not None and side.bulk is not None else ()
+        return turns[number] if number < len(turns) else None
+
     def job_seconds(self, cache: Cache) -> float | None:
-        """How long the job took; `None` when it was not measured."""
+        """How long the job took, all turns; `None` when it was not measured."""
         side = self.sides.get(cache)
         return None if side is None or side.bulk is None else side.bulk.seconds
 
@@ -73,6 +80,11 @@ class Report:
         """How many times the throughput of BF16 INT2 has over the job."""
         bf16, int2 = self.job_seconds("bf16"), self.job_seconds("int2")
         return bf16 / int2 if bf16 and int2 else None
+
+    def turn_speedup(self, number: int) -> float | None:
+        """The same for one turn of it."""
+        bf16, int2 = self.turn("bf16", number), self.turn("int2", number)
+        return bf16.seconds / int2.seconds if bf16 and int2 else None
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with the schema's name."""
@@ -86,7 +98,7 @@ class Report:
             "sides": {cache: self._side(side) for cache, side in self.sides.items()},
             "speedup": [{**case.model_dump(), "int2_over_bf16": self.speedup(case)} for case in self.cases],
             "capacity_ratio": self.capacity_ratio,
-            "job": None if self.bulk is None else {**self.bulk.model_dump(), "int2_over_bf16": self.job_speedup},
+            "job": None if self.bulk is None else self._job(self.bulk),
         }
 
     def to_csv(self) -> str:
@@ -102,23 +114,29 @@ class Report:
                 row |= {name: _number(result, name) for name in NUMBERS}
                 writer.writerow(row | {"note": self.note(cache, case)})
             if self.bulk is not None:
-                writer.writerow(self._job_row(cache, side, self.bulk))
+                writer.writerows(self._job_row(cache, side, self.bulk, turn) for turn in range(self.bulk.turns))
         return stream.getvalue()
 
     def _result(self, cache: Cache, case: Case) -> CaseResult | None:
         side = self.sides.get(cache)
         return None if side is None else side.of(case)
 
-    def _job_row(self, cache: Cache, side: SideResult, bulk: Bulk) -> dict[str, Any]:
-        seconds = self.job_seconds(cache)
+    def _job(self, bulk: Bulk) -> dict[str, Any]:
+        turns = [self.turn_speedup(number) for number in range(bulk.turns)]
+        return {**bulk.model_dump(), "int2_over_bf16": self.job_speedup, "turns_int2_over_bf16": turns}
+
+    def _job_row(self, cache: Cache, side: SideResult, bulk: Bulk, number: int) -> dict[str, Any]:
+        turn = self.turn(cache, number)
         return {
             "cache": cache,
             "attention_backend": side.engine.get("attention_backend"),
             "batch": bulk.requests,
-            "context": bulk.context,
+            "context": bulk.prompt(number),
             "new_tokens": bulk.new_tokens,
-            "tokens_per_second": bulk.requests * bulk.new_tokens / seconds if seconds else None,
-            "job_s": seconds,
+            "tokens_per_second": bulk.requests * bulk.new_tokens / turn.seconds if turn else None,
+            "job_turn": number + 1,
+            "job_s": turn and turn.seconds,
+            "job_reused": turn and turn.reused,
             "capacity_tokens": side.capacity,
             "note": "not measured" if side.bulk is None else side.bulk.refused,
         }
@@ -130,7 +148,7 @@ class Report:
             "start_s": side.up_s,
             "capacity_tokens": side.capacity,
             "cases": [_case(result) for result in side.cases],
-            "job": None if side.bulk is None else asdict(side.bulk),
+            "job": None if side.bulk is None else {"seconds": side.bulk.seconds, **asdict(side.bulk)},
             "error": side.error,
         }
 

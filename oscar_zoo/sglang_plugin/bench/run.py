@@ -35,11 +35,24 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class BulkResult:
-    """What came of the bulk: `seconds`, or `refused` with the cause."""
+class TurnResult:
+    """One turn of the bulk: how long it took, and the share of its prompts that came from the prefix cache."""
 
-    seconds: float | None = None
+    seconds: float
+    reused: float
+
+
+@dataclass(frozen=True)
+class BulkResult:
+    """What came of the bulk: every one of its `turns`, or `refused` with the cause."""
+
+    turns: tuple[TurnResult, ...] = ()
     refused: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all turns; `None` when it was refused."""
+        return sum(turn.seconds for turn in self.turns) if self.turns else None
 
 
 @dataclass
@@ -124,7 +137,8 @@ def _take(item: dict[str, Any], result: SideResult) -> bool:
         result.sglang, result.engine = item["sglang"], item["engine"]
         return True
     if "bulk" in item:
-        result.bulk = BulkResult(item["bulk"].get("seconds"), item["bulk"].get("refused"))
+        turns = tuple(TurnResult(**turn) for turn in item["bulk"].get("turns", ()))
+        result.bulk = BulkResult(turns, item["bulk"].get("refused"))
     if "case" not in item:
         return False
     case, arrivals = Case(**item["case"]), item.get("arrivals")

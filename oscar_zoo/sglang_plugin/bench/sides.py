@@ -1,6 +1,7 @@
 """The two engines of a comparison as command lines: the same model, prompts and flags, another cache. Pure.
 
 Prompts are random token ids, so neither side loads a tokenizer, and the prefix cache is off: every prompt is computed.
+Only conversations have it, with the order of requests that finds most in a cache that is too small for all of them.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     waiting = engines.bulk.requests if engines.bulk else 1
     most = max([*(case.batch for case in engines.cases), min(waiting, settings.MAX_RUNNING_REQUESTS)])
     flags["--max-running-requests"] = str(max(most, settings.MAX_RUNNING_REQUESTS if engines.device != "cpu" else 1))
-    switches = ["--skip-tokenizer-init", "--disable-radix-cache", "--grammar-backend=none"]
+    talks = engines.bulk is not None and engines.bulk.turns > 1
+    prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
+    switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
     return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.extra)
 
 
@@ -126,6 +129,6 @@ def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str
 def _pool_flags(engines: Engines) -> dict[str, str]:
     """Slots of the pool on a CPU: there is no memory fraction that fits all cases."""
     needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
-    need = max([*needs, engines.bulk.context + engines.bulk.new_tokens if engines.bulk else 1])
+    need = max([*needs, engines.bulk.longest if engines.bulk else 1])
     usual = int(launch.CPU_FLAGS["--max-total-tokens"])
     return {"--max-total-tokens": str(max(usual, 2 * need))}

@@ -8,10 +8,11 @@ import json
 
 import pytest
 
+from oscar_zoo.cli.bench_table import print_report
 from oscar_zoo.sglang_plugin.bench.chart import render_png
 from oscar_zoo.sglang_plugin.bench.job import Bulk, Case
 from oscar_zoo.sglang_plugin.bench.report import COLUMNS, Report
-from oscar_zoo.sglang_plugin.bench.run import BulkResult, CaseResult, SideResult
+from oscar_zoo.sglang_plugin.bench.run import BulkResult, CaseResult, SideResult, TurnResult
 from oscar_zoo.sglang_plugin.bench.timing import Figures
 
 SMALL, LARGE, LAST = Case(batch=1, context=8000), Case(batch=16, context=30000), Case(batch=64, context=30000)
@@ -67,9 +68,10 @@ def test_a_job_has_a_line_of_its_own(report: Report) -> None:
     assert report.to_json()["job"] is None
     object.__setattr__(report, "bulk", Bulk(requests=64, context=30_000, new_tokens=512))
     assert report.job_speedup is None
-    report.sides["bf16"].bulk, report.sides["int2"].bulk = BulkResult(300.0), BulkResult(100.0)
+    report.sides["bf16"].bulk, report.sides["int2"].bulk = _bulk(300.0), _bulk(100.0)
     job = report.to_json()["job"]
-    assert job == {"requests": 64, "context": 30_000, "new_tokens": 512, "int2_over_bf16": pytest.approx(3.0)}
+    ratios = {"int2_over_bf16": pytest.approx(3.0), "turns_int2_over_bf16": [pytest.approx(3.0)]}
+    assert job == {"requests": 64, "context": 30_000, "new_tokens": 512, "turns": 1, **ratios}
     rows = [row for row in csv.DictReader(io.StringIO(report.to_csv())) if row["job_s"]]
     assert [(row["cache"], row["batch"], row["job_s"]) for row in rows] == [
         ("bf16", "64", "300.0"),
@@ -78,6 +80,26 @@ def test_a_job_has_a_line_of_its_own(report: Report) -> None:
     assert float(rows[1]["tokens_per_second"]) == pytest.approx(64 * 512 / 100)
     report.sides["int2"].bulk = BulkResult(refused="needs more")
     assert report.job_speedup is None and "needs more" in report.to_csv()
+
+
+def _bulk(*seconds: float) -> BulkResult:
+    return BulkResult(tuple(TurnResult(each, 0.5 * number) for number, each in enumerate(seconds)))
+
+
+def test_every_turn_of_a_job_is_told(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    object.__setattr__(report, "bulk", Bulk(requests=64, context=1000, new_tokens=100, turns=2))
+    report.sides["bf16"].bulk, report.sides["int2"].bulk = _bulk(100.0, 90.0), _bulk(80.0, 10.0)
+    job = report.to_json()["job"]
+    assert job["int2_over_bf16"] == pytest.approx(190 / 90)
+    assert job["turns_int2_over_bf16"] == [pytest.approx(1.25), pytest.approx(9.0)]
+    assert report.to_json()["sides"]["int2"]["job"]["turns"][1] == {"seconds": 10.0, "reused": 0.5}
+    rows = [row for row in csv.DictReader(io.StringIO(report.to_csv())) if row["job_turn"]]
+    told = [(row["cache"], row["job_turn"], row["context"], row["job_s"], row["job_reused"]) for row in rows]
+    assert told[2:] == [("int2", "1", "1000", "80.0", "0.0"), ("int2", "2", "1164", "10.0", "0.5")]
+    print_report(report)
+    out = capsys.readouterr().out
+    assert "64 conversations of 2 turns, each of 1,000 and 100 tokens: BF16 190.0 s · INT2 90.0 s (2.11 times)" in out
+    assert "Turn 2   BF16 90.0 s, 50% reused · INT2 10.0 s, 50% reused (9.00 times)" in out
 
 
 def test_one_side_alone_is_a_report_too(report: Report) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
-from oscar_zoo.sglang_plugin.bench.run import BulkResult, SideResult, measure
+from oscar_zoo.sglang_plugin.bench.run import BulkResult, SideResult, TurnResult, measure
 from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 ONE, TWO = Case(batch=1, context=10), Case(batch=2, context=10)
@@ -66,8 +66,10 @@ def test_the_limit_is_per_case_and_names_what_took_so_long(run: Run, news: tuple
 
 def test_the_job_after_the_cases_is_kept_and_named(run: Run, tmp_path: Path) -> None:
     cases = FIRST, {"case": TWO.model_dump(), "refused": "needs more"}
-    done = run(UP, *cases, {"bulk": {"seconds": 2.5}}, {"done": True}, bulk=True)
-    assert done.error is None and done.bulk == BulkResult(2.5)
+    turns = [{"seconds": 2.5, "reused": 0.0}, {"seconds": 0.5, "reused": 0.9}]
+    done = run(UP, *cases, {"bulk": {"turns": turns}}, {"done": True}, bulk=True)
+    assert done.error is None and done.bulk == BulkResult((TurnResult(2.5, 0.0), TurnResult(0.5, 0.9)))
+    assert done.bulk.seconds == 3.0
     (tmp_path / "news").unlink()
     late = run(UP, *cases, then="time.sleep(60)", limit=1, bulk=True)
     assert late.error == "the job took longer than 1 s" and late.bulk is None

@@ -77,6 +77,14 @@ def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
         assert int(on_cpu["--max-total-tokens"]) >= 90_010
 
 
+def test_only_conversations_have_a_prefix_cache_and_the_same_on_both_sides() -> None:
+    once = Bulk(requests=3, context=50, new_tokens=10)
+    for cache in sides.CACHES:
+        assert "--disable-radix-cache" in sides.arguments(cache, replace(ENGINES, bulk=once))
+        talking = sides.arguments(cache, replace(ENGINES, bulk=once.model_copy(update={"turns": 2})))
+        assert "--disable-radix-cache" not in talking and "--schedule-policy=lpm" in talking
+
+
 def test_real_weights_are_not_asked_to_be_random() -> None:
     assert "--load-format" not in flags("int2", replace(ENGINES, random_weights=False))
     assert flags("int2", replace(ENGINES, revision="abc"))["--revision"] == "abc"
@@ -113,3 +121,7 @@ def test_progress_counts_the_warm_up_too() -> None:
     assert job.total_tokens == cases
     bulk = Bulk(requests=30, context=40, new_tokens=6)
     assert job.model_copy(update={"bulk": bulk}).total_tokens == cases + 30 * 46 + 2 * 48
+    talks = bulk.model_copy(update={"turns": 3})
+    assert [talks.prompt(turn) for turn in range(3)] == [40, 110, 180] and talks.longest == 186
+    bulk_and_warm_up = 30 * (46 + 116 + 186) + 2 * (48 + 120 + 192)
+    assert job.model_copy(update={"bulk": talks}).total_tokens == cases + bulk_and_warm_up
