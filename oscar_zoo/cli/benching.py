@@ -11,7 +11,7 @@ from typing import Protocol
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.cli import machine, render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.bench_table import print_report
@@ -20,7 +20,7 @@ from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.evaluate import config_file
-from oscar_zoo.sglang_plugin import staging
+from oscar_zoo.sglang_plugin import concurrency, launch, preflight, staging
 from oscar_zoo.sglang_plugin.bench import dummy, run, sides
 from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
@@ -76,7 +76,15 @@ class BenchRequest:
         """What `--job` and `--turns` say; raises `UsageError`."""
         if self.job is None and self.turns > 1:
             raise UsageError("--turns needs a job.", hint="for example --job 64x16000x256 --turns 2")
-        return None if self.job is None else bulk_of(self.job).model_copy(update={"turns": self.turns})
+        if self.job is None:
+            return None
+        bulk = bulk_of(self.job).model_copy(update={"turns": self.turns})
+        if self.turns > 1 and bulk.requests > sides.ORDERED:
+            raise UsageError(
+                f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang orders by prefix.",
+                hint="lower the requests of --job",
+            )
+        return bulk
 
 
 class SubjectRequest(Protocol):
@@ -188,7 +196,7 @@ def find_subject(request: SubjectRequest, private: Path) -> Subject:
             if room is not None and request.longest > room:
                 raise UsageError(
                     f"{choice.name} reads up to {room:,} tokens, {request.longest:,} are wanted.",
-                    hint="lower --context or --new-tokens",
+                    hint="lower --context and --new-tokens, or what --job and --turns say",
                 )
         return Subject(choice, choice.source, model_geometry(choice), artifact)
     choice = choose_model(request.dummy_weights)
@@ -220,17 +228,19 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
     device, gpu = pick_serving_device(request.device)
     staged = private / "rotations"
     digest = staging.stage_rotations(subject.artifact.verified, staged)
+    recipe = recipe_for_model(subject.artifact, subject.choice, subject.geometry)
     engines = sides.Engines(
         model=subject.source,
         random_weights=request.dummy_weights is not None,
         rotations=staged,
         rotations_sha256=digest,
-        recipe=recipe_for_model(subject.artifact, subject.choice, subject.geometry),
+        recipe=recipe,
         device=device,
         baseline=request.baseline or sides.BASELINES[device],
         kernels=staging.kernels_folder(),
         cases=request.cases,
         new_tokens=request.new_tokens,
+        requests=_usual_requests(subject, recipe, request.extra, device, gpu),
         port=run.free_port(),
         revision=request.revision,
         extra=request.extra,
@@ -249,6 +259,27 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         sides={cache: _side(cache, engines, request, private) for cache in sides.CACHES},
         bulk=request.bulk,
     )
+
+
+def _usual_requests(subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int) -> int:
+    """Requests at a time of an INT2 server with these flags on this machine."""
+    on_cpu = launch.device_flags(device).get("--max-running-requests")
+    if on_cpu is not None:
+        return int(on_cpu)
+    layout = concurrency.Layout.of_flags(extra, tp=preflight.tensor_parallel(extra) or 1)
+    shape = subject.geometry
+    token = (
+        0
+        if shape is None
+        else layout.token_bytes(
+            layers=len(shape.attention_layers),
+            num_kv_heads=shape.num_kv_heads,
+            dims=shape.head_dim + shape.v_head_dim,
+            itemsize=2,
+        )
+    )
+    memory = concurrency.gpu_memory(gpu, layout.gpus) if token else None
+    return concurrency.usual_requests(memory, token, recipe.windows, layout)
 
 
 def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, private: Path) -> run.SideResult:

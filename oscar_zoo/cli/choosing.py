@@ -17,7 +17,7 @@ from oscar_zoo.cli.targets import model_folder
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.evaluate import config_file, graphics
 from oscar_zoo.hubs import config
-from oscar_zoo.sglang_plugin import launch, preflight, staging
+from oscar_zoo.sglang_plugin import concurrency, launch, preflight, staging
 from oscar_zoo.sglang_plugin.settings import Source
 
 
@@ -119,8 +119,10 @@ def choose(request: ServeRequest, *, here: bool = True) -> Chosen:
     if here and geometry is not None:
         folder = Path(choice.source)
         weights, itemsize = preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)
+        layout = concurrency.Layout.of_flags(request.extra, tp=parallel)
+        memory = concurrency.gpu_memory(gpu, layout.gpus) if device == "cuda" else None
         demand = preflight.Server(
-            choice.name, geometry, recipe.windows, weights, itemsize, device, gpu, parallel, request.extra
+            choice.name, geometry, recipe.windows, weights, itemsize, device, gpu, parallel, request.extra, memory
         )
         preflight.check_memory(demand, preflight.free_memory(device, gpu, parallel))
     return Chosen(artifact, choice, recipe, device, gpu, parallel)

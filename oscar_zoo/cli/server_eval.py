@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oscar_zoo.evaluate.over_server import Questions, ServerRun
 
 SCHEMA = "oscar-zoo.eval-server/1"
-LENGTH, WINDOWS, ANSWERS = 2000, 6, 24
+LENGTH, WINDOWS, ANSWERS = 2000, 6, 60
 """Tokens of a text and of a conversation, texts, and recall questions."""
 ROOM = 16
 """Positions of a model that a server keeps to itself."""

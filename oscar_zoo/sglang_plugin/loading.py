@@ -44,6 +44,13 @@ class ServedArtifact:
     names: Mapping[Role, str]
 
     @property
+    def num_kv_heads(self) -> int | None:
+        """Of the model it was made for; `None` when neither the manifest nor a matrix per head tells."""
+        if self.manifest is not None:
+            return self.manifest.model.num_kv_heads
+        return self.k.num_kv_heads or self.v.num_kv_heads
+
+    @property
     def recipe(self) -> RecipeValues:
         """Settings the recipe of the artifact gives; all `None` without a manifest."""
         return RecipeValues() if self.manifest is None else recipe_values(self.manifest.recipe)

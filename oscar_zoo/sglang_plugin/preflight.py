@@ -14,11 +14,11 @@ from pathlib import Path
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.evaluate import config_file, graphics, model_folder, ram
-from oscar_zoo.sglang_plugin import config_refusals, launch, settings
+from oscar_zoo.sglang_plugin import concurrency, config_refusals, launch
+from oscar_zoo.sglang_plugin.concurrency import Layout
 
 ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of one number by the values of SGLang's `--dtype`, and of `torch_dtype` in a `config.json`."""
-DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
 UNKNOWN_WEIGHTS = (
     "--quantization",
     "--cpu-offload-gb",
@@ -71,6 +71,7 @@ class Server:
         gpu: number of the first GPU.
         tensor_parallel: number of GPUs.
         extra: engine flags of the user.
+        memory: bytes of the smallest GPU, all of them; `None` when nobody knows.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Server:
     gpu: int = 0
     tensor_parallel: int = 1
     extra: tuple[str, ...] = ()
+    memory: int | None = None
 
     @property
     def dtype_bytes(self) -> int:
@@ -89,19 +91,25 @@ class Server:
         usual = launch.device_flags(self.device).get("--dtype", "auto")
         return ITEMSIZES.get(launch.flag_value(self.extra, "--dtype") or usual, 2)
 
+    @property
+    def layout(self) -> Layout:
+        """How it is spread over GPUs."""
+        return Layout.of_flags(self.extra, tp=self.tensor_parallel)
+
     def demand(self) -> Demand:
         """The least that one device has to hold."""
-        shape, windows = self.geometry, self.windows
-        heads = -(-shape.num_kv_heads // self.tensor_parallel)
-        token = len(shape.attention_layers) * heads * (shape.head_dim + shape.v_head_dim) * self.dtype_bytes
-        usual = launch.device_flags(self.device).get("--max-running-requests", str(settings.MAX_RUNNING_REQUESTS))
-        requests = self._number(usual, "--max-running-requests") // self._number("1", *DATA_PARALLEL)
-        return Demand(self._weights(), (windows.sink + windows.recent) * token, max(1, requests))
-
-    def _number(self, usual: str, *names: str) -> int:
-        """The value of a flag; SGLang says what is wrong with one that is no number."""
-        text = launch.flag_value(self.extra, *names) or usual
-        return max(1, int(text if text.isdecimal() else usual))
+        layout, windows = self.layout, self.windows
+        token = layout.token_bytes(
+            layers=len(self.geometry.attention_layers),
+            num_kv_heads=self.geometry.num_kv_heads,
+            dims=self.geometry.head_dim + self.geometry.v_head_dim,
+            itemsize=self.dtype_bytes,
+        )
+        on_gpu = concurrency.usual_requests(self.memory, token, windows, layout)
+        usual = launch.device_flags(self.device).get("--max-running-requests", str(on_gpu))
+        text = launch.flag_value(self.extra, "--max-running-requests") or usual
+        asked = int(text if text.isdecimal() else usual)  # SGLang says what is wrong with one that is no number
+        return Demand(self._weights(), (windows.sink + windows.recent) * token, max(1, asked // layout.workers))
 
     def _weights(self) -> int:
         if self.weights is None or any(launch.flag_value(self.extra, name) is not None for name in UNKNOWN_WEIGHTS):

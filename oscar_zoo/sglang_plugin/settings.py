@@ -25,8 +25,6 @@ DTYPE = "int2"
 """Value of `--kv-cache-dtype` that turns the plugin on."""
 BACKEND = "oscar_int2"
 """Value of `--attention-backend`; chosen when the user chose none."""
-MAX_RUNNING_REQUESTS = 64
-"""Requests at a time unless the user says otherwise: every request row costs `sink + recent` uncompressed tokens."""
 FROM_FLAGS = "OSCAR_INT2_FROM_FLAGS"
 """Comma-separated variables that a flag wrote, so that origins survive the way into spawned children."""
 

@@ -132,6 +132,7 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
         ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
         ([*DUMMY, "--job", "64x30000"], "--job '64x30000' is not REQUESTSxPROMPTxANSWER", 2),
         ([*DUMMY, "--turns", "2"], "--turns needs a job. For example --job 64x16000x256 --turns 2", 2),
+        ([*DUMMY, "--job", "200x9x9", "--turns", "2"], "200 conversations are more than 128", 2),
         ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
         ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
         ([*DUMMY, "--csv", "."], ". is a folder", 2),

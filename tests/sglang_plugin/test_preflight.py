@@ -72,6 +72,19 @@ def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     assert "smaller model" in str(refused(cpu, 8 * GB).hint)
 
 
+def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
+    small = replace(SERVER, memory=23034 << 20)
+    assert small.demand().requests == 16 and replace(SERVER, memory=143771 << 20).demand().requests == 128
+    assert replace(small, extra=("--max-running-requests=5",)).demand().requests == 5
+    assert replace(small, extra=("--dp=4",)).demand().requests == 16  # of every copy
+    told = ("--max-running-requests=40", "--tp=4", "--dp=4")
+    assert replace(small, extra=told, tensor_parallel=4).demand().requests == 40
+    shared = replace(small, extra=(*told, "--enable-dp-attention"), tensor_parallel=4).demand()
+    assert shared.requests == 10 and shared.row == small.demand().row  # every worker has all heads
+    preflight.check_memory(small, 18 * GB)
+    refused(SERVER, 18 * GB)
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_more_memory_never_hurts(less: int, more: int) -> None:
     try:

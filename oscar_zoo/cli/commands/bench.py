@@ -45,7 +45,7 @@ def command() -> None:
     default=1,
     show_default=True,
     metavar="N",
-    help="Turns of the job: every request goes on as a conversation, with the prefix cache on.",
+    help="Turns of the job: every request goes on as a conversation, 64 tokens longer with each turn.",
 )
 @click.option(
     "--dummy-weights",
@@ -60,7 +60,7 @@ def command() -> None:
 )
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write the figures to this file.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Also draw them; needs matplotlib.")
-@options.start_timeout_option("How long the start of an engine may take, and each case.")
+@options.start_timeout_option("How long the start of an engine may take, each case, and the job.")
 @options.hubs_option
 @options.device_option
 @options.quiet_option
@@ -71,7 +71,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
     For every batch and context: the time until the last request of the batch has its first token, milliseconds per
     token (median over the last three quarters of the new tokens, while all requests run), tokens per second of the
     whole batch, and how many tokens the cache holds. Before a case is timed, a batch of the same shape runs, so that
-    compiling is not counted. Prompts are random tokens; the prefix cache is off, but for the conversations of --turns.
+    compiling is not counted. Prompts are random tokens; the prefix cache is off, unless --turns asks for conversations.
 
     The artifact is found and verified as for oscar-zoo serve. With --dummy-weights nothing needs to be there: weights
     are random, and without an artifact the rotation is a Hadamard matrix. The speed depends on neither.

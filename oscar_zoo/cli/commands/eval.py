@@ -23,7 +23,7 @@ TASKS = ("perplexity", "recall")
 @click.option(
     "--length", type=click.IntRange(2), metavar="N", help="Tokens of a window. [default: up to 2048; 2000 of a server]"
 )
-@click.option("--answers", type=click.IntRange(1), metavar="N", help="Recall questions. [default: 64; 24 of a server]")
+@click.option("--answers", type=click.IntRange(1), metavar="N", help="Recall questions. [default: 64; 60 of a server]")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.dtype_option
 @options.revision_option

@@ -20,7 +20,17 @@ from oscar_zoo.sglang_plugin.bench.job import FOLLOW_UP, Bulk, Case, Job
 
 PACE = 0.5
 """Seconds between two reports of progress."""
-FACTS = ("attention_backend", "dtype", "chunked_prefill_size", "mem_fraction_static", "tp_size", "device")
+FACTS = (
+    "attention_backend",
+    "dtype",
+    "chunked_prefill_size",
+    "mem_fraction_static",
+    "tp_size",
+    "device",
+    "max_running_requests",
+    "disable_radix_cache",
+    "schedule_policy",
+)
 """Settings of the engine that go into the report."""
 
 
@@ -97,7 +107,10 @@ class Reply:
         count = int(meta["completion_tokens"])
         self.cached = int(meta.get("cached_tokens") or 0)
         # An engine streams all tokens so far, or with --incremental-streaming-output what is new.
-        self.ids = list(ids[:count]) if len(ids) >= count else [*self.ids, *ids]
+        if len(ids) >= count:
+            self.ids = ids  # of the engine, which may still write to it; the last part has a copy
+        else:
+            self.ids = [*self.ids, *ids]
         before = self.arrivals[-1][1] if self.arrivals else -len(self.prompt)
         if count <= max(before, 0):
             return 0

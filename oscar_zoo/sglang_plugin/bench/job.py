@@ -52,7 +52,8 @@ class Bulk(Spec):
 
     def warm(self, new_tokens: int) -> Bulk:
         """What runs before, so that nothing is compiled while the clock runs."""
-        return self.model_copy(update={"requests": min(2, self.requests), "new_tokens": new_tokens})
+        smaller = {"requests": min(2, self.requests), "new_tokens": min(new_tokens, self.new_tokens)}
+        return self.model_copy(update=smaller)
 
 
 class Job(Spec):

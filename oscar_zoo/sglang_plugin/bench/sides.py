@@ -1,7 +1,7 @@
 """The two engines of a comparison as command lines: the same model, prompts and flags, another cache. Pure.
 
 Prompts are random token ids, so neither side loads a tokenizer, and the prefix cache is off: every prompt is computed.
-Only conversations have it, with the order of requests that finds most in a cache that is too small for all of them.
+A run with conversations has it, and the order of requests that finds most in a cache too small for all of them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ REFUSED_FLAGS = {
     "--load-format": "use --dummy-weights",
     "--revision": "use oscar-zoo bench serve --revision",
 }
+ORDERED = 128
+"""Waiting requests that SGLang orders by what the prefix cache has of them, at most."""
+BASELINE_ROWS = 256
+"""Requests of a job that the BF16 side runs at a time: its rows cost next to nothing."""
 NO_PLUGIN = "none"
 """Value of SGLANG_PLUGINS that names no plugin: the BF16 side is stock SGLang alone."""
 
@@ -48,6 +52,7 @@ class Engines:
         kernels: private folder of compiled kernels.
         cases: to be measured.
         new_tokens: that every request generates.
+        requests: that run at a time, or as many as the largest case has.
         port: a free one; engines take the ports of their workers from its neighbourhood.
         revision: commit of the model on its hub.
         extra: engine flags of the user, for both sides.
@@ -65,6 +70,7 @@ class Engines:
     kernels: Path
     cases: tuple[Case, ...]
     new_tokens: int
+    requests: int
     port: int
     revision: str | None = None
     extra: tuple[str, ...] = ()
@@ -103,9 +109,7 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
         flags["--attention-backend"] = engines.baseline
     flags |= launch.device_flags(engines.device)
     flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
-    waiting = engines.bulk.requests if engines.bulk else 1
-    most = max([*(case.batch for case in engines.cases), min(waiting, settings.MAX_RUNNING_REQUESTS)])
-    flags["--max-running-requests"] = str(max(most, settings.MAX_RUNNING_REQUESTS if engines.device != "cpu" else 1))
+    flags["--max-running-requests"] = str(_rows(cache, engines))
     talks = engines.bulk is not None and engines.bulk.turns > 1
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
     switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
@@ -124,6 +128,14 @@ def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str
     if cache == "bf16":
         env["SGLANG_PLUGINS"] = NO_PLUGIN
     return launch.LaunchPlan((sys.executable, "-P", "-m", engine_process.__name__, str(job)), env, "")
+
+
+def _rows(cache: Cache, engines: Engines) -> int:
+    """Requests at a time. One more than the largest batch: the engine counts a prompt that is half prefilled twice."""
+    limit = max(engines.requests, BASELINE_ROWS) if cache == "bf16" and engines.device != "cpu" else engines.requests
+    waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
+    most = max([waiting, *(case.batch + 1 for case in engines.cases)])
+    return most if engines.device == "cpu" else max(most, engines.requests)
 
 
 def _pool_flags(engines: Engines) -> dict[str, str]:

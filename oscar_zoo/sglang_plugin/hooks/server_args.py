@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin import fork_environment, refusals, settings, worker
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.errors import OscarZooError, UsageError
+from oscar_zoo.evaluate import config_file
+from oscar_zoo.sglang_plugin import concurrency, fork_environment, refusals, settings, worker
 from oscar_zoo.sglang_plugin.compat import server_arguments
 
 logger = logging.getLogger(__name__)
+
+MOST_COMMON_KV_HEADS = 8
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -32,9 +38,41 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     if args.attention_backend is None:
         args.attention_backend = settings.BACKEND
     if args.max_running_requests is None:
-        args.max_running_requests = settings.MAX_RUNNING_REQUESTS
+        args.max_running_requests = _requests(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
         args.cuda_graph_backend_prefill = "disabled"  # see `launch.GPU_FLAGS`
+
+
+def _requests(args: Any) -> int:
+    layout = concurrency.Layout.make(
+        tp=args.tp_size or 1,
+        pp=args.pp_size or 1,
+        dp=args.dp_size or 1,
+        dp_attention=bool(args.enable_dp_attention),
+        attn_dp=getattr(args, "attn_dp_size", None) or 1,
+    )
+    memory = None if args.device == "cpu" else concurrency.gpu_memory(args.base_gpu_id or 0, layout.gpus)
+    try:
+        chosen, artifact = worker.served()
+    except OscarZooError:
+        memory = None  # `check_server_args` says what is wrong, when the arguments themselves are right
+    if memory is None:
+        return concurrency.UNKNOWN * layout.workers
+    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value)
+    token = layout.token_bytes(
+        layers=len(artifact.k.layers),
+        num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
+        dims=artifact.k.head_dim + artifact.v.head_dim,
+        itemsize=2,
+    )
+    return concurrency.usual_requests(memory, token, windows, layout)
+
+
+def _kv_heads(model: str) -> int:
+    """Of a model in a folder; of others what most models have."""
+    with suppress(OscarZooError):
+        return config_file.describe_folder(Path(model), model).num_kv_heads
+    return MOST_COMMON_KV_HEADS
 
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:

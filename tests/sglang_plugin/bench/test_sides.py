@@ -25,6 +25,7 @@ ENGINES = sides.Engines(
     kernels=Path("/k"),
     cases=(Case(batch=1, context=100), Case(batch=100, context=50)),
     new_tokens=10,
+    requests=64,
     port=31000,
     extra=("--tp=2",),
 )
@@ -44,7 +45,7 @@ def test_the_sides_differ_in_the_cache_only(device: str) -> None:
         *(name for name in int2 if name.startswith("--oscar-")),
     }
     assert bf16["--attention-backend"] == "flashinfer" and int2["--kv-cache-dtype"] == "int2"
-    assert bf16["--load-format"] == "dummy" and bf16["--max-running-requests"] == "100"
+    assert bf16["--load-format"] == "dummy" and bf16["--max-running-requests"] == "101"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -72,6 +73,7 @@ def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
     for requests, rows in ((30, "64"), (500, "64")):
         engines = replace(small, bulk=Bulk(requests=requests, context=90_000, new_tokens=10))
         assert flags("int2", engines)["--max-running-requests"] == rows
+        assert flags("bf16", engines)["--max-running-requests"] == str(max(64, min(requests, 256)))
         on_cpu = flags("int2", replace(engines, device="cpu"))
         assert int(on_cpu["--max-running-requests"]) == min(requests, 64)
         assert int(on_cpu["--max-total-tokens"]) >= 90_010
@@ -120,8 +122,8 @@ def test_progress_counts_the_warm_up_too() -> None:
     cases = 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
     assert job.total_tokens == cases
     bulk = Bulk(requests=30, context=40, new_tokens=6)
-    assert job.model_copy(update={"bulk": bulk}).total_tokens == cases + 30 * 46 + 2 * 48
+    assert job.model_copy(update={"bulk": bulk}).total_tokens == cases + (30 + 2) * 46
     talks = bulk.model_copy(update={"turns": 3})
     assert [talks.prompt(turn) for turn in range(3)] == [40, 110, 180] and talks.longest == 186
-    bulk_and_warm_up = 30 * (46 + 116 + 186) + 2 * (48 + 120 + 192)
+    bulk_and_warm_up = (30 + 2) * (46 + 116 + 186)
     assert job.model_copy(update={"bulk": talks}).total_tokens == cases + bulk_and_warm_up
