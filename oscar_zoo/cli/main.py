@@ -130,7 +130,9 @@ def run(arguments: Sequence[str]) -> int:
             raise
         shown = _as_ours(error)
         try:
+            sys.stdout.flush()  # or what it still holds would fail again at exit, with another code
             _report(shown, as_json)
+            sys.stdout.flush()
         except OSError:  # stdout takes nothing any more
             _discard_output()
             _report(shown, as_json=False)

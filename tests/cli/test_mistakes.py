@@ -190,17 +190,27 @@ def test_a_rotten_entry_of_the_store(capsys: pytest.CaptureFixture[str], hub: Pa
     assert run(pull) == 0 and run(["verify", TINY]) == 0
 
 
-def test_output_that_cannot_be_written_is_an_error() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "code", "seen"),
+    [
+        (["list"], 1, "error: no space left"),
+        (["list", "--json"], 1, "error: no space left"),
+        (["info", "Qwen3-9B", "--json"], 3, "error: no artifact is called"),
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error(words: list[str], code: int, seen: str, unbuffered: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "list"],
+            [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *words],
             stdout=full,
             stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             text=True,
         )
-    assert done.returncode == 1 and done.stderr.startswith("error: no space left") and done.stderr.count("\n") == 1
+    assert done.returncode == code and done.stderr.startswith(seen) and done.stderr.count("\n") == 1
 
 
 FAKE_SERVER = """
