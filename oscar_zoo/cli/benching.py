@@ -20,7 +20,7 @@ from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.evaluate import config_file
-from oscar_zoo.sglang_plugin import concurrency, launch, preflight, staging
+from oscar_zoo.sglang_plugin import concurrency, preflight, staging
 from oscar_zoo.sglang_plugin.bench import dummy, run, sides
 from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
@@ -263,23 +263,14 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
 
 def _usual_requests(subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int) -> int:
     """Requests at a time of an INT2 server with these flags on this machine."""
-    on_cpu = launch.device_flags(device).get("--max-running-requests")
-    if on_cpu is not None:
-        return int(on_cpu)
-    layout = concurrency.Layout.of_flags(extra, tp=preflight.tensor_parallel(extra) or 1)
-    shape = subject.geometry
-    token = (
-        0
-        if shape is None
-        else layout.token_bytes(
-            layers=len(shape.attention_layers),
-            num_kv_heads=shape.num_kv_heads,
-            dims=shape.head_dim + shape.v_head_dim,
-            itemsize=2,
-        )
+    if subject.geometry is None:
+        return concurrency.UNKNOWN
+    parallel = preflight.tensor_parallel(extra) or 1
+    memory = concurrency.gpu_memory(gpu, concurrency.Layout.of_flags(extra, tp=parallel).gpus)
+    server = preflight.Server(
+        subject.choice.name, subject.geometry, recipe.windows, None, None, device, gpu, parallel, extra, memory
     )
-    memory = concurrency.gpu_memory(gpu, layout.gpus) if token else None
-    return concurrency.usual_requests(memory, token, recipe.windows, layout)
+    return server.usual_requests
 
 
 def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, private: Path) -> run.SideResult:

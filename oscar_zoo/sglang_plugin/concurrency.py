@@ -32,13 +32,13 @@ class Layout:
     Attributes:
         tp: GPUs of one tensor-parallel group.
         pp: groups that share the layers.
-        copies: whole servers behind one door (`--dp N`); each runs as many requests as the flag says.
+        replicas: whole servers behind one door (`--dp N`); each runs as many requests as the flag says.
         workers: data-parallel workers inside a group (`--enable-dp-attention`), which share them.
     """
 
     tp: int = 1
     pp: int = 1
-    copies: int = 1
+    replicas: int = 1
     workers: int = 1
 
     @classmethod
@@ -67,7 +67,7 @@ class Layout:
     @property
     def gpus(self) -> int:
         """How many it takes."""
-        return self.tp * self.pp * self.copies
+        return self.tp * self.pp * self.replicas
 
     def token_bytes(self, *, layers: int, num_kv_heads: int, dims: int, itemsize: int) -> int:
         """Uncompressed bytes of one token on one GPU.

@@ -96,20 +96,31 @@ class Server:
         """How it is spread over GPUs."""
         return Layout.of_flags(self.extra, tp=self.tensor_parallel)
 
-    def demand(self) -> Demand:
-        """The least that one device has to hold."""
-        layout, windows = self.layout, self.windows
-        token = layout.token_bytes(
+    @property
+    def token(self) -> int:
+        """Uncompressed bytes of one token on one device."""
+        return self.layout.token_bytes(
             layers=len(self.geometry.attention_layers),
             num_kv_heads=self.geometry.num_kv_heads,
             dims=self.geometry.head_dim + self.geometry.v_head_dim,
             itemsize=self.dtype_bytes,
         )
-        on_gpu = concurrency.usual_requests(self.memory, token, windows, layout)
-        usual = launch.device_flags(self.device).get("--max-running-requests", str(on_gpu))
-        text = launch.flag_value(self.extra, "--max-running-requests") or usual
-        asked = int(text if text.isdecimal() else usual)  # SGLang says what is wrong with one that is no number
-        return Demand(self._weights(), (windows.sink + windows.recent) * token, max(1, asked // layout.workers))
+
+    @property
+    def usual_requests(self) -> int:
+        """Its `--max-running-requests` when nobody says."""
+        on_cpu = launch.device_flags(self.device).get("--max-running-requests")
+        if on_cpu is not None:
+            return int(on_cpu)
+        return concurrency.usual_requests(self.memory, self.token, self.windows, self.layout)
+
+    def demand(self) -> Demand:
+        """The least that one device has to hold."""
+        asked = launch.flag_value(self.extra, "--max-running-requests") or ""
+        # SGLang says what is wrong with one that is no number.
+        requests = int(asked) if asked.isdecimal() else self.usual_requests
+        row = (self.windows.sink + self.windows.recent) * self.token
+        return Demand(self._weights(), row, max(1, requests // self.layout.workers))
 
     def _weights(self) -> int:
         if self.weights is None or any(launch.flag_value(self.extra, name) is not None for name in UNKNOWN_WEIGHTS):

@@ -35,6 +35,7 @@ UNSET = {
     "enable_dp_attention": False,
     "base_gpu_id": 0,
     "model_path": "someone/a-model",
+    "dtype": "auto",
 }
 
 
@@ -69,10 +70,11 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({}, 128),
         ({"tp_size": 2}, 80),  # the L40S, half of the heads
         ({"base_gpu_id": 1}, 40),
-        ({"dp_size": 2}, 40),  # of each copy
+        ({"dp_size": 2}, 40),  # of each replica
         ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, 80),  # two workers with all heads share them
         ({"tp_size": 2, "attn_dp_size": 2}, 80),
         ({"pp_size": 2}, 80),
+        ({"dtype": "float32"}, 64),
         ({"device": "cpu"}, 64),
         ({"base_gpu_id": 7}, 64),
         ({"max_running_requests": 5}, 5),
@@ -120,7 +122,7 @@ def test_gpus_of_today(mib: int, requests: int, larger: int) -> None:
 
 def test_flags_say_how_a_server_is_spread() -> None:
     flags = ["--dp-size", "4", "--pp=2", "--attention-backend=x"]
-    assert Layout.of_flags(flags, tp=4) == Layout(tp=4, pp=2, copies=4) and Layout.of_flags(flags, tp=4).gpus == 32
+    assert Layout.of_flags(flags, tp=4) == Layout(tp=4, pp=2, replicas=4) and Layout.of_flags(flags, tp=4).gpus == 32
     assert Layout.of_flags([*flags, "--enable-dp-attention"], tp=4) == Layout(tp=4, pp=2, workers=4)
     assert Layout.of_flags(["--attn-dp-size=2"], tp=4) == Layout(tp=4, workers=2)
     assert Layout.of_flags(["--dp=x", "--pp=0"], tp=1) == Layout()

@@ -76,7 +76,7 @@ def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
     small = replace(SERVER, memory=23034 << 20)
     assert small.demand().requests == 16 and replace(SERVER, memory=143771 << 20).demand().requests == 128
     assert replace(small, extra=("--max-running-requests=5",)).demand().requests == 5
-    assert replace(small, extra=("--dp=4",)).demand().requests == 16  # of every copy
+    assert replace(small, extra=("--dp=4",)).demand().requests == 16  # of every replica
     told = ("--max-running-requests=40", "--tp=4", "--dp=4")
     assert replace(small, extra=told, tensor_parallel=4).demand().requests == 40
     shared = replace(small, extra=(*told, "--enable-dp-attention"), tensor_parallel=4).demand()

@@ -14,6 +14,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate import config_file
 from oscar_zoo.sglang_plugin import concurrency, fork_environment, refusals, settings, worker
 from oscar_zoo.sglang_plugin.compat import server_arguments
+from oscar_zoo.sglang_plugin.preflight import ITEMSIZES
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _requests(args: Any) -> int:
         layers=len(artifact.k.layers),
         num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
         dims=artifact.k.head_dim + artifact.v.head_dim,
-        itemsize=2,
+        itemsize=ITEMSIZES.get(str(args.dtype), 2),
     )
     return concurrency.usual_requests(memory, token, windows, layout)
 
