@@ -131,7 +131,7 @@ def command(cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str
 
 
 def _rows(cache: Cache, engines: Engines) -> int:
-    """Requests at a time. One more than the largest batch: the engine counts a prompt that is half prefilled twice."""
+    """Requests at a time. One more than the largest batch: of 128 requests in 128 rows one waited, on both sides."""
     limit = max(engines.requests, BASELINE_ROWS) if cache == "bf16" and engines.device != "cpu" else engines.requests
     waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
     most = max([waiting, *(case.batch + 1 for case in engines.cases)])
