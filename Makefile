@@ -2,6 +2,7 @@
 #   make demo   compute, verify, publish, pull, measure and serve a rotation for the example model
 #   make test   the whole test suite
 #   make lint   formatting, types, import contracts
+#   make gpu-check   every documented path on this machine's NVIDIA GPU
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +28,13 @@ HUB_2 ?= huggingface_hub==2.4.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
 OLAH ?= olah==0.5.4
 
-.PHONY: demo test lint format install constraints package kernel-hub clean
+# The GPU check runs with what the README installs on a GPU server. A Python that has it already: GPU_PYTHON=python3.
+GPU_PYTHON ?= .venv-gpu/bin/python
+DEVICE ?= cuda
+ENGINE_FLAGS ?=
+COMMIT ?=
+
+.PHONY: demo test lint gpu-check format install constraints package kernel-hub clean
 
 install: $(STAMP)
 
@@ -39,6 +46,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
 	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
 	$(PIP) install -q --no-deps $(SGLANG_SET) "$(NVRTC)"
+	$(BIN)/python requirements/cpu_site.py
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --target $(VENV)/hub-2 "$(HUB_2)"
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"
 	for release in $(SGLANG_OTHERS); do \
@@ -58,6 +66,17 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Walk the documented paths on a GPU and write docs/gpu-check.md; DEVICE=cpu rehearses and writes nothing.
+gpu-check:
+	@test "$(DEVICE)" = cpu || nvidia-smi -L >/dev/null 2>&1 || { echo "error: the GPU check needs an NVIDIA GPU, and nvidia-smi lists none here. Run it on a machine with one; a rehearsal without one: make gpu-check DEVICE=cpu GPU_PYTHON=$(BIN)/python" >&2; exit 1; }
+	@test "$(GPU_PYTHON)" != .venv-gpu/bin/python || $(MAKE) --no-print-directory .venv-gpu/.installed
+	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)"
+
+.venv-gpu/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip --disable-pip-version-check install -q -e '.[compute,serve,dev]'
+	touch $@
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -48,7 +48,7 @@ def main() -> int:
     hub = f"file:{os.path.relpath(work / 'zoo')}"
     run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", rotation, "-q")
     run("verify", rotation)
-    run("publish", rotation, "--hub", hub, "-q")
+    run("publish", rotation, "--hub", hub, "--create", "-q")
     run("pull", NAME, "--hub", hub, "--no-lock", "-q")
     measured = run("eval", NAME, "--model", MODEL, "--data", "examples/text/validation.txt", "--json", show=False)
     answer = ask_served_model(passkey_prompt())

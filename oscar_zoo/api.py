@@ -17,18 +17,18 @@ from pathlib import Path
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.names import Reference, is_path, parse_digest
 from oscar_zoo.artifact.outcome import Outcome, Verified
-from oscar_zoo.artifact.verify import verify_path
-from oscar_zoo.errors import ArtifactNotFound
+from oscar_zoo.errors import ArtifactNotFound, InvalidName, NotFoundError
+from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
 from oscar_zoo.hubs import address, config
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry import mirror as mirroring
 from oscar_zoo.registry import publish as publishing
 from oscar_zoo.registry import pull as pulling
-from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry import verification
 from oscar_zoo.registry.export import export
-from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.known_names import find_stored
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.status import StatusResult, set_status
 from oscar_zoo.registry.store import Store, StoredArtifact
@@ -66,6 +66,9 @@ class Artifact:
     already_present: bool = True
     first_use: bool = False
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Artifact({self.id!r}, {self.digest[:19]!r}, path={str(self.path)!r})"
 
     @property
     def model(self) -> str:
@@ -146,17 +149,20 @@ def installed(name: str | None = None) -> tuple[Artifact, ...]:
     """
     store = Store()
     if name is not None:
-        record = find_installed(Reference.parse(name), store)
+        record = find_stored(Reference.parse(name), store)
         return () if record is None else (_artifact(store.open(record.digest, record.id)),)
     return tuple(_artifact(store.open(record.digest, record.id)) for record in store.installed())
 
 
-def verify(target: str | Path, *, model: str | None = None, digest: str | None = None, strict: bool = False) -> Outcome:
+def verify(
+    target: str | Path, *, model: str | Path | None = None, digest: str | None = None, strict: bool = False
+) -> Outcome:
     """Check a rotation file, a folder with a K/V pair, or an installed artifact by name.
 
     Args:
-        target: a path, or a name of something pulled before.
-        model: name of the model whose geometry must fit; default what the folder names say.
+        target: a `Path`, or a text as on the command line: the name of something pulled before, unless it begins with
+            `.`, `/` or `~`, ends in `/`, or names a file.
+        model: name of the zoo, or folder of the model, whose geometry must fit; default what the folder names say.
         digest: what the artifact must have, `sha256:<64 hex>`.
         strict: apply the rules of publishing.
 
@@ -165,12 +171,21 @@ def verify(target: str | Path, *, model: str | None = None, digest: str | None =
 
     Raises:
         PathNotFound, ArtifactNotFound: there is no such thing.
+        UsageError: a tree with several artifacts, an unknown `model`, or a `digest` that is none.
     """
-    recipe = Catalog.packaged().recipe(model) if model else None
-    if isinstance(target, Path) or Path(target).exists():
-        geometry = recipe.geometry if recipe else None
-        return verify_path(Path(target), expected_digest=digest, geometry=geometry, strict=strict)
-    return pulling.verify_stored(_open(Reference.parse(target)))
+    geometry = verification.model_geometry(model, geometry_of_folder) if model is not None else None
+    digest = parse_digest(digest) if digest is not None else None
+    if isinstance(target, str) and not is_path(target):
+        try:
+            reference = Reference.parse(target)
+            return verification.check_installed(reference, geometry=geometry, digest=digest, strict=strict).outcome
+        except (NotFoundError, InvalidName) as error:
+            place = verification.namesake(target)
+            if place is not None:
+                verification.suggest_path(place, error)
+            raise
+    path = verification.one_artifact(verification.existing_path(target))
+    return verification.check_one(path, geometry=geometry, digest=digest, strict=strict).outcome
 
 
 def publish(
@@ -248,7 +263,7 @@ def _texts(hubs: Hubs) -> Sequence[str]:
 
 def _open(reference: Reference) -> StoredArtifact:
     store = Store()
-    record = find_installed(reference, store)
+    record = find_stored(reference, store)
     if record is None:
         raise ArtifactNotFound(f"{reference} is not in the store.", hint=f"fetch it: oscar-zoo pull {reference}")
     return store.open(record.digest, record.id)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+UNASKED = "run it without --offline"
+"""Begins the hint where offline mode kept hubs from being asked."""
+
 
 class OscarZooError(Exception):
     """Base of every error this library raises on purpose.
@@ -109,7 +112,8 @@ class NotLocked(UsageError):
     @classmethod
     def for_name(cls, name: str, lock: object) -> Self:
         """Build the error for an artifact `name` without an entry in the file `lock`."""
-        return cls(f"{name} is not in {lock}.", hint=f"add it without --locked: oscar-zoo pull {name}")
+        hint = f"add it without --locked: oscar-zoo pull {name}; outside of a project: oscar-zoo pull {name} --lock"
+        return cls(f"{name} is not in {lock}.", hint=hint)
 
 
 # --- not found -----------------------------------------------------------------------------------------------------
@@ -136,6 +140,12 @@ class PathNotFound(NotFoundError):
     def for_path(cls, path: object, what: str = "file or folder") -> Self:
         """Build the error for a missing `path`."""
         return cls(f"no such {what}: {path}", hint="check the path")
+
+
+class ServerNotFound(NotFoundError):
+    """No server of this name or port runs here."""
+
+    code = "not_found.server"
 
 
 class MissingDependency(OscarZooError):
@@ -251,7 +261,8 @@ class HubUnreachable(NetworkError):
     @classmethod
     def for_hub(cls, hub: str, cause: str) -> Self:
         """Build the error naming `hub` and the `cause` in a few words, such as `connection refused`."""
-        return cls(f"{hub} cannot be reached: {cause}.", hint="check the connection; here already: list --installed")
+        hint = "check the connection; here already: oscar-zoo list --installed"
+        return cls(f"{hub} cannot be reached: {cause}.", hint=hint)
 
 
 class HubTimeout(NetworkError, TimeoutError):
@@ -285,7 +296,7 @@ class OfflineError(NetworkError):
     @classmethod
     def for_name(cls, name: str) -> Self:
         """Build the error for an artifact `name` that is not on this machine."""
-        return cls(f"{name} is not on this machine, and offline mode asks no hub.", hint="run it without --offline")
+        return cls(f"{name} is not on this machine, and offline mode asks no hub.", hint=UNASKED)
 
 
 # --- access --------------------------------------------------------------------------------------------------------

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Self
 
 from oscar_zoo.errors import InvalidName
+
+FILE_SUFFIXES = (".pt", ".json", ".safetensors")
+"""Endings of files; no name ends in one."""
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TAG = re.compile(r"seq([1-9][0-9]*)_prompt([1-9][0-9]*)_group([1-9][0-9]*)(?:-([a-z0-9]+(?:-[a-z0-9]+)*))?")
@@ -32,11 +36,30 @@ def check_part(text: str, what: str = "name") -> str:
     return text
 
 
+def is_path(text: str) -> bool:
+    """Whether `text` is written as a path; everything else is a name, also where a folder of that name exists.
+
+    A path begins with `.`, `/` or `~`, ends in `/`, or is a file name that ends in one of `FILE_SUFFIXES`.
+    """
+    return text.startswith((".", "/", "~")) or text.endswith(("/", *FILE_SUFFIXES))
+
+
+def path_text(path: PurePath) -> str:
+    """`path` written such that `is_path` holds, as people can type it."""
+    text = str(path)
+    return text if is_path(text) else f"./{text}"
+
+
 def check_digest(text: str) -> str:
     """Return `text` when it is `sha256:` and 64 lower-case hex digits, else raise `InvalidName`."""
     if _DIGEST.fullmatch(text) is None:
         raise InvalidName(f"{text[:120]!r} is not a digest.", hint="a digest is sha256: and 64 hex digits")
     return text
+
+
+def parse_digest(text: str) -> str:
+    """A digest as people type it, in any case and with or without `sha256:`, in full; raises `InvalidName`."""
+    return check_digest("sha256:" + text.lower().removeprefix("sha256:"))
 
 
 @dataclass(frozen=True, order=True)

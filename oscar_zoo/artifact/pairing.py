@@ -76,7 +76,7 @@ def roles(sides: Mapping[Role, Side], manifest: Manifest | None, *, strict: bool
 def model(sides: Mapping[Role, Side], geometry: Geometry | None, manifest: Manifest | None) -> Finding | Problem:
     """Matrix sizes and heads are those of the model."""
     if geometry is None:
-        return Finding("not checked: the model is not known", "not checked")
+        return _without_model(next(iter(sides.values())))
     if manifest is not None and (difference := manifest.model.geometry.difference(geometry)):
         return Problem("model.geometry", f"the manifest is for another model: {difference}")
     for role, side in sides.items():
@@ -91,14 +91,16 @@ def model(sides: Mapping[Role, Side], geometry: Geometry | None, manifest: Manif
     return Finding(f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}")
 
 
-def layer_set(side: Side, geometry: Geometry | None) -> Problem | None:
-    """The layers are exactly the model's attention layers; without a model 0 .. L-1."""
+def layer_set(side: Side, geometry: Geometry | None, *, strict: bool) -> Problem | None:
+    """The layers are exactly the model's attention layers.
+
+    Without a model nothing is known about them: `strict` then demands 0 .. L-1, and `model` reports the others.
+    """
     ids = side.rotations.layer_ids
     if geometry is None:
-        if ids == tuple(range(len(ids))):
+        if not strict or _without_gaps(ids):
             return None
-        shown = f"{', '.join(map(str, ids[:3]))} .. {ids[-1]}" if len(ids) > 3 else ", ".join(map(str, ids))
-        message = f"its layers are {shown}, with gaps as in a hybrid model: name the model to check against its layers"
+        message = f"its layers are {_shown(ids)}: name the model to check against its layers"
         return Problem("layers.gaps", message, path=side.path)
     missing, extra = sorted({*geometry.attention_layers} - {*ids}), sorted({*ids} - {*geometry.attention_layers})
     if missing:
@@ -106,6 +108,23 @@ def layer_set(side: Side, geometry: Geometry | None) -> Problem | None:
     if extra:
         return Problem("layers.extra", f"layer {extra[0]} is no attention layer ({len(extra)} in all)", side.path)
     return None
+
+
+def _without_model(side: Side) -> Finding:
+    """What can be said of the layers when no model is known; those of a hybrid model have gaps."""
+    ids = side.rotations.layer_ids
+    if _without_gaps(ids):
+        return Finding("not checked: the model is not known", "not checked")
+    detail = f"the model is not known: cover of layers not checked (layers {_shown(ids)})"
+    return Finding(f"not checked: {detail}", "not checked", ("layers.not_checked",))
+
+
+def _without_gaps(ids: tuple[int, ...]) -> bool:
+    return ids == tuple(range(len(ids)))
+
+
+def _shown(ids: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, ids[:3]))} .. {ids[-1]}" if len(ids) > 4 else ", ".join(map(str, ids))
 
 
 def _contradiction(sides: Mapping[Role, Side], manifest: Manifest | None) -> Problem | None:

@@ -131,7 +131,7 @@ class Verification:
             return Problem("ambiguous_pair", f"{len(self.sets)} rotation files: {', '.join(sorted(self.sets))}")
         self.sides = pairing.assign([Side(path, found, self.label(path)) for path, found in sorted(self.sets.items())])
         for side in self.sides.values():
-            if problem := pairing.layer_set(side, self.known_geometry) or self.disagrees(side):
+            if problem := self.uncovered(side) or self.disagrees(side):
                 return problem
         first = next(iter(self.sides.values())).rotations
         heads = f" x {first.num_kv_heads} heads" if first.num_kv_heads else ""
@@ -211,6 +211,10 @@ class Verification:
             entry = self.manifest.file("k_rotation")
             return "k" if entry is not None and entry.path == path else "v"
         return pairing.role_of_name(path) or pairing.role_of_name(self.name_hint)
+
+    def uncovered(self, side: Side) -> Problem | None:
+        """Where the layers of the file are not those of the model."""
+        return pairing.layer_set(side, self.known_geometry, strict=self.strict)
 
     def disagrees(self, side: Side) -> Problem | None:
         """Where the manifest describes the file wrongly."""

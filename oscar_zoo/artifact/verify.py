@@ -15,6 +15,7 @@ from oscar_zoo.artifact.checks import Problem
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest, is_payload
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable, Unsupported, Verified
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.stages import Verification, rejected
@@ -26,8 +27,10 @@ def verify_files(
     *,
     manifest: Manifest | None = None,
     expected: Sequence[FileDigest] | None = None,
+    expected_digest: str | None = None,
     geometry: Geometry | None = None,
     name_hint: str = "",
+    what: str = "the artifact",
     strict: bool = False,
 ) -> Outcome:
     """Verify an artifact, or one rotation file, whose bytes are in memory.
@@ -36,11 +39,20 @@ def verify_files(
         files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is given.
         manifest: what the artifact says about itself, from a source other than `files`.
         expected: digests from a lock or an index; every one of them is compared, and there must be no other file.
+        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left out.
         geometry: of the model; names the attention layers of hybrid models and is checked against the manifest.
         name_hint: original name of a single file, where `files` calls it something else.
+        what: the artifact, for messages about its digest.
         strict: rules for publishing our own artifacts: warnings about names and roles are rejections.
     """
-    return Verification(files, manifest, expected, geometry, name_hint, strict).run()
+    if expected_digest is not None and (mismatch := _compare_digest(what, files, expected_digest)):
+        return mismatch
+    outcome = Verification(files, manifest, expected, geometry, name_hint, strict).run()
+    listed = bool(expected) or manifest is not None or FILE_NAME in files
+    if expected_digest is None or listed or not isinstance(outcome, Verified):
+        return outcome
+    checked = Check("bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one")
+    return replace(outcome, checks=(checked, *outcome.checks[1:]))
 
 
 def verify_path(
@@ -70,13 +82,14 @@ def verify_path(
         return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
     if not isinstance(files, dict):
         return files
-    if expected_digest is not None and (mismatch := _compare_digest(path, files, expected_digest)):
-        return mismatch
-    outcome = verify_files(files, expected=expected, geometry=geometry, strict=strict)
-    if expected_digest is not None and isinstance(outcome, Verified) and not expected and FILE_NAME not in files:
-        checked = Check("bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one")
-        return replace(outcome, checks=(checked, *outcome.checks[1:]))
-    return outcome
+    return verify_files(
+        files,
+        expected=expected,
+        expected_digest=expected_digest,
+        geometry=geometry,
+        what=str(path),
+        strict=strict,
+    )
 
 
 def find_artifacts(path: Path) -> list[Path]:
@@ -139,7 +152,7 @@ def _listed(manifest: bytes) -> set[str]:
 def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
     names = sorted(name for name in payload if name.endswith(SUFFIX))
     if not payload:
-        return Unreadable(f"no rotation files in {folder}", str(folder))
+        return Unreadable(f"no rotation files in {path_text(folder)}", str(folder))
     if len(names) == 2:
         return None
     if names and all(name.startswith("layer_") for name in names):
@@ -151,11 +164,11 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
     return rejected("schema", Problem("ambiguous_pair", message), ())
 
 
-def _compare_digest(path: Path, files: Mapping[str, bytes], want: str) -> DigestMismatch | None:
+def _compare_digest(name: str, files: Mapping[str, bytes], want: str) -> DigestMismatch | None:
     payload = [file_digest(name, data) for name, data in files.items() if name != FILE_NAME]
     got = artifact_digest(payload)
     accepted = {got} | ({"sha256:" + payload[0].sha256} if len(payload) == 1 else set())
     if "sha256:" + want.removeprefix("sha256:") in accepted:
         return None
     shown = min(accepted - {got}, default=got)
-    return DigestMismatch(str(path), want, shown, (Check("bytes", "failed", f"digest is {shown}, expected {want}"),))
+    return DigestMismatch(name, want, shown, (Check("bytes", "failed", f"digest is {shown}, expected {want}"),))

@@ -6,16 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.names import Reference, is_path, path_text
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render
 from oscar_zoo.cli.outcomes import warning_text
 from oscar_zoo.cli.targets import (
-    artifact_folders,
-    existing_path,
-    geometry_from_path,
-    looks_like_path,
+    looking_up,
     model_folder,
     wanted_reference,
 )
@@ -23,6 +20,7 @@ from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.pull import refuse
 from oscar_zoo.registry.store import StoredArtifact
+from oscar_zoo.registry.verification import existing_path, geometry_from_path, one_artifact
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,10 @@ def open_artifact(text: str, *, hubs: tuple[str, ...] = (), quiet: bool) -> Open
         UsageError: the artifact of a folder's name was made for another model.
     """
     folder = model_folder(text)
-    if folder is None and looks_like_path(text):
+    if folder is None and is_path(text):
         return _from_folder(existing_path(text))
-    return open_reference(wanted_reference(text), hubs=hubs, folder=folder, quiet=quiet)
+    with looking_up(text):
+        return open_reference(wanted_reference(text), hubs=hubs, folder=folder, quiet=quiet)
 
 
 def _from_folder(path: Path) -> OpenArtifact:
@@ -70,14 +69,10 @@ def _from_folder(path: Path) -> OpenArtifact:
 
     if path.is_file():
         raise UsageError(f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both")
-    found = artifact_folders(path)
-    if path not in found:
-        if len(found) > 1:
-            raise UsageError(f"{path} holds {len(found)} artifacts.", hint=f"name one, for example {found[0]}")
-        path = found[0]
+    path = one_artifact(path)
     verified = verify_path(path, geometry=geometry_from_path(path))
     if not isinstance(verified, Verified):
-        refuse(str(path), verified)
+        refuse(path_text(path), verified)
     manifest = None
     if (path / FILE_NAME).exists():
         manifest = Manifest.from_bytes(read_file(path / FILE_NAME))
@@ -92,17 +87,22 @@ def open_reference(
     """The same for a name; `folder` is the model it was asked for by, if any."""
     from oscar_zoo.cli.models import check_made_for
     from oscar_zoo.hubs import address, config
+    from oscar_zoo.registry.installed import find_installed
+    from oscar_zoo.registry.known_names import find_stored
     from oscar_zoo.registry.pins import PinFile
     from oscar_zoo.registry.pull import pull, verify_stored
     from oscar_zoo.registry.store import Store
     from oscar_zoo.registry.trust import Trust
 
-    offline = config.load(hubs).offline
+    offline, store = config.load(hubs).offline, Store()
+    if not hubs and find_installed(reference, store) is None:
+        known = find_stored(reference, store)  # by an alias, which nothing in the store says
+        reference = Reference(known.id.model, known.id.tag, reference.digest) if known else reference
     with render.progress("bytes", enabled=not quiet) as advance:
         result = pull(
             reference,
             address.open_hubs(hubs, offline=offline),
-            Store(),
+            store,
             trust=Trust(lock=PinFile.of_project(), write_lock=False),
             offline=offline,
             prefer_installed=not hubs,
@@ -117,7 +117,7 @@ def open_reference(
     if folder is None:
         return opened
     check_made_for(folder, opened.manifest)
-    return replace(opened, base_model=str(folder))
+    return replace(opened, base_model=path_text(folder))
 
 
 def _open_stored(stored: StoredArtifact, verified: Verified) -> OpenArtifact:

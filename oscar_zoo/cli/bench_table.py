@@ -13,15 +13,19 @@ def print_report(report: Report) -> None:
     console = render.out()
     weights = "random weights" if report.random_weights else "its own weights"
     console.print(f"{render.clean(report.model)}, {weights}, {render.clean(report.device)}")
-    table = render.table(
-        "BATCH", "CONTEXT", "CACHE", "FIRST TOKEN", "PER TOKEN", "TOKENS/S", "vs BF16", right=(0, 1, 3, 4, 5, 6)
-    )
+    columns = ["BATCH", "CONTEXT", "CACHE", "FIRST TOKEN", "PER TOKEN", "TOKENS/S", "vs BF16"]
+    if report.not_compared is not None:
+        columns.remove("vs BF16")
+    table = render.table(*columns, right=tuple(n for n in range(len(columns)) if n != 2))
     for case in report.cases:
         for cache in report.sides:
-            table.add_row(f"{case.batch:,}", f"{case.context:,}", LABELS[cache], *_cells(report, cache, case))
+            named = [f"{case.batch:,}", f"{case.context:,}", LABELS[cache]]
+            table.add_row(*[*named, *_cells(report, cache, case)][: len(columns)])
     console.print(table)
     for line in (*_notes(report), *_job(report), *_capacity(report)):
         console.print(line)
+    if report.not_compared is not None:
+        console.print(f"No ratio  {report.not_compared}")
 
 
 def _cells(report: Report, cache: Cache, case: Case) -> list[str]:

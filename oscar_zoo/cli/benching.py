@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,20 @@ from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.cli import machine, render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.bench_table import print_report
-from oscar_zoo.cli.choosing import geometry_of_folder, model_for, model_geometry, recipe_for_model
+from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model
 from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.evaluate import config_file
+from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
 from oscar_zoo.sglang_plugin import concurrency, preflight, staging
 from oscar_zoo.sglang_plugin.bench import dummy, run, sides
 from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
 from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
 
 MOST_CASES = 64
+STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
+"""Signals that end a comparison, as people call them."""
 HELP = "oscar-zoo bench serve --help"
 
 
@@ -115,7 +119,7 @@ class Subject:
 
 
 def bench(request: BenchRequest) -> int:
-    """Run `bench serve`; 1 when a side failed."""
+    """Run `bench serve`; 1 when a side failed, 130 or 143 when a signal ended it halfway."""
     _check(request)
     require_serve()
     with ExitStack() as stack:
@@ -133,6 +137,12 @@ def bench(request: BenchRequest) -> int:
         print_report(report)
         for path in (request.csv, request.plot):
             render.note(f"Saved {path}", quiet=request.quiet or path is None)
+    if report.stopped is not None:
+        cache, last = list(report.sides.items())[-1]
+        where = f" ({LABELS[cache]}: {last.error})" if last.error else ""
+        what = f"stopped by {STOPPED[report.stopped]}{where}; what was measured until then is kept"
+        render.print_error("interrupted", what, None, as_json=False)
+        return 128 + signal.Signals[report.stopped]
     return 1 if report.errors else 0
 
 
@@ -190,7 +200,7 @@ def find_subject(request: SubjectRequest, private: Path) -> Subject:
     """The model and the verified artifact; with `--dummy-weights` made here as far as nobody named them."""
     if request.dummy_weights is None:
         artifact = open_artifact(request.artifact or "", hubs=request.hubs, quiet=request.silent)
-        choice = model_for(artifact, request.model)
+        choice = model_for(artifact, request.model, again="--model FOLDER")
         if Path(choice.source).is_dir():
             room = dummy.longest_context(config_file.read_config(Path(choice.source)))
             if room is not None and request.longest > room:
@@ -249,6 +259,7 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
     )
     made = request.dummy_weights is not None and request.artifact is None
     cards = machine.gpu().facts["gpus"] if device == "cuda" else []
+    results, stopped = _sides(engines, request, private)
     return Report(
         model=subject.choice.name,
         random_weights=engines.random_weights,
@@ -256,9 +267,29 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         device=cards[gpu]["name"] if len(cards) > gpu else device.upper(),
         new_tokens=request.new_tokens,
         cases=request.cases,
-        sides={cache: _side(cache, engines, request, private) for cache in sides.CACHES},
+        sides=results,
         bulk=request.bulk,
+        stopped=stopped,
     )
+
+
+def _sides(
+    engines: sides.Engines, request: BenchRequest, private: Path
+) -> tuple[dict[sides.Cache, run.SideResult], str | None]:
+    """Measure one side after the other; the second value is the signal that ended it early.
+
+    A signal before there is any figure to keep is raised.
+    """
+    results: dict[sides.Cache, run.SideResult] = {}
+    try:
+        for cache in sides.CACHES:
+            results[cache] = run.SideResult()
+            _side(cache, engines, request, private, results[cache])
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not any(result.measured for result in results.values()):
+            raise
+        return results, "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
+    return results, None
 
 
 def _usual_requests(subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int) -> int:
@@ -273,7 +304,14 @@ def _usual_requests(subject: Subject, recipe: ServingRecipe, extra: tuple[str, .
     return server.usual_requests
 
 
-def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, private: Path) -> run.SideResult:
+def _side(
+    cache: sides.Cache,
+    engines: sides.Engines,
+    request: BenchRequest,
+    private: Path,
+    result: run.SideResult,
+) -> None:
+    """Measure one side into `result`."""
     label, log = LABELS[cache], _log_file(cache)
     render.note(f"{label}: starting SGLang (log: {log})", quiet=request.silent)
     job = Job(
@@ -287,10 +325,9 @@ def _side(cache: sides.Cache, engines: sides.Engines, request: BenchRequest, pri
     place.write_text(job.model_dump_json(), encoding="utf-8")
     plan = sides.command(cache, engines, place, os.environ)
     with render.progress("tokens", enabled=not request.silent) as advance:
-        result = run.measure(plan, job, log, limit=request.timeout, progress=advance)
+        run.measure(plan, job, log, limit=request.timeout, progress=advance, into=result)
     if result.error is not None:
         render.print_error("server", f"{label}: {result.error}.", f"log: {log}", as_json=False)
-    return result
 
 
 def _log_file(cache: str) -> Path:

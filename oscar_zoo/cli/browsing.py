@@ -41,7 +41,7 @@ def look(hubs: Sequence[str], *, offline: bool = False) -> tuple[list[HubView], 
 def _attempt(hub: Hub) -> HubView | OscarZooError:
     late = partial(HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
     try:
-        return within(PATIENCE, partial(_load, hub), error=late)
+        return within(PATIENCE, partial(_load, hub), error=late, nearby=address.is_nearby(hub.name))
     except (NetworkError, AccessError, NotFoundError) as error:
         return error
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.names import Reference, is_path, path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.artifact.tree import artifact_of_model
+from oscar_zoo.artifact.verify import find_artifacts
 from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
 from oscar_zoo.cli.loading import pick_serving_device, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
 from oscar_zoo.cli.offering import Wish, agreed, can_ask, command_line, model_to_compute, plan_computing, refusal
+from oscar_zoo.cli.pasting import model_argument
 from oscar_zoo.cli.targets import model_folder
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
-from oscar_zoo.evaluate import config_file, graphics
+from oscar_zoo.evaluate import graphics
+from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
 from oscar_zoo.hubs import config
-from oscar_zoo.sglang_plugin import concurrency, launch, preflight, staging
+from oscar_zoo.sglang_plugin import concurrency, config_refusals, flag_refusals, launch, preflight, staging
 from oscar_zoo.sglang_plugin.settings import Source
 
 
@@ -42,6 +46,8 @@ class ServeRequest:
     calib_data: str | None
     print_only: bool = False
     engine: str = "sglang"
+    detach: bool = False
+    offline: bool = False
 
     @property
     def silent(self) -> bool:
@@ -51,8 +57,8 @@ class ServeRequest:
     @property
     def wish(self) -> Wish:
         """What to do where nobody has the artifact."""
-        offline = config.load(self.hubs).offline
-        return Wish(self.compute, self.calib_data, self.device, self.revision, offline=offline, silent=self.silent)
+        offline = config.load(self.hubs, offline=self.offline).offline
+        return Wish(self.compute, self.calib_data, self.device, self.revision, offline, self.silent, to_serve=True)
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class Chosen:
             port=request.port,
             config_file=key,
             name=f"{render.clean(self.artifact.label)}@{self.artifact.verified.digest}",
+            served_name=render.printable(self.choice.model_id),
             extra=request.extra,
         )
 
@@ -110,9 +117,14 @@ def choose(request: ServeRequest, *, here: bool = True) -> Chosen:
         OscarZooError: anything wrong with them; nothing was started and no weights were read.
     """
     device, gpu = pick_serving_device(request.device, check=here)
-    artifact = _open(request)
-    choice = model_for(artifact, request.model)
+    stock = request.engine == "sglang"
+    if stock:
+        flag_refusals.check_flags(request.extra, device)
+    artifact = _open(replace(request, artifact=artifact_in_tree(request.artifact, request.model)))
+    choice = model_for(artifact, request.model, again=with_folder("serve", request.artifact))
     geometry = model_geometry(choice)
+    if stock and geometry is not None:
+        config_refusals.check_geometry(geometry)
     recipe = with_overrides(recipe_for_model(artifact, choice, geometry), clip=request.clip)
     wanted = preflight.tensor_parallel(request.extra)
     parallel = wanted or (_usual_parallel(choice, gpu, here=here or request.device is None) if device == "cuda" else 1)
@@ -143,6 +155,27 @@ def _known_weights(choice: ModelChoice) -> tuple[int | None, int | None]:
     return (None, None) if parameters is None else (2 * parameters, 2)
 
 
+def artifact_in_tree(text: str, model: str | None) -> str:
+    """The artifact of `model`, where `text` is a folder that holds several; else `text`.
+
+    Raises:
+        UsageError: several, and nobody says for which model.
+        ArtifactNotFound, AmbiguousName: none of them is for `model`, or several are.
+    """
+    path = Path(text).expanduser()
+    if not is_path(text) or not path.is_dir() or model_folder(text) is not None:
+        return text
+    found = find_artifacts(path)
+    if len(found) < 2:
+        return text
+    if model is None:
+        one = shlex.quote(path_text(found[0]))
+        hint = f"say which with --model MODEL, or name one: oscar-zoo serve {one}"
+        raise UsageError(f"{text} holds {len(found)} artifacts.", hint=hint)
+    wanted = model if Path(model).is_dir() else choose_model(model).model_id
+    return path_text(artifact_of_model(path, wanted))
+
+
 def _open(request: ServeRequest) -> OpenArtifact:
     """The artifact; one that nobody has is computed, if that is wanted or somebody at a terminal agrees."""
     try:
@@ -151,10 +184,13 @@ def _open(request: ServeRequest) -> OpenArtifact:
         choice = model_to_compute(request.artifact, error, request.model)
         if choice is None:
             raise
+        if request.model is None:
+            choice.check_can_be_had(with_folder("serve", request.artifact))
         ask = isinstance(error, ArtifactNotFound) and can_ask() and not request.as_json
         plan = plan_computing(choice, request.wish, error) if request.compute or ask else None
         if plan is None or not (request.compute or agreed(plan)):
-            raise refusal(error, command_line("serve", request.artifact)) from None
+            at = "" if request.model is None else f" --model {model_argument(request.model)}"
+            raise refusal(error, command_line("serve", request.artifact) + at, choice) from None
     from oscar_zoo.cli.computing import obtain
     from oscar_zoo.registry.pins import PinFile
     from oscar_zoo.registry.trust import Trust
@@ -165,13 +201,27 @@ def _open(request: ServeRequest) -> OpenArtifact:
     return open_reference(reference, folder=model_folder(request.artifact), quiet=request.silent)
 
 
-def model_for(artifact: OpenArtifact, model: str | None) -> ModelChoice:
-    """The model to run with `artifact`: the one that was asked for, else its base model; raises `UsageError`."""
+def with_folder(command: str, artifact: str) -> str:
+    """The command line that uses `artifact` with a model in a folder."""
+    return f"oscar-zoo {command} {shlex.quote(artifact)} --model FOLDER"
+
+
+def model_for(artifact: OpenArtifact, model: str | None, *, again: str) -> ModelChoice:
+    """The model to run with `artifact`: the one that was asked for, else its base model.
+
+    Args:
+        again: the command line that takes the FOLDER of the model.
+
+    Raises:
+        UsageError: nobody says which model, or no hub has it.
+    """
     if model is not None:
         return choose_model(model)
     if artifact.base_model is None:
         raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
-    return choose_model(artifact.base_model)
+    choice = choose_model(artifact.base_model)
+    choice.check_can_be_had(again)
+    return choice
 
 
 def recipe_for_model(artifact: OpenArtifact, choice: ModelChoice, geometry: Geometry | None) -> ServingRecipe:
@@ -208,12 +258,3 @@ def model_geometry(choice: ModelChoice) -> Geometry | None:
         return choice.recipe.geometry if choice.recipe else None
     preflight.check_folder(folder)
     return geometry_of_folder(folder, choice.model_id)
-
-
-def geometry_of_folder(folder: Path, model_id: str) -> Geometry:
-    """As its `config.json` says; where that leaves something out, as the class of the model knows it."""
-    if config_file.says_all(folder) or importlib.util.find_spec("transformers") is None:
-        return config_file.describe_folder(folder, model_id).geometry
-    from oscar_zoo.evaluate.models import inspect_model
-
-    return inspect_model(str(folder), model_id=model_id).geometry

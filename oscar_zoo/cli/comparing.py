@@ -27,6 +27,8 @@ def print_choice(choice: Choice) -> None:
             cells += [_number(row.standard_error, ".2f"), _number(row.recall, ".1%")]
         table.add_row(row.method, *cells, "kept" if row is choice.chosen else "")
     render.out().print(table)
+    if choice.base is not None:
+        render.out().print(f"Perplexity of {choice.measured_on}; other text or windows give other numbers")
     render.out().print(f"Kept {choice.chosen.method}: {choice.reason}")
 
 

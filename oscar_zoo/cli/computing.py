@@ -24,6 +24,7 @@ from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.cli import render
 from oscar_zoo.cli.models import check_made_for
 from oscar_zoo.cli.offering import Plan, announce
+from oscar_zoo.cli.watching import Shown, course
 from oscar_zoo.errors import (
     ArtifactNotFound,
     ConflictError,
@@ -38,6 +39,7 @@ from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:
+    from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
 
 LONGEST_WAIT = 6 * 3600.0
@@ -81,7 +83,7 @@ def obtain(plan: Plan, trust: Trust, *, silent: bool) -> Obtained:
     facts: dict[str, Any] = {"computed": True, "model": plan.choice.source, "seconds": dict(result.seconds)}
     facts["report"] = next((str(path) for path in kept if path.name.endswith(".report.html")), None)
     facts["moments"] = next((str(path) for path in kept if path.suffix == ".safetensors"), None)
-    return Obtained(pulled, facts | {"estimated_seconds": plan.seconds, "notes": list(result.notes)})
+    return Obtained(pulled, facts | {"estimated_seconds": plan.seconds, "notes": [*plan.notes, *result.notes]})
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _compute(plan: Plan, work: Path, *, silent: bool) -> ComputeResult:
     from oscar_zoo.compute.job import compute_artifact
 
     options = replace(plan.options, output_dir=work / _TARGET, resume=True, force=True)
-    with render.progress("tokens", enabled=not silent) as advance:
+    with watched(options, plan.cost, enabled=not silent) as advance:
         try:
             try:
                 result = compute_artifact(options, progress=advance)
@@ -149,6 +151,26 @@ def _compute(plan: Plan, work: Path, *, silent: bool) -> ComputeResult:
             raise
     assert result is not None, "one process, by `Wish.check`"
     return result
+
+
+@contextmanager
+def watched(options: ComputeOptions, cost: Estimate | None = None, *, enabled: bool) -> Iterator[Shown]:
+    """Show how far `compute_artifact(options)` is, in the first process of several.
+
+    Args:
+        cost: what it will take, where that was asked already.
+    """
+    from oscar_zoo.compute.capturing import is_main_process
+    from oscar_zoo.compute.estimate import estimate
+    from oscar_zoo.compute.phases import expected_phases
+    from oscar_zoo.evaluate.models import inspect_model
+
+    enabled = enabled and is_main_process()
+    if enabled and cost is None:
+        cost = estimate(options, inspect_model(options.model, revision=options.revision, model_id=options.model_id))
+    phases = cost.phases if cost else expected_phases(options)
+    with course(phases, timed=cost is not None, enabled=enabled) as shown:
+        yield shown
 
 
 def _publish(result: ComputeResult, trust: Trust) -> PullResult:

@@ -10,25 +10,35 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.cli import render
 from oscar_zoo.cli.browsing import look
+from oscar_zoo.cli.memory_estimate import print_memory
 from oscar_zoo.cli.targets import artifact_name
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
+from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import HubView
 
 
-def describe(name: str, hubs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The recipe of a model and the manifests of its artifacts, or of the one that a tag names.
+def describe(name: str, hubs: tuple[str, ...] = (), *, offline: bool = False) -> dict[str, Any]:
+    """The recipe of a model and the manifests of its artifacts, or of the one that a tag or an alias names.
+
+    Args:
+        name: as for `pull`.
+        hubs: to look at; default the configured ones.
+        offline: hubs in folders only.
 
     Raises:
         ArtifactNotFound: nothing known has this name.
     """
     reference, catalog = artifact_name(name), Catalog.packaged()
+    views, troubles = look(hubs, offline=offline)
+    reference = known_names.expand(reference, views)
     recipe = catalog.recipe(reference.name)
     model = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
     manifests = {m.artifact_id.key: m for m in catalog.manifests(model)}
-    views, troubles = look(hubs)
     manifests |= _local_manifests(model, views)
     offered = _offered(model, views)
     copies = _installed(model)
@@ -47,10 +57,17 @@ def describe(name: str, hubs: tuple[str, ...] = ()) -> dict[str, Any]:
         "name": model,
         "recipe": recipe.model_dump(mode="json") if recipe else None,
         "artifacts": [manifests[key].to_json() for key in sorted(manifests)],
+        "measured": {manifests[key].id: _measured(manifests[key]) for key in sorted(manifests)},
         "installed": [_copy(record) for record in copies],
         "offered": offered,
         "notes": [trouble.message for trouble in troubles],
+        "warnings": [sentence for record in copies for sentence in status_warnings(record)],
     }
+
+
+def _measured(manifest: Manifest) -> dict[str, Any] | None:
+    found = Measured.of(manifest)
+    return found.model_dump(mode="json") if found else None
 
 
 def _offered(model: str, views: Sequence[HubView]) -> list[dict[str, Any]]:
@@ -113,6 +130,9 @@ def print_facts(facts: dict[str, Any]) -> None:
         _line("geometry", geometry_line(recipe["geometry"]))
         _line("serving", serving_line(serving))
         _line("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
+    if facts.get("memory"):
+        print_memory(facts["memory"])
+    if recipe:
         for topic, source in recipe["sources"].items():
             _line("source", f"{topic}: {source}")
     for copy in facts["installed"]:
@@ -124,13 +144,18 @@ def print_facts(facts: dict[str, Any]) -> None:
         _line("offered", f"{row['id'].replace('/', ':', 1)}  {row['hub']}{state}")
     for note in facts["notes"]:
         _line("note", note)
+    for warning in facts["warnings"]:
+        render.note(f"warning: {warning}")
     if not facts["artifacts"] and not facts["installed"] and not facts["offered"]:
-        console.print("No published rotation is known; make one: oscar-zoo pull NAME --compute")
+        on_hub = recipe is None or recipe["on_hub"]
+        make = f"pull {facts['name']} --compute" if on_hub else "compute FOLDER"
+        console.print(f"No published rotation is known; make one: oscar-zoo {render.clean(make)}")
     for manifest in facts["artifacts"]:
-        _print_manifest(manifest)
+        figures = facts["measured"][manifest["id"]]
+        _print_manifest(manifest, Measured.model_validate(figures) if figures else None)
 
 
-def _print_manifest(manifest: dict[str, Any]) -> None:
+def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None:
     render.out().print(f"\n[bold]{render.clean(manifest['id'].replace('/', ':', 1))}[/]")
     fit = manifest["fit"]
     _line("method", f"{fit['method']}, format_version {manifest['format_version']}")
@@ -145,6 +170,9 @@ def _print_manifest(manifest: dict[str, Any]) -> None:
         _line("calibration", f"{calibration['dataset'] or render.NOT_REPORTED}, {used or render.NOT_REPORTED} tokens")
         if calibration["overlaps_with"]:
             _line("warning", f"calibrated on evaluation data: {', '.join(calibration['overlaps_with'])}")
+    if measured is not None:
+        for label, text in (("perplexity", measured.perplexity_line), ("recall", measured.recall_line)):
+            _line(label, f"{text or render.NOT_REPORTED}, {measured.by}")
     for score in manifest.get("registry", {}).get("scores", []):
         _line("score", score_line(score))
 

@@ -5,7 +5,6 @@ Whatever may hang (hubs, the driver of the GPU) runs in parallel and ends within
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import time
@@ -20,6 +19,7 @@ from oscar_zoo.cli.machine import Finding
 from oscar_zoo.errors import HubTimeout, NetworkError, OscarZooError, UsageError
 from oscar_zoo.hubs import accounts, address, config
 from oscar_zoo.hubs.deadline import in_parallel, within
+from oscar_zoo.hubs.origin import is_nearby
 
 SECONDS = 8.0
 """The longest that anything here may take."""
@@ -42,25 +42,34 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[Finding]
         hubs: hubs to ask instead of the configured ones.
         offline: whether to ask none that is not on this machine.
     """
-    found = [*machine.versions(), *machine.folders(), *settings()]
     slow: list[Callable[[], Finding]] = []
+    problem: OscarZooError | None = None
     try:
         configured = config.load(hubs, offline=offline)
     except OscarZooError as error:
-        found.append(Finding("setting", "configuration", "failed", masked(error.message), error.hint, essential=True))
-    else:
+        problem = error
+    found = [*machine.versions(), *machine.folders(), *settings(problem)]
+    if problem is None:
         slow += [partial(_hub, text, configured) for text in configured.read]
         slow += [partial(_token, scheme, configured.offline) for scheme in ("hf", "ms")]
     found += in_parallel([*slow, machine.gpu], workers=len(slow) + 1)
     return [*found, *machine.engine()]
 
 
-def settings() -> Iterator[Finding]:
-    """What changes what commands do: the configuration, and variables without the credentials in their addresses."""
+def settings(problem: OscarZooError | None = None) -> Iterator[Finding]:
+    """What changes what commands do: the configuration, and variables without the credentials in their addresses.
+
+    Args:
+        problem: why the configuration cannot be used.
+    """
     path = paths.config_dir() / config.FILE_NAME
     there = path.exists()
     facts: dict[str, object] = {"path": str(path), "exists": there}
-    yield Finding("setting", config.FILE_NAME, "ok", str(path) if there else f"none at {path}", facts=facts)
+    if problem is not None:
+        step = problem.hint
+        yield Finding("setting", config.FILE_NAME, "failed", masked(problem.message), step, essential=True, facts=facts)
+    else:
+        yield Finding("setting", config.FILE_NAME, "ok", str(path) if there else f"none at {path}", facts=facts)
     for name in _SETTINGS:
         value = os.environ.get(name, "").strip()
         if not value:
@@ -84,11 +93,7 @@ def masked(text: str) -> str:
 def _is_safe(endpoint: str) -> bool:
     """Whether an endpoint is of a kind that tokens are sent to: TLS, or this machine."""
     parts = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
-    try:
-        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        local = False
-    return parts.scheme.lower() == "https" or local
+    return parts.scheme.lower() == "https" or is_nearby(endpoint)
 
 
 def _hub(text: str, configured: config.HubSettings) -> Finding:
@@ -100,7 +105,7 @@ def _hub(text: str, configured: config.HubSettings) -> Finding:
     try:
         hub = address.open_hub(text, network=configured.network)
         late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
-        count = len(within(SECONDS, hub.artifacts, error=lambda: late))
+        count = len(within(SECONDS, hub.artifacts, error=lambda: late, nearby=address.is_nearby(text)))
     except OscarZooError as error:
         facts = {"hub": title, "reachable": not isinstance(error, NetworkError), "error": error.code}
         # What is no hub may be anything, a token too: it is not repeated.
@@ -125,7 +130,7 @@ def _token(scheme: Literal["hf", "ms"], offline: bool) -> Finding:
         return Finding("token", title, "ok", f"from {found.source}", facts=facts)
     late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")
     try:
-        user = within(SECONDS, accounts.whoami, error=lambda: late)
+        user = within(SECONDS, accounts.whoami, error=lambda: late, nearby=address.is_nearby(scheme))
     except OscarZooError as error:
         detail = f"from {found.source}; {masked(error.message)}"
         return Finding("token", title, "not checked", detail, error.hint, facts=facts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.cli.models import ModelChoice, check_model_id, choose_model, serving_recipe
-from oscar_zoo.errors import MissingDependency, UsageError
+from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.job import ComputeOptions
@@ -105,6 +105,7 @@ def compute_options(
     from oscar_zoo.evaluate.models import inspect_model
 
     choice = choose_model(model)
+    choice.check_can_be_had("oscar-zoo compute FOLDER")
     revision = choices["revision"]
     if choices["model_id"] is not None:
         check_model_id(choices["model_id"])
@@ -139,6 +140,28 @@ def compute_options(
         tune=not choices.get("no_tune"),
         fixed_clip=clip is not None,
     )
+
+
+def refused_by_serve(source: str, revision: str | None) -> UnsupportedModel | None:
+    """Why `oscar-zoo serve` refuses this model, as far as its `config.json` tells; `None` when it does not.
+
+    Raises:
+        InvalidModel, PathNotFound, NetworkError: there is no readable configuration.
+    """
+    from oscar_zoo.evaluate.config_file import ConfigFile, read_config
+    from oscar_zoo.evaluate.models import config_folder
+    from oscar_zoo.sglang_plugin.config_refusals import check_config
+
+    try:
+        check_config(ConfigFile(read_config(config_folder(source, revision=revision))))
+    except UnsupportedModel as error:
+        return error
+    return None
+
+
+def will_be_refused(error: UnsupportedModel) -> str:
+    """What to say before time is spent on a model that `serve` refuses with `error`."""
+    return f"oscar-zoo serve will refuse this model: {error.message}"
 
 
 def refit_options(moments: Path, clip: str | None, group_size: int | None) -> tuple[str, ServingRecipe]:

@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from oscar_zoo import __version__, errors
+from oscar_zoo.cli import help_format, streams
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
     (errors.UsageError, 2),
@@ -28,6 +29,10 @@ EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
 )
 INTERRUPTED = 130
 TERMINATED = 128 + signal.SIGTERM
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+"""As of a program that the signal ends: nobody reads the output any more."""
+COMPLETION_VARIABLE = "_OSCAR_ZOO_COMPLETE"
+"""Set by the script of a shell when it asks what fits."""
 
 COMMANDS = {
     "list": "Show the artifacts that can be had, and what is installed.",
@@ -45,6 +50,10 @@ COMMANDS = {
     "plot": "Draw the report of a fit again, as a page or as a picture.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
+    "ps": "Show the servers that run.",
+    "stop": "Stop a server; requests that run may finish.",
+    "logs": "Show the log of a server.",
+    "chat": "Talk to a server that runs.",
     "bench": "Measure INT2 serving against BF16 on this machine.",
     "cache": "List, check, remove and clean up what is stored on this machine.",
     "login": "Log in to a hub, with the login of its own client.",
@@ -56,6 +65,8 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """A group whose commands are imported when first used, so that `--help` needs no heavy library."""
 
+    context_class = help_format.Context
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -65,7 +76,16 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"oscar_zoo.cli.commands.{cmd_name.replace('-', '_')}")
         command = module.command
         assert isinstance(command, click.Command)
+        help_format.format_help(command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, SystemExit) as error:  # rich makes an exit with code 1 of a closed pipe
+            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            raise BrokenPipeError("nobody reads the output") from error  # click does the same if it has an errno
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -86,18 +106,23 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": help_format.WIDEST},
     epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6 access, "
-    "7 conflict, 130 interrupted. Errors show a traceback with OSCAR_ZOO_DEBUG=1.",
+    "7 conflict, 130 interrupted, 141 output closed, 143 terminated. "
+    "OSCAR_ZOO_DEBUG=1 shows the traceback of an error.",
 )
-@click.version_option(__version__, prog_name="oscar-zoo", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name="oscar-zoo", message="%(prog)s %(version)s")
 def cli() -> None:
     """2-bit KV caches that people can use: find, verify, compute, publish and serve OSCAR rotations.
 
+    A word such as Qwen3-8B or Qwen3-8B:TAG is a name, also when a folder of that name is here. A path begins with ./,
+    ../, / or ~, ends in /, or names a file that ends in .pt, .json or .safetensors.
+
     \b
     Examples:
-      oscar-zoo pull Qwen3-8B          fetch and verify the rotation of a model
-      oscar-zoo serve Qwen3-8B         serve it with an INT2 KV cache
+      oscar-zoo list
+      oscar-zoo pull Qwen3-8B
+      oscar-zoo serve Qwen3-8B
     """
 
 
@@ -107,6 +132,8 @@ def exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, SystemExit):
         return TERMINATED
+    if isinstance(error, BrokenPipeError):
+        return OUTPUT_CLOSED
     if isinstance(error, click.UsageError):
         return 2
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
@@ -116,6 +143,10 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Prints errors as one line, or as one JSON object with `--json`."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in ours
+    if COMPLETION_VARIABLE in os.environ:
+        from oscar_zoo.cli import completing
+
+        completing.register()
     try:
         _refuse_empty(ours)
         result = cli.main(list(arguments), prog_name="oscar-zoo", standalone_mode=False)
@@ -173,7 +204,7 @@ def _report(error: BaseException, as_json: bool) -> None:
     if isinstance(error, errors.OscarZooError):
         code, message, hint = error.code, error.message, error.hint
     elif isinstance(error, click.ClickException):
-        code, message = "usage", error.format_message()
+        code, message = "usage", " ".join(error.format_message().split())  # click lists choices line by line
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context is not None else None
     elif isinstance(error, KeyboardInterrupt | click.Abort):
@@ -198,5 +229,6 @@ def main() -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the shell closed it
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (stays open until the end)
+    streams.accept_any_text()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     sys.exit(run(sys.argv[1:]))

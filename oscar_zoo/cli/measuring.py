@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import open_artifact
+from oscar_zoo.cli.choosing import model_for, with_folder
 from oscar_zoo.cli.loading import load_for, with_overrides
-from oscar_zoo.cli.models import choose_model, serving_recipe
+from oscar_zoo.cli.models import serving_recipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.phases import Phase, Progress
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.run import EvalReport
 
+PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
+"""Of `measure`; the seconds are shares."""
 LONGEST = 2048
 """Tokens of a sequence when the user does not say."""
 NAMES = {
@@ -31,7 +35,7 @@ def measure(
     tasks: Sequence[str],
     data: str,
     choices: Mapping[str, Any],
-    progress: render.ProgressCallback,
+    progress: Progress,
     *,
     quiet: bool = False,
 ) -> EvalReport:
@@ -42,10 +46,8 @@ def measure(
 
     text = read_text(data, "validation")
     opened = open_artifact(artifact, hubs=choices["hubs"], quiet=True)
-    name = model or opened.base_model
-    if name is None:
-        raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
-    choice = choose_model(name)
+    choice = model_for(opened, model, again=with_folder("eval", artifact))
+    progress(0, 0, "load")
     loaded = load_for(choice, choices, longest=choices["length"] or LONGEST)
     for note in loaded.notes:
         render.note(f"note: {note}", quiet=quiet)
@@ -62,13 +64,13 @@ def measure(
             tasks=tuple(tasks),
             artifact=(opened.verified.k, opened.verified.v),
             recipe=with_overrides(recipe, clip=choices["clip"]),
-            progress=progress,
+            progress=lambda done, total, unit: progress(done, total, "measure"),
             **sizes,
         )
 
 
-def print_report(report: EvalReport) -> None:
-    """One line per cache, with the change against BF16."""
+def print_report(report: EvalReport, data: str) -> None:
+    """One line per cache, with the change against BF16; `data` is the text that was measured on."""
     facts = report.to_json()
     rows = facts["rows"]
     base = rows[0]["perplexity"]
@@ -84,3 +86,7 @@ def print_report(report: EvalReport) -> None:
             cells.append(f"{row['recall']:.1%}")
         table.add_row(*cells)
     render.out().print(table)
+    if base is not None:
+        cut = facts["tasks"]["perplexity"]
+        text = f"{cut['windows']} window(s) of {cut['length']:,} tokens of {render.clean(data)}, all positions"
+        render.out().print(f"Perplexity of {text}; other text or windows give other numbers")

@@ -1,16 +1,20 @@
-"""What `MODEL` on a command line means: a folder, a recipe's name, or an id on a model hub."""
+"""What `MODEL` on a command line means: a folder, a name of the zoo, or an id on a model hub."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import check_part
+from oscar_zoo.artifact.names import check_part, is_path, path_text
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.errors import InvalidName, PathNotFound, UsageError
+from oscar_zoo.cli.targets import holds_model, tell, tell_namesake
+from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.known_names import aliased
 from oscar_zoo.registry.recipe import ModelRecipe
 
 
@@ -30,32 +34,86 @@ class ModelChoice:
     name: str
     recipe: ModelRecipe | None
 
+    @property
+    def on_no_hub(self) -> bool:
+        """Whether `source` is the id of a model that no hub has."""
+        return self.recipe is not None and not self.recipe.on_hub and self.source == self.recipe.hf_id
 
-def choose_model(text: str) -> ModelChoice:
-    """Resolve `text`; raises `PathNotFound`, `UsageError` or `InvalidName` when it is neither folder nor hub id."""
+    def check_can_be_had(self, again: str) -> None:
+        """Refuse a model that is on no hub and was not given as a folder.
+
+        Args:
+            again: the command line that takes its FOLDER.
+
+        Raises:
+            UsageError: there is nothing to load.
+        """
+        if self.on_no_hub:
+            raise UsageError(f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}")
+
+
+def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
+    """What `model` means.
+
+    A `Path`, or a text written as a path, is a folder. Else a name of the zoo wins. An id such as `Qwen/Qwen3-8B`
+    means a folder of that name with a `config.json`, as it does for transformers and SGLang, and so does a name that
+    the zoo does not know.
+
+    Args:
+        model: from the command line, or a folder.
+        folders: whether a text that is not written as a path may mean a folder.
+
+    Raises:
+        PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
+    """
+    if isinstance(model, Path) or is_path(model):
+        return _of_folder(Path(model).expanduser(), None)
     catalog = Catalog.packaged()
-    path = Path(text).expanduser()
-    if path.is_dir():
-        name = path.resolve().name
-        recipe = catalog.recipe(name)
-        return ModelChoice(str(path), recipe.hf_id if recipe else name, recipe.name if recipe else _safe(name), recipe)
-    if path.exists():
-        raise UsageError(f"{text} is a file, not a model folder.", hint="give the folder that holds config.json")
-    if text.startswith((".", "/", "~")):
-        raise PathNotFound.for_path(text, "model folder")
-    recipe = catalog.recipe(text)
+    recipe, path = catalog.recipe(model), Path(model)
+    hub_id = recipe.hf_id if recipe else model
+    if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
+        tell(f"{hub_id} is the folder {path_text(Path(hub_id))} here, not the model of that id on a hub")
+        return _of_folder(Path(hub_id), recipe)
     if recipe is not None:
+        if holds_model(path):
+            tell_namesake(path)
         return ModelChoice(recipe.hf_id, recipe.hf_id, recipe.name, recipe)
-    if text.count("/") == 1:
-        name = text.rpartition("/")[2]
-        return ModelChoice(text, text, check_part(name, "model name"), None)
-    close = catalog.close_matches(text)
-    raise PathNotFound(
-        f"no model is called {text!r}.",
-        hint=f"did you mean {close[0]}?"
-        if close
-        else "give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo",
-    )
+    if folders and holds_model(path):
+        return _of_folder(path, None)
+    if model.count("/") == 1 and not os.path.isfile(path):  # noqa: PTH113 (any text: no errors)
+        return ModelChoice(model, model, check_part(model.rpartition("/")[2], "model name"), None)
+    version = aliased(model)
+    if version is not None and catalog.recipe(version.model) is not None:
+        return choose_model(version.model)
+    raise _unknown(model, catalog.close_matches(model))
+
+
+def _of_folder(path: Path, recipe: ModelRecipe | None) -> ModelChoice:
+    if path.is_file():
+        raise UsageError(f"{path} is a file, not a model folder.", hint="give the folder that holds config.json")
+    if not path.is_dir():
+        raise PathNotFound.for_path(path_text(path), "model folder")
+    name = path.resolve().name
+    recipe = recipe or Catalog.packaged().recipe(name)
+    # written as a path, or a loader could take it for the id of a model on a hub
+    source = path_text(path)
+    if recipe is None:
+        return ModelChoice(source, name, _safe(name), None)
+    return ModelChoice(source, recipe.hf_id, recipe.name, recipe)
+
+
+def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
+    """The error for a `text` that is no model, with what may have been meant."""
+    path = Path(text)
+    if os.path.isfile(text):  # noqa: PTH113 (any text: no errors)
+        return UsageError(f"{text[:200]} is a file, not a model folder.", hint="give the folder that holds config.json")
+    hint = "give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo"
+    if os.path.isdir(text):  # noqa: PTH112 (any text: no errors)
+        empty = "" if holds_model(path) else ", which has no config.json"
+        hint = f"did you mean the folder {path_text(path)}{empty}?"
+    elif close:
+        hint = f"did you mean {close[0]}?"
+    return PathNotFound(f"no model is called {text!r}.", hint=hint)
 
 
 def check_made_for(folder: Path, manifest: Manifest | None) -> None:
@@ -67,7 +125,7 @@ def check_made_for(folder: Path, manifest: Manifest | None) -> None:
         UsageError: the configurations differ.
     """
     made_for = manifest.model.config_sha256 if manifest else None
-    if made_for is None or choose_model(str(folder)).recipe is not None:
+    if made_for is None or choose_model(folder).recipe is not None:
         return
     if made_for != sha256_hex((folder / "config.json").read_bytes()):
         raise UsageError(

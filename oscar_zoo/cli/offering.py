@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -15,11 +14,13 @@ import click
 
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli import render
+from oscar_zoo.cli.course import duration
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.cli.targets import wanted_reference
-from oscar_zoo.errors import ArtifactNotFound, NetworkError, OscarZooError, UsageError
+from oscar_zoo.errors import UNASKED, ArtifactNotFound, NetworkError, OscarZooError, UsageError
 
 if TYPE_CHECKING:
+    from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions
 
 _KEPT = re.compile(r"did you mean [^?]*\?|it is published on [^;]*|to use it anyway.*")
@@ -35,6 +36,7 @@ class Wish:
         calib_data, device, revision: as for `oscar-zoo compute`; `None` for its defaults.
         offline: no request may leave.
         silent: neither progress nor notes.
+        to_serve: the artifact is wanted for a server only.
     """
 
     compute: bool = False
@@ -43,6 +45,7 @@ class Wish:
     revision: str | None = None
     offline: bool = False
     silent: bool = False
+    to_serve: bool = False
 
     def check(self) -> None:
         """Refuse options that only mean something beside `--compute`, or while it is possible; raises `UsageError`."""
@@ -61,14 +64,19 @@ class Plan:
     Attributes:
         choice: the model.
         options: everything but the output folder.
-        seconds: how long it will take, or `None` where that cannot be told.
-        weight_bytes: to read, or to fetch.
+        cost: what it will take, or `None` where that cannot be told.
+        notes: what the user should know before it starts, in sentences.
     """
 
     choice: ModelChoice
     options: ComputeOptions
-    seconds: float | None
-    weight_bytes: int | None
+    cost: Estimate | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it will take."""
+        return self.cost.seconds if self.cost else None
 
     @property
     def about(self) -> str:
@@ -80,8 +88,8 @@ class Plan:
         """What will be done."""
         options = self.options
         text = f"{options.calib_tokens:,} tokens of {options.calib_data} on {options.device}: {self.about}."
-        if self.weight_bytes and not Path(self.choice.source).is_dir():
-            text += f" Its weights, {self.weight_bytes / 1e9:.1f} GB, are fetched first unless they are here."
+        if self.cost and not Path(self.choice.source).is_dir():
+            text += f" Its weights, {render.gigabytes(self.cost.weight_bytes)}, are fetched first unless they are here."
         return text
 
 
@@ -97,14 +105,20 @@ def model_to_compute(text: str, error: OscarZooError, model: str | None = None) 
     if reference.tag is not None or reference.digest is not None:
         return None
     try:
-        choice = choose_model(model or text)
+        # a name of an artifact does not mean a folder; --model may
+        choice = choose_model(model) if model else choose_model(text, folders=False)
     except OscarZooError:
         return None
     return choice if _is_called(choice, reference) else None
 
 
-def refusal(error: OscarZooError, command: str) -> OscarZooError:
-    """`error` of a search, with computing as the next step."""
+def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZooError:
+    """`error` of a search, with computing as the next step, unless no hub can give the model `choice` either."""
+    from oscar_zoo.evaluate.model_hub import is_here
+
+    unasked = isinstance(error, NetworkError) or (error.hint or "").startswith(UNASKED)
+    if unasked and not is_here(choice.source):
+        return error
     kept = _KEPT.search(error.hint or "") if isinstance(error, ArtifactNotFound) else None
     more = error.hint if isinstance(error, NetworkError) else kept and kept[0]
     if more is None:
@@ -124,10 +138,11 @@ def plan_computing(choice: ModelChoice, wish: Wish, error: OscarZooError) -> Pla
 
     Raises:
         MissingDependency: torch or transformers is not installed.
+        UnsupportedModel: it is wanted for a server, which would refuse the model.
         OscarZooError: as `compute`, for what can be found wrong before it starts.
     """
     from oscar_zoo.cli.commands.compute import command
-    from oscar_zoo.cli.loading import compute_options, require_compute
+    from oscar_zoo.cli.loading import compute_options, refused_by_serve, require_compute, will_be_refused
 
     require_compute()
     if isinstance(error, NetworkError):  # there may be one after all
@@ -144,9 +159,12 @@ def plan_computing(choice: ModelChoice, wish: Wish, error: OscarZooError) -> Pla
         values = dict(context.params)
     options = compute_options(values["model"], values["calib_data"], values["clip"], values["group_size"], values)
     check_options(options)
+    refused = refused_by_serve(options.model, options.revision)
+    if refused is not None and wish.to_serve:
+        raise refused
     block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
-    cost = estimate(options, block)
-    return Plan(choice, options, cost.seconds if cost else None, cost.weight_bytes if cost else None)
+    notes = (will_be_refused(refused),) if refused else ()
+    return Plan(choice, options, estimate(options, block), notes)
 
 
 def agreed(plan: Plan) -> bool:
@@ -164,22 +182,14 @@ def can_ask() -> bool:
 def announce(plan: Plan, *, silent: bool) -> None:
     """Say what starts now."""
     render.note(f"No artifact for {plan.choice.name} was found. Computing one: {plan.sentence}", quiet=silent)
+    for note in plan.notes:
+        render.note(f"note: {note}", quiet=silent)
     render.note("Ctrl-C stops it; the same command goes on from there.", quiet=silent)
 
 
 def command_line(command: str, text: str) -> str:
     """The command line that computes."""
     return f"oscar-zoo {command} {quote(text)} --compute"
-
-
-def duration(seconds: float) -> str:
-    """A time nobody should take for exact."""
-    if seconds <= 50:
-        return f"{10 * max(1, math.ceil(seconds / 10))} s"
-    if seconds < 90 * 60:
-        minutes = math.ceil(seconds / 60)
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
-    return f"{seconds / 3600:.0f} hours"
 
 
 def _is_called(choice: ModelChoice, reference: Reference) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from oscar_zoo.cli import completing
 from oscar_zoo.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,6 +83,11 @@ def offline_option(function: F) -> F:
     return click.option("--offline", is_flag=True, help="Use what is on this machine; ask no hub.")(function)
 
 
+def go_offline() -> None:
+    """What `--offline` means for this process, for libraries imported later, and for servers that it starts."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OSCAR_ZOO_OFFLINE": "1"}
+
+
 def device_option(function: F) -> F:
     """`--device`: where torch runs."""
     return click.option(
@@ -96,7 +103,9 @@ def revision_option(function: F) -> F:
 def served_model_options(function: F) -> F:
     """`--model` and `--revision`: what an artifact is served with."""
     what = "Model folder, zoo name or hub id. [default: the artifact's base model]"
-    return click.option("--model", metavar="MODEL", help=what)(revision_option(function))
+    return click.option("--model", metavar="MODEL", help=what, shell_complete=completing.models)(
+        revision_option(function)
+    )
 
 
 def engine_flags_argument(function: F) -> F:

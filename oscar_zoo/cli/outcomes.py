@@ -8,6 +8,7 @@ from rich.console import Console
 
 from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Rejected, Unreadable, Unsupported, Verified
 from oscar_zoo.cli import render
+from oscar_zoo.registry.verification import Checked
 
 NOT_REACHED = "not reached"
 """Detail of the checks that a failed one made pointless; people are not shown them."""
@@ -22,6 +23,7 @@ WARNINGS = {
     "numeric.condition": "a transform is badly conditioned; check the accuracy of the served model",
     "eigenvalues.missing": "no eigenvalues, so the statistics can never be checked",
     "eigenvalues.tied": "equal eigenvalues: the order of their columns is arbitrary",
+    "layers.not_checked": "the layers have gaps, as in a hybrid model; name the model to check them: --model",
     "content.uresidual": "the published `uresidual` method is transposed; expect no gain from it",
     "localisation.k": "K does not look like a calibrated rotation",
     "localisation.v": "V does not look like a calibrated rotation",
@@ -96,27 +98,36 @@ def headline(outcome: Outcome) -> str:
             assert_never(outcome)
 
 
-def next_step(outcome: Outcome, *, stored_as: str | None = None) -> str | None:
-    """What a person can do about a failed outcome; `stored_as` is its reference when it is in the local store."""
-    if stored_as is not None and not isinstance(outcome, Verified):
-        return f"oscar-zoo pull {stored_as}"
-    match outcome:
+def next_step(checked: Checked, *, model: str | None = None, digest: str | None = None) -> str | None:
+    """What a person can do about a failed outcome.
+
+    Args:
+        checked: what was verified.
+        model, digest: what `verify` was told to compare with.
+    """
+    match checked.outcome:
         case Verified():
             return None
-        case DigestMismatch():
-            return "fetch the artifact again; do not use this copy"
         case Rejected(code="layers.gaps"):
             return "name the model so that its attention layers are known: oscar-zoo verify PATH --model NAME"
+        case Rejected(code="layers.missing" | "layers.extra") | Rejected(stage="model"):
+            if model is not None:
+                return f"it does not fit {model}; name the model that it was made for, or see: oscar-zoo list"
+            return "it fits another model; name the one it is for with --model, or see: oscar-zoo list"
+        case DigestMismatch(want=want) if want == digest:
+            return "do not use this copy, or compare with the digest of the version that it is"
+        case _ if checked.stored:
+            return f"oscar-zoo pull {checked.label}"
+        case DigestMismatch():
+            return "fetch the artifact again; do not use this copy"
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
-        case Rejected(code="layers.missing" | "layers.extra") | Rejected(stage="model"):
-            return "it fits another model; name the one it is for with --model, or see: oscar-zoo list"
         case Rejected():
             return "do not serve it; get it again from its author or compute a new one: oscar-zoo compute --help"
         case Unsupported() | Unreadable():
             return "give a rotation file or a folder with a K/V pair, and check that you may read it"
         case _:
-            assert_never(outcome)
+            assert_never(checked.outcome)
 
 
 def print_outcome(console: Console, path: str, outcome: Outcome) -> None:

@@ -11,6 +11,7 @@ from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render
+from oscar_zoo.cli.starting import phases_of
 from oscar_zoo.evaluate.client import ServerClient
 from oscar_zoo.sglang_plugin import launch, server, staging
 from oscar_zoo.sglang_plugin.bench.run import free_port
@@ -80,7 +81,7 @@ def own_server(
         log = folder / f"{wanted.log}.log"
         render.note(f"Starting SGLang: {wanted.label} (log: {log})", quiet=silent)
         child = stack.enter_context(server.running(plan, log))
-        with render.waiting("waiting for the server", enabled=not silent) as tick:
+        with phases_of(log, enabled=not silent) as tick:
             child.wait_until_healthy(wanted.timeout, tick)
         staging.check_unchanged(staged, digest)
         yield child, ServerClient(plan.url, timeout=wanted.timeout)

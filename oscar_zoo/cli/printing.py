@@ -15,7 +15,7 @@ from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
 from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin import fork_command, launch, loading, preflight
+from oscar_zoo.sglang_plugin import flag_refusals, fork_command, launch, loading, preflight
 from oscar_zoo.sglang_plugin.settings import Source
 
 STORE = "OSCAR_ZOO_CACHE"
@@ -67,9 +67,13 @@ def _stock(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict
     source = Source(artifact=artifact.label) if artifact.installed else Source(folder=str(artifact.place.absolute()))
     digest = loading.load(source).digest  # as the plugin will read it
     plan = launch.plan(chosen.options(request, source, digest, key=None), os.environ)
+    for warning in flag_refusals.check_environment(plan.env):
+        render.note(f"note: {warning}", quiet=request.silent)
     env = dict(plan.sets)
     if artifact.installed and STORE in os.environ:
         env[STORE] = os.environ[STORE]
+    if request.offline:
+        env["HF_HUB_OFFLINE"] = "1"
     return plan.argv, env
 
 
@@ -82,6 +86,7 @@ def _fork(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[
         model=chosen.model,
         k_file=_file(chosen.artifact, "k"),
         v_file=_file(chosen.artifact, "v"),
+        head_dim=verified.k.head_dim,
         recipe=chosen.recipe,
         tensor_parallel=chosen.tensor_parallel if preflight.tensor_parallel(request.extra) is None else None,
         host=launch.LOOPBACK,

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli import render
 from oscar_zoo.cli.models import ModelChoice, check_made_for
 from oscar_zoo.cli.offering import Wish, command_line, model_to_compute, plan_computing, refusal
+from oscar_zoo.cli.pasting import pasted, serving
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.hubs.deadline import in_parallel
@@ -88,7 +88,8 @@ def compute_missing(
         if choice is None or not isinstance(result, OscarZooError):
             done.append(result)
         elif not wish.compute:
-            done.append(refusal(result, command_line("pull", text)))
+            line = command_line("pull", "FOLDER" if choice.on_no_hub else text)
+            done.append(refusal(result, line, choice))
         else:
             make = _plan_made if dry_run else _make
             done.append(_attempt(partial(make, choice, request, wish, result)))
@@ -96,14 +97,17 @@ def compute_missing(
 
 
 def _plan_made(choice: ModelChoice, request: Request, wish: Wish, error: OscarZooError) -> dict[str, Any]:
+    choice.check_can_be_had(command_line("pull", "FOLDER"))
     plan = plan_computing(choice, wish, error)
     facts = {"id": None, "model": choice.source, "digest": None, "already_present": False, "computed": True}
-    return facts | {"files": [], "bytes": 0, "warnings": [], "estimated_seconds": plan.seconds, "plan": plan.sentence}
+    cost = {"bytes": 0, "estimated_seconds": plan.seconds, "plan": plan.sentence}
+    return facts | {"files": [], "warnings": [], "notes": list(plan.notes)} | cost
 
 
 def _make(choice: ModelChoice, request: Request, wish: Wish, error: OscarZooError) -> dict[str, Any]:
     from oscar_zoo.cli.computing import obtain
 
+    choice.check_can_be_had(command_line("pull", "FOLDER"))
     obtained = obtain(plan_computing(choice, wish, error), request.trust, silent=wish.silent)
     row = _row(obtained.pulled)
     return _exported(row | obtained.facts, obtained.pulled, request)
@@ -139,6 +143,7 @@ def _row(result: PullResult) -> dict[str, Any]:
         "id": str(record.id),
         "digest": record.digest,
         "path": str(record.path),
+        "base_model": result.artifact.manifest.model.id if result.artifact.manifest else None,
         "already_present": result.already_present,
         "level": result.level,
         "warnings": list(result.warnings),
@@ -197,8 +202,10 @@ def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
         )
     if row.get("report"):
         render.note(f"Report: {row['report']}", quiet=quiet)
-    folder = f" --model {quote(row['model'])}" if row["computed"] and Path(row["model"]).is_dir() else ""
-    render.note(f"Next: oscar-zoo serve {reference}{folder}", quiet=quiet)
+    if row["computed"] and Path(row["model"]).is_dir():
+        render.note(f"Next: oscar-zoo serve {reference} --model {pasted(row['model'])}", quiet=quiet)
+    else:
+        render.note(serving(reference, row["base_model"] or row["id"].partition("/")[0]), quiet=quiet)
 
 
 def print_planned(row: dict[str, Any]) -> None:
@@ -206,6 +213,8 @@ def print_planned(row: dict[str, Any]) -> None:
     console = render.out()
     if row["computed"]:
         console.print(f"Would compute one for {render.clean(row['model'])} from {render.clean(row['plan'])}")
+        for note in row["notes"]:
+            render.note(f"note: {note}")
         return
     reference = render.clean(str(row["id"]).replace("/", ":", 1))
     if row["already_present"]:

@@ -9,17 +9,26 @@ import contextlib
 import json
 import shutil
 import sys
+import textwrap
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
+
+from oscar_zoo.cli import streams
+from oscar_zoo.cli.course import Rarely, duration
 
 NOT_REPORTED = "not reported"
 _WIDEST = 4096
+_LINES = 25
+"""Given beside a width, or a dumb terminal has 80 columns for rich and tables lose cells."""
 MARKS = {
     "ok": "[green]ok[/]",
     "warning": "[yellow]warning[/]",
@@ -33,7 +42,16 @@ ProgressCallback = Callable[[int, int, str], None]
 
 def out() -> Console:
     """Console of stdout, for data: never breaks a line or shortens a cell, so that what it shows can be copied."""
-    return Console(width=_WIDEST, soft_wrap=True, highlight=False)
+    return Console(width=_WIDEST, height=_LINES, soft_wrap=True, highlight=False)
+
+
+def prose(text: str) -> None:
+    """Print a sentence for people on stdout; on a terminal its lines break at words."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    for line in text.splitlines():
+        out().print(clean(line))
 
 
 def is_narrow(columns: int) -> bool:
@@ -48,13 +66,20 @@ def err() -> Console:
 
 def clean(text: object) -> str:
     """`text` without control and bidirectional characters, with rich markup escaped."""
-    kept = "".join(c for c in str(text) if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
-    return escape(kept)
+    return escape(printable(text))
+
+
+def printable(text: object) -> str:
+    """`text` without control and bidirectional characters, for what is written without rich."""
+    return "".join(c for c in str(text) if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """Print exactly one JSON object on stdout."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Print exactly one JSON object on stdout; characters that it cannot encode as `\\u` escapes."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    if not streams.can_write(text):
+        text = json.dumps(value, indent=1, allow_nan=False)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
@@ -82,10 +107,37 @@ def note(text: str, *, quiet: bool = False) -> None:
 
 def table(*columns: str, right: tuple[int, ...] = ()) -> Table:
     """A plain table; `right` are the indexes of numeric columns."""
-    result = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    result = _Listing(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for index, name in enumerate(columns):
         result.add_column(name, justify="right" if index in right else "left", no_wrap=True)
     return result
+
+
+class _Listing(Table):
+    """A table that becomes a block of lines per row on a terminal that is too narrow for it."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = console.file.isatty() and shutil.get_terminal_size().columns
+        if not narrow or Measurement.get(console, options, self).maximum <= narrow:
+            yield from super().__rich_console__(console, options)
+            return
+        names = [Text.from_markup(str(column.header)).plain for column in self.columns]
+        column = max(len(name) for name in names[1:]) + 4 if len(names) > 1 else 0
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            yield Text.from_markup(str(cells[0]), style="bold")
+            for name, cell in zip(names[1:], cells[1:], strict=True):
+                lines = textwrap.wrap(
+                    Text.from_markup(str(cell)).plain,
+                    max(narrow - column, 1),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                yield Text(f"\n{' ' * column}".join([f"  {name}".ljust(column) + (lines or ["-"])[0], *lines[1:]]))
+
+
+def gigabytes(size: int) -> str:
+    """`size` bytes for people, in GB; what is less than one in MB or kB."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else megabytes(size)
 
 
 def megabytes(size: int) -> str:
@@ -95,21 +147,26 @@ def megabytes(size: int) -> str:
 
 @contextlib.contextmanager
 def progress(unit: str, *, enabled: bool) -> Iterator[ProgressCallback]:
-    """Bars with time left on stderr, only on a terminal; the callback takes (done, total, what).
+    """Bars with time left on stderr, or a line every 30 seconds where that is no terminal.
+
+    The callback takes (done, total, what).
 
     Args:
         unit: of the numbers: `bytes`, or a word to show behind them. A total of 0 is work of unknown length.
         enabled: whether to show anything.
     """
-    if not enabled or not sys.stderr.isatty():
+    if not enabled:
         yield lambda done, total, text: None
+        return
+    if not sys.stderr.isatty():
+        rarely = Rarely(time.monotonic)
+        yield lambda done, total, text: note(f"{text}: {_count(done, total, unit)}", quiet=not (total and rarely()))
         return
     columns = (
         TextColumn("  {task.description:<26}"),
         BarColumn(bar_width=24),
         TextColumn("{task.fields[count]:>22}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[left]}"),
+        _TimeLeft(),
     )
     with Progress(*columns, console=err(), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
@@ -118,12 +175,20 @@ def progress(unit: str, *, enabled: bool) -> Iterator[ProgressCallback]:
             if text not in tasks:
                 for phase in [task.id for task in bars.tasks if task.total is None]:
                     bars.remove_task(phase)
-                tasks[text] = bars.add_task(text, total=total or None, count="", left="")
+                tasks[text] = bars.add_task(text, total=total or None, count="")
             if total and tasks[text] in bars.task_ids:
-                left = "left" if done < total else ""
-                bars.update(tasks[text], completed=done, total=total, count=_count(done, total, unit), left=left)
+                bars.update(tasks[text], completed=done, total=total, count=_count(done, total, unit))
 
         yield update
+
+
+class _TimeLeft(ProgressColumn):
+    """Nothing until it can be told."""
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        left = None if task.finished else task.time_remaining
+        return Text("" if left is None else f"about {duration(left)} left")
 
 
 def _count(done: int, total: int, unit: str) -> str:

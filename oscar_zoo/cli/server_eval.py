@@ -15,7 +15,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli import render, server_eval_table
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.benching import check_file, numbers, write_file
-from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model
+from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model, with_folder
 from oscar_zoo.cli.loading import pick_device, pick_serving_device, require_serve, with_overrides
 from oscar_zoo.cli.models import ModelChoice
 from oscar_zoo.cli.own_server import Wanted, own_server
@@ -156,7 +156,7 @@ def _subject(request: ServerEvalRequest) -> _Subject:
 
     text = read_text(request.data, "validation")
     artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
-    choice = model_for(artifact, request.model)
+    choice = model_for(artifact, request.model, again=with_folder("eval", request.artifact))
     recipe = with_overrides(recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip)
     if artifact.verified.k is None or artifact.verified.v is None:
         raise UsageError(f"{request.artifact} has only one side; a cache needs K and V.", hint="give the whole folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,12 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo import paths
-from oscar_zoo.cli import render
+from oscar_zoo.cli import render, server_records
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
 from oscar_zoo.cli.loading import require_serve
-from oscar_zoo.errors import PathNotFound, ServerFailed, UsageError
-from oscar_zoo.sglang_plugin import fork_environment, launch, server, staging
+from oscar_zoo.cli.ready_block import print_ready, ready_facts
+from oscar_zoo.cli.serve_command import command_line
+from oscar_zoo.cli.starting import phases_of
+from oscar_zoo.errors import PathNotFound, PortInUse, ServerFailed, UsageError
+from oscar_zoo.evaluate.client import ServerClient
+from oscar_zoo.sglang_plugin import flag_refusals, launch, server, staging
+from oscar_zoo.sglang_plugin.processes import Process
+from oscar_zoo.sglang_plugin.ready import read_facts
 from oscar_zoo.sglang_plugin.settings import Source
+
+ANSWER_SECONDS = 60.0
+"""How long a server that is ready may take to describe itself."""
+NO_MODEL = re.compile(r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound")
+"""What transformers and the hub's client say when no hub has a model, or none can be asked."""
+WILDCARDS = {"0.0.0.0": launch.LOOPBACK, "[::]": "[::1]"}
+"""Addresses that mean every one, and one that a client can ask."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,7 @@ class _Prepared:
     plan: launch.LaunchPlan
     staged: Path
     staged_digest: str
+    key: str | None
 
 
 def serve(request: ServeRequest) -> int:
@@ -32,11 +47,32 @@ def serve(request: ServeRequest) -> int:
     _check_exposure(request)
     request.wish.check()
     require_serve()
-    server.check_port_free(request.expose or launch.LOOPBACK, request.port)
+    check_port(request)
     chosen = choose(request)
     with ExitStack() as stack:
         private = stack.enter_context(staging.private_folder())
         return _run(request, _prepare(request, chosen, private))
+
+
+def check_port(request: ServeRequest) -> None:
+    """Refuse a port that is taken.
+
+    Raises:
+        PortInUse: by another process, or by a server of ours that is starting.
+        UsageError: it cannot be listened on.
+    """
+    host = request.expose or launch.LOOPBACK
+    ours = {record.port: record for record in server_records.running()}
+
+    def again() -> str:
+        return command_line(request, port=server.next_free_port(host, request.port, avoid=ours.keys()) or "PORT")
+
+    if request.port in ours:
+        raise PortInUse(
+            f"port {request.port} is taken: {ours[request.port].model} is served there.",
+            hint=f"choose another: {again()} (or end that one: oscar-zoo stop {request.port})",
+        )
+    server.check_port_free(host, request.port, again=again)
 
 
 def _check_exposure(request: ServeRequest) -> None:
@@ -44,41 +80,59 @@ def _check_exposure(request: ServeRequest) -> None:
         raise UsageError(
             f"listening on {request.expose} needs an API key.", hint="put one into a file and add --api-key-file FILE"
         )
-    if request.api_key_file is not None and not request.api_key_file.is_file():
-        raise PathNotFound.for_path(request.api_key_file, "key file")
+    if request.api_key_file is not None:
+        read_key(request.api_key_file)
+
+
+def read_key(path: Path) -> str:
+    """The API key in the file `path`; raises `PathNotFound`, or `UsageError` when it holds no single line."""
+    if not path.is_file():
+        raise PathNotFound.for_path(path, "key file")
+    key = path.read_text("utf-8").strip()
+    if not key or any(ord(c) < 32 for c in key):
+        raise UsageError(f"{path} does not hold one line with a key.")
+    return key
+
+
+def client_url(url: str) -> str:
+    """Where a client on this machine reaches the server that listens at `url`."""
+    for wildcard, address in WILDCARDS.items():
+        url = url.replace(f"://{wildcard}:", f"://{address}:")
+    return url
 
 
 def _prepare(request: ServeRequest, chosen: Chosen, private: Path) -> _Prepared:
     staged = private / "rotations"
     digest = staging.stage_rotations(chosen.artifact.verified, staged)
-    key_file = None
+    key = key_file = None
     if request.api_key_file is not None:
-        key = request.api_key_file.read_text("utf-8").strip()
-        if not key or any(ord(c) < 32 for c in key):
-            raise UsageError(f"{request.api_key_file} does not hold one line with a key.")
+        key = read_key(request.api_key_file)
         key_file = staging.write_key_file(private, key)
     options = chosen.options(request, Source(folder=str(staged)), digest, key=key_file)
     plan = launch.plan(options, os.environ)
-    for warning in fork_environment.check(plan.env):
+    for warning in flag_refusals.check_environment(plan.env):
         render.note(f"note: {warning}", quiet=request.silent)
-    return _Prepared(chosen, plan, staged, digest)
+    return _Prepared(chosen, plan, staged, digest, key)
 
 
 def _run(request: ServeRequest, prepared: _Prepared) -> int:
     silent = request.silent
-    log = _log_file(request.port)
+    log = log_file(request.port)
     started = time.monotonic()
     render.note(f"Starting SGLang for {prepared.chosen.choice.source} (log: {log})", quiet=silent)
     ready = False
     try:
-        with server.running(prepared.plan, log) as child:
-            with render.waiting("waiting for the server", enabled=not silent) as tick:
-                child.wait_until_healthy(request.timeout, tick)
-            staging.check_unchanged(prepared.staged, prepared.staged_digest)
-            ready = True
-            _report(request, prepared, log, time.monotonic() - started)
-            child.wait()
-            raise child.failure("the server ended")
+        with server_records.registered(_record(request, prepared, log)) as entry:
+            with server.running(prepared.plan, log) as child:
+                with phases_of(log, enabled=not silent) as tick:
+                    child.wait_until_healthy(request.timeout, tick)
+                staging.check_unchanged(prepared.staged, prepared.staged_digest)
+                facts = _facts(request, prepared, log, time.monotonic() - started)
+                ready = True
+                entry.change(state="ready", model=facts["model_id"])
+                render.emit_json(facts) if request.as_json else print_ready(facts, stop="Ctrl-C")
+                child.wait()
+                raise child.failure("the server ended")
     except KeyboardInterrupt:
         if not ready:
             raise
@@ -90,31 +144,51 @@ def _run(request: ServeRequest, prepared: _Prepared) -> int:
         render.note("Stopped by SIGTERM.", quiet=silent)
         return 0
     except ServerFailed as error:
-        if not (ready and request.as_json):
+        if not ready:
+            raise without_model(request, prepared.chosen.choice.source, error) from None
+        if not request.as_json:
             raise
         render.print_error(error.code, error.message, error.hint, as_json=False)  # stdout has its one object
         return 1
 
 
-def _log_file(port: int) -> Path:
+def without_model(request: ServeRequest, source: str, error: ServerFailed) -> ServerFailed:
+    """The same error; where no hub gave the model `source`, with the command for a model in a folder."""
+    if Path(source).is_dir() or not NO_MODEL.search(error.message):
+        return error
+    again = command_line(request, model="DIR")
+    return ServerFailed(error.message, hint=f"if {source} lies in a folder: {again}; {error.hint}")
+
+
+def log_file(port: int) -> Path:
+    """The log of the server on `port`, in a folder that only this user may enter."""
     folder = paths.state_dir() / "logs"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / f"serve-{port}.log"
 
 
-def _report(request: ServeRequest, prepared: _Prepared, log: Path, seconds: float) -> None:
-    recipe, artifact, url = prepared.chosen.recipe, prepared.chosen.artifact, prepared.plan.url
-    if request.as_json:
-        facts: dict[str, Any] = {"schema": "oscar-zoo.serve/1", "url": f"{url}/v1", "artifact": artifact.label}
-        facts |= {"digest": artifact.verified.digest, "model": prepared.chosen.choice.source, "log": str(log)}
-        facts |= {"recipe": recipe.model_dump(mode="json"), "seconds": round(seconds, 1), "pid": os.getpid()}
-        render.emit_json(facts)
-        return
-    console = render.out()
-    console.print(f"{render.clean(artifact.label)}  {artifact.verified.digest}")
-    console.print(f"verified to level {artifact.verified.level}; serving {render.clean(prepared.chosen.choice.source)}")
-    console.print(
-        f"INT2 cache: {recipe.bits_per_element:.2f} bits per element, K clip {recipe.clip.k}, V clip {recipe.clip.v}, "
-        f"first {recipe.windows.sink} and last {recipe.windows.recent} tokens in {recipe.windows.dtype}"
+def _record(request: ServeRequest, prepared: _Prepared, log: Path) -> server_records.ServerRecord:
+    me = Process.of(os.getpid())
+    assert me is not None
+    return server_records.ServerRecord(
+        process=me,
+        port=request.port,
+        url=f"{prepared.plan.url}/v1",
+        model=prepared.chosen.choice.model_id,
+        artifact=prepared.chosen.artifact.label,
+        log=str(log),
+        since=server_records.now(),
+        state="starting",
     )
-    console.print(f"Ready    {url}/v1   ({seconds:.0f} s)      stop with Ctrl-C")
+
+
+def _facts(request: ServeRequest, prepared: _Prepared, log: Path, seconds: float) -> dict[str, Any]:
+    """What the running server says of itself, and what we know of it."""
+    ready = read_facts(ServerClient(client_url(prepared.plan.url), timeout=ANSWER_SECONDS, key=prepared.key))
+    facts = ready_facts(request, prepared.chosen, ready, client_url(prepared.plan.url))
+    return facts | {
+        "url": f"{prepared.plan.url}/v1",
+        "log": str(log),
+        "seconds": round(seconds, 1),
+        "pid": os.getpid(),
+    }

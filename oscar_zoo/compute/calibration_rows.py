@@ -6,7 +6,7 @@ shows them; moments, which are all that a capture leaves, do not have them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,17 @@ class CalibrationRows:
         return self.kept[role, layer_id].to(self.device)
 
 
-def collect_rows(loaded: LoadedModel, sequences: Sequence[Sequence[int]], group_size: int) -> CalibrationRows:
+def collect_rows(
+    loaded: LoadedModel,
+    sequences: Sequence[Sequence[int]],
+    group_size: int,
+    *,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> CalibrationRows:
     """Run a model over some of `sequences` and keep their K and V rows.
+
+    Args:
+        tick: told `(sequences done, sequences in all)`.
 
     Raises:
         ComputeFailed: rows that are not finite.
@@ -62,7 +71,7 @@ def collect_rows(loaded: LoadedModel, sequences: Sequence[Sequence[int]], group_
                 )
             parts.setdefault((role, layer_id), []).append(rows.cpu().clone())
 
-    watch(loaded, chosen, see)
+    watch(loaded, chosen, see, tick=tick)
     kept = {}
     while parts:
         at, rows = parts.popitem()

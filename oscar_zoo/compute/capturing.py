@@ -52,6 +52,11 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def can_resume(work: Path) -> bool:
+    """Whether an interrupted run left something in `work` to go on from."""
+    return any(work.glob(f"*/{STATE}"))
+
+
 @contextmanager
 def kept_for_resume(work: Path) -> Iterator[None]:
     """What a capture saved in `work` stays while the body fails, if there is anything to go on from."""
@@ -61,13 +66,13 @@ def kept_for_resume(work: Path) -> Iterator[None]:
         yield
         done = True
     except KeyboardInterrupt as error:
-        if any(work.glob(f"*/{STATE}")):
+        if can_resume(work):
             error.add_note(
                 f"what was captured is kept in {work}; the same command goes on from there (compute: with --resume)"
             )
         raise
     finally:
-        if done or not any(work.glob(f"*/{STATE}")):
+        if done or not can_resume(work):
             in_process.discard(work)
             in_engine.discard(work)
             for folder in (work, *missing):

@@ -8,6 +8,7 @@ still be kept. The rule and its limits are in `select`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,10 +22,12 @@ from oscar_zoo.compute.decision import Choice, Questions
 from oscar_zoo.compute.fidelity import Fidelity, measure_fits
 from oscar_zoo.compute.fit import Fits, find_method
 from oscar_zoo.compute.heldout import HeldOutRows, collect
+from oscar_zoo.compute.phases import ERRORS, HELD_OUT, MORE_RECALL, PERPLEXITY, RECALL
 from oscar_zoo.compute.select import Base, Gate, Trial
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.cache import CacheSpec
 from oscar_zoo.evaluate.models import LoadedModel
+from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.evaluate.tasks.base import Measurement, Prompt, Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
@@ -47,7 +50,7 @@ def choose(
     fixed_clip: bool = False,
     fast: bool = False,
     allow_poor: bool = False,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = lambda done, total, phase: None,
 ) -> Choice:
     """Measure every fit with the clips worth it, and keep the best.
 
@@ -59,15 +62,17 @@ def choose(
         fixed_clip: measure with its clip only.
         fast: decide by errors of attention; neither perplexity nor recall is measured.
         allow_poor: keep a result that fails a gate.
-        progress: `(layers and sequences done, in all so far, "choose")`.
+        progress: told where it is in the phases `held-out rows`, `errors`, `perplexity`, `recall` and `more recall`.
 
     Raises:
         ComputeFailed: the best one fails a gate, or the model gives no finite perplexity or rows.
         UsageError: the held-out sequences are no longer than both windows.
     """
     task = _task(heldout, recipe.windows)
-    rows = collect(loaded, [prompt.ids.tolist() for prompt in task.prompts], recipe.windows)
-    bench = _Bench(loaded, rows, fits, recipe, _Meter(progress))
+    meter = _Meter(progress)
+    meter.start(HELD_OUT, len(task.prompts))
+    rows = collect(loaded, [prompt.ids.tolist() for prompt in task.prompts], recipe.windows, tick=meter.at)
+    bench = _Bench(loaded, rows, fits, recipe, meter)
     errors = bench.errors(fixed_clip=fixed_clip)
     trials = [Trial(name, one) for name, found in errors.items() for one in found.clips[: 1 if fast else None]]
     base, asked = None, Questions()
@@ -75,16 +80,18 @@ def choose(
         final = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
         at, reason = select.best_by_error([trials[n] for n in final])
     else:
+        bench.start_perplexities(trials, task, finer=not fixed_clip)
         base = Base(bench.own_perplexity(task))
         trials = bench.perplexities(trials, task, finer=not fixed_clip)
         offered = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
         final = [offered[n] for n in select.finalists([trials[at] for at in offered])]
-        asked = bench.questions(heldout)
+        asked = bench.questions(heldout, len(final))
         if asked.remark is None:
             base = replace(base, recall=asked.own)
             bench.recalls(trials, final, asked)
             measured = [offered.index(at) for at in final]
             more = [offered[n] for n in select.substitutes([trials[at] for at in offered], measured, base)]
+            meter.start(MORE_RECALL, len(more) * len(asked.task.prompts) if asked.task else 0)
             bench.recalls(trials, more, asked)
             final = sorted(final + more)
         at, reason = select.best([trials[n] for n in final], base)
@@ -107,13 +114,28 @@ def choose(
 
 @dataclass
 class _Meter:
-    progress: Callable[[int, int, str], None]
+    """Counts in one phase after the other; the total of each is known when it starts, and may not be reached."""
+
+    progress: Progress
+    phase: str = ""
     total: int = 0
     done: int = 0
+    share: int = 1
+
+    def start(self, phase: str, total: int, *, share: int = 1) -> None:
+        """Begin a phase of `total` units, each done after `share` ticks."""
+        self.phase, self.total, self.done, self.share = phase, total, 0, share
+        if total:
+            self.progress(0, total, phase)
 
     def tick(self) -> None:
+        """One share of a unit is done."""
         self.done += 1
-        self.progress(self.done, max(self.done, self.total), "choose")
+        self.at(self.done // self.share, self.total)
+
+    def at(self, done: int, total: int) -> None:
+        """`done` units are."""
+        self.progress(min(done, total), total, self.phase)
 
 
 @dataclass(frozen=True)
@@ -132,11 +154,17 @@ class _Bench:
         shown = [name for name in self.fits.results if not _publishable(name)]
         offered = [name for name in self.fits.results if _publishable(name)]
         parts = ((shown, plain, True), (offered, self.recipe, fixed_clip))
-        self.meter.total = 2 * len(parts) * len(self.loaded.block.attention_layers)
+        self.meter.start(ERRORS, len(self.loaded.block.attention_layers), share=2 * len(parts))
         found: dict[str, Fidelity] = {}
         for names, recipe, fixed in parts:
             found |= self._fidelity(names, recipe, fixed_clip=fixed, tick=self.meter.tick)
         return found
+
+    def start_perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> None:
+        """Of BF16, of the trials, and of as many finer clips as there may be."""
+        alike = max(Counter(map(select.asking, self.fits.results)).values())
+        more = len(FINER_CLIPS) * alike if finer else 0
+        self.meter.start(PERPLEXITY, (1 + len(trials) + more) * len(task.prompts))
 
     def own_perplexity(self, task: Task) -> Measurement:
         """Of the model as it is."""
@@ -152,7 +180,6 @@ class _Bench:
 
         They follow theirs.
         """
-        self.meter.total += (len(trials) + finer * len(FINER_CLIPS)) * len(task.prompts)
         found = [self._with_perplexity(trial, task) for trial in trials]
         if not finer:
             return found
@@ -162,15 +189,15 @@ class _Bench:
             tried = [self._indices(trial.errors.clip) for trial in found if trial.method == name]
             more = [clip for ratio in FINER_CLIPS if self._indices(clip := Clip(k=ratio, v=ratio)) not in tried]
             after = max(at for at, trial in enumerate(found) if trial.method == name) + 1
-            self.meter.total += (name != best) * len(more) * len(task.prompts)
             found[after:after] = [self._with_perplexity(self._trial(name, clip), task) for clip in more]
         return found
 
-    def questions(self, heldout: HeldOut) -> Questions:
-        """What to ask for recall, if it is to be asked."""
+    def questions(self, heldout: HeldOut, number: int) -> Questions:
+        """What to ask for recall, if it is to be asked, of the model and then of `number` trials."""
         task = self._recall_task(heldout)
         if task is None:
             return Questions(remark="recall was not measured: windows, context or held-out text leave no room for it")
+        self.meter.start(RECALL, (1 + number) * len(task.prompts))
         own = self._measure(task, None)
         if own.value < RECALL_LEAST:
             return Questions(task, own, f"the model itself recalls {own.value:.0%} of digits: recall was not judged")
@@ -179,7 +206,6 @@ class _Bench:
     def recalls(self, trials: list[Trial], which: Sequence[int], asked: Questions) -> None:
         """Measure the recall of some trials, in place."""
         assert asked.task is not None
-        self.meter.total += len(which) * len(asked.task.prompts)
         for at in which:
             trials[at] = replace(trials[at], recall=self._measure(asked.task, self._cache(trials[at])))
 
@@ -188,7 +214,7 @@ class _Bench:
             ids: list[int] = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return ids
 
-        text = torch.tensor([token for sequence in heldout.sequences for token in sequence])
+        text = torch.tensor([token for sequence in heldout.sequences for token in sequence], device="cpu")
         windows, rope = self.recipe.windows, self.loaded.block.rope
         for times in RECALL_WINDOWS:
             length = min(times * (windows.sink + windows.recent), (rope and rope.max_position) or math.inf)
@@ -229,7 +255,7 @@ class _Bench:
 def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
     first = windows.sink + windows.recent
     prompts = [
-        Prompt(torch.tensor(sequence), torch.arange(first, len(sequence) - 1))
+        Prompt(torch.tensor(sequence, device="cpu"), torch.arange(first, len(sequence) - 1, device="cpu"))
         for sequence in heldout.sequences
         if len(sequence) > first + 1
     ]

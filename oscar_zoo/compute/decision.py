@@ -105,6 +105,13 @@ class Choice:
     refused: Mapping[str, str]
     questions: Questions
 
+    @property
+    def measured_on(self) -> str:
+        """The text and the positions behind the perplexities: with others they are other numbers."""
+        first = self.recipe.windows.sink + self.recipe.windows.recent
+        text = [len(one) for one in self.heldout.sequences if len(one) > first + 1]
+        return f"{len(text)} held-out sequences of {max(text, default=0):,} tokens, positions from {first:,} on"
+
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The table, a row per trial."""

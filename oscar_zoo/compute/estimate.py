@@ -8,20 +8,30 @@ of the machine) makes it an estimate: it is meant to tell minutes from hours.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.calibration_rows import MOST_TOKENS
-from oscar_zoo.compute.fit import find_method
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions
+from oscar_zoo.compute.phases import (
+    CAPTURE,
+    FAST_PASSES,
+    FIT,
+    LOAD,
+    MEASURED_PASSES,
+    ROWS,
+    TUNE,
+    WRITE,
+    expected_phases,
+    tunes,
+)
 from oscar_zoo.evaluate.device import default_device
 from oscar_zoo.evaluate.models import ModelSize, model_size
+from oscar_zoo.evaluate.phases import Phase
 
-MEASURED_PASSES, FAST_PASSES = 48, 10
-"""How often `auto` reads as many tokens as are held out, all its measurements taken together, and with `fast`."""
 EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches (COMPUTE 10)."""
 DISK_BYTES_PER_SECOND = 1e9
@@ -44,12 +54,17 @@ class Estimate:
     """What a computation costs.
 
     Attributes:
-        seconds: from reading the weights to the written artifact.
+        phases: what it does, in order, from reading the weights to the written artifact.
         weight_bytes: to read, and to download where they are not on this machine.
     """
 
-    seconds: float
+    phases: tuple[Phase, ...]
     weight_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """All phases together."""
+        return sum(phase.seconds for phase in self.phases)
 
 
 def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
@@ -69,27 +84,23 @@ def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
     model_speed = matmul_speed(device, dtype if bytes_each > 1 else torch.bfloat16)
     exact_speed = matmul_speed(device, torch.float32)
     length = min(options.seq_len or LONGEST_DEFAULT, (block.rope and block.rope.max_position) or LONGEST_DEFAULT)
-    seconds = START_SECONDS + size.parameters * bytes_each / DISK_BYTES_PER_SECOND
-    seconds += options.calib_tokens * forward_flops(size, block, length) / (EFFICIENCY * model_speed)
-    seconds += options.calib_tokens * moment_flops(block) / (exact_speed / 2)
-    seconds += _fits(block, all_methods=options.method == AUTO)
-    if options.method == AUTO:
-        tokens = options.heldout_tokens * (FAST_PASSES if options.fast else MEASURED_PASSES)
-        seconds += tokens * forward_flops(size, block, length) / (EFFICIENCY * model_speed)
-        seconds += tokens * attention_flops(block, length) / exact_speed
+    forward = forward_flops(size, block, length) / (EFFICIENCY * model_speed)  # seconds of one token
+    simulated = forward + attention_flops(block, length) / exact_speed
+    cost = {
+        LOAD: START_SECONDS + size.parameters * bytes_each / DISK_BYTES_PER_SECOND,
+        CAPTURE: options.calib_tokens * (forward + moment_flops(block) / (exact_speed / 2)),
+        FIT: _fits(block, all_methods=options.method == AUTO),
+    }
     if tunes(options):
-        cost = tuning_seconds(block, device)
-        if options.method != AUTO or cost <= LONGEST_TUNING:
-            tokens = min(options.calib_tokens, MOST_TOKENS)
-            seconds += cost + tokens * forward_flops(size, block, length) / (EFFICIENCY * model_speed)
-    return Estimate(seconds, size.parameters * bytes_each)
-
-
-def tunes(options: ComputeOptions) -> bool:
-    """Whether the options ask for a method that is tuned."""
+        tuning = tuning_seconds(block, device)
+        if options.method != AUTO or tuning <= LONGEST_TUNING:
+            cost |= {ROWS: min(options.calib_tokens, MOST_TOKENS) * forward, TUNE: tuning}
     if options.method == AUTO:
-        return options.tune and not options.fast
-    return find_method(options.method).tune is not None
+        passes = FAST_PASSES if options.fast else MEASURED_PASSES
+        cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
+    known = {phase.name: phase for phase in expected_phases(options)}
+    phases = [replace(known[name], seconds=seconds) for name, seconds in (cost | {WRITE: 0.0}).items()]
+    return Estimate(tuple(phases), size.parameters * bytes_each)
 
 
 def tuning_seconds(block: ModelBlock, device: str) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import MalformedFile, OutputExists, StorageError, UsageError
 
 
@@ -58,19 +59,19 @@ def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> No
 
 
 def _check_replaceable(target: Path, *, force: bool) -> None:
-    names = {entry.name for entry in target.iterdir()}
+    names, shown = {entry.name for entry in target.iterdir()}, path_text(target)
     if not names:
         return
     if FILE_NAME not in names:
-        raise OutputExists(f"{target} holds other files.", hint="choose another output folder")
+        raise OutputExists(f"{shown} holds other files.", hint="choose another output folder")
     if not force:
-        raise OutputExists(f"{target} already holds an artifact.", hint="replace it with --force, or choose a folder")
+        raise OutputExists(f"{shown} already holds an artifact.", hint="replace it with --force, or choose a folder")
     try:
         manifest = Manifest.from_bytes(read_file(target / FILE_NAME, max_bytes=strict_json.MAX_BYTES))
     except MalformedFile as error:
-        raise OutputExists(f"{target}: {error.message}", hint="remove the folder, or choose another") from None
+        raise OutputExists(f"{shown}: {error.message}", hint="remove the folder, or choose another") from None
     if others := sorted(names - {FILE_NAME, *(file.path for file in manifest.files)}):
-        raise OutputExists(f"{target} also holds {others[0]}, which is no part of its artifact.", hint="move it away")
+        raise OutputExists(f"{shown} also holds {others[0]}, which is no part of its artifact.", hint="move it away")
 
 
 def _replace(staged: Path, target: Path) -> bool:

@@ -130,15 +130,24 @@ class HeldOutRows:
         return LayerRows(moved, self.o_proj(layer_id).to(self.device), self._scaling.get(layer_id, 1.0))
 
 
-def collect(loaded: LoadedModel, sequences: Sequence[Sequence[int]], windows: Windows) -> HeldOutRows:
+def collect(
+    loaded: LoadedModel,
+    sequences: Sequence[Sequence[int]],
+    windows: Windows,
+    *,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> HeldOutRows:
     """Run a model over sequences and keep the rows of its full-attention layers.
+
+    Args:
+        tick: as of `watch`.
 
     Raises:
         ComputeFailed: rows that are not finite.
         UnsupportedModel: attention that cannot be seen.
     """
     kept = HeldOutRows(windows, loaded.device, output_weights(loaded, sequences[0]))
-    watch(loaded, sequences, kept.add)
+    watch(loaded, sequences, kept.add, tick=tick)
     return kept
 
 
@@ -146,25 +155,32 @@ def watch(
     loaded: LoadedModel,
     sequences: Sequence[Sequence[int]],
     see: Callable[[int, Tensor, Tensor, Tensor, float], None],
+    *,
+    tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run a model over sequences and show the rows of its full-attention layers.
 
     Args:
         see: of a layer and a sequence: layer id, query, key and value rows and scaling, as `HeldOutRows.add`.
+        tick: told `(sequences done, sequences in all)`; where all go through a layer together, each counts its share.
 
     Raises:
         UnsupportedModel: attention that cannot be seen.
     """
+    layers, seen = len(loaded.block.attention_layers), 0
 
     def attention(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        nonlocal seen
         see(layer_id, query[0], key[0], value[0], scaling)
+        seen += 1
+        tick(min(seen // layers, len(sequences)), len(sequences))
         grouped = key.shape[1] != query.shape[1]
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
         )
 
     with torch.inference_mode(), attention_scope(loaded, attention):
-        ids = [torch.tensor(list(one)) for one in sequences]
+        ids = [torch.tensor(list(one), device="cpu") for one in sequences]
         if loaded.streamed:
             deque(run_by_layer(loaded.model, loaded.block.num_layers, ids), 0)
         else:

@@ -8,10 +8,11 @@ far is kept for `resume`. The same options give the same digest on the same mach
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,23 @@ from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import capturing, moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.calibration_rows import CalibrationRows, collect_rows
-from oscar_zoo.compute.capture.base import Progress, no_progress
+from oscar_zoo.compute.capture.base import no_progress
 from oscar_zoo.compute.capturing import Captured, is_main_process
 from oscar_zoo.compute.choosing import choose
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
 from oscar_zoo.compute.decision import Choice
-from oscar_zoo.compute.estimate import LONGEST_TUNING, tunes, tuning_seconds
+from oscar_zoo.compute.estimate import LONGEST_TUNING, tuning_seconds
 from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, Fits, Tick, fit, fit_all, with_tuned
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, check_options, sequence_length
+from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, ROWS, TUNE, WRITE, tunes
 from oscar_zoo.compute.reporting import report_of, save_report
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.memory import Workload, memory_errors
 from oscar_zoo.evaluate.models import LoadedModel, inspect_model, load_model, load_tokenizer
+from oscar_zoo.evaluate.phases import Progress
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
 
@@ -98,12 +101,15 @@ class _Subject:
     loaded: LoadedModel | None
 
 
-def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progress) -> ComputeResult | None:
+def compute_artifact(
+    options: ComputeOptions, *, progress: Progress = no_progress, tell: Callable[[str], None] = lambda text: None
+) -> ComputeResult | None:
     """Calibrate a model and write the artifact.
 
     Args:
         options: what to compute.
-        progress: `(tokens done, tokens in all, phase)`; phases without tokens report `(0, 0, phase)` at their start.
+        progress: told where it is in the phases of `phases.expected_phases`.
+        tell: told what the user should know at once, in sentences.
 
     Returns:
         The artifact; `None` in all processes of `torchrun` but the first.
@@ -119,17 +125,19 @@ def compute_artifact(options: ComputeOptions, *, progress: Progress = no_progres
     """
     methods = check_options(options)
     clock = _Clock(progress)
-    with clock.phase("load"):
+    with clock.phase(LOAD):
         subject = _load(options)
     data = _read_data(options, subject, methods)
     base = options.output_dir or _place(options, methods[0] if len(methods) == 1 else None, data)
     if len(methods) == 1:
         check_target(base, force=options.force)
     work = base.with_name(base.name + ".work")
+    if options.resume and is_main_process() and not capturing.can_resume(work):
+        tell(f"there is nothing to go on from in {work}: the capture starts from the beginning.")
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
     with capturing.kept_for_resume(work), memory_errors(subject.block.id, device):
-        with clock.phase("capture"):
+        with clock.phase(CAPTURE):
             captured = _capture(options, subject, methods, data, work, progress)
         if not is_main_process():
             return None
@@ -145,11 +153,11 @@ def _finish(
     clock: _Clock,
 ) -> ComputeResult:
     """From the moments to what is on disk."""
-    with clock.phase("fit"):
+    with clock.phase(FIT):
         moments = captured.moments if captured else Moments(subject.block, {})
         choice = None
         if options.method in TUNED:
-            rows = _rows(options, subject, data)
+            rows = _rows(options, subject, data, clock.progress)
             chosen = fit(moments, methods[0], rows, tick=_tuning(clock.progress))
         elif options.method != AUTO:
             chosen = fit(moments, methods[0])
@@ -161,7 +169,7 @@ def _finish(
         if choice is not None:
             facts = replace(facts, recipe=choice.recipe, selection=choice.selection, quality=choice.quality)
         verified = _require_verified(verify_files(assemble(chosen, facts), strict=True))
-    with clock.phase("write"):
+    with clock.phase(WRITE):
         check_target(target, force=options.force)
         saved = _save_moments(target, subject, data, captured)
         files = assemble(chosen, replace(facts, moments=saved))
@@ -208,16 +216,21 @@ def _fits(
     if cost > LONGEST_TUNING:
         why_not = f"tuning takes about {cost / 60:.0f} minutes on this device; to wait for it, name it with --method"
         return replace(fits, refused={**fits.refused, **dict.fromkeys(TUNED, why_not)})
-    return with_tuned(fits, moments, _rows(options, subject, data), tick=_tuning(progress))
+    return with_tuned(fits, moments, _rows(options, subject, data, progress), tick=_tuning(progress))
 
 
-def _rows(options: ComputeOptions, subject: _Subject, data: CalibrationData) -> CalibrationRows:
+def _rows(options: ComputeOptions, subject: _Subject, data: CalibrationData, progress: Progress) -> CalibrationRows:
     assert subject.loaded is not None  # `check_options` asks for transformers
-    return collect_rows(subject.loaded, data.sequences, options.recipe.group_size)
+    tick = partial(_told, progress, ROWS)
+    return collect_rows(subject.loaded, data.sequences, options.recipe.group_size, tick=tick)
 
 
 def _tuning(progress: Progress) -> Tick:
-    return lambda done, total: progress(done, total, "tune")
+    return partial(_told, progress, TUNE)
+
+
+def _told(progress: Progress, phase: str, done: int, total: int) -> None:
+    progress(done, total, phase)
 
 
 def _load(options: ComputeOptions) -> _Subject:
@@ -281,7 +294,7 @@ def _capture(
     needs = frozenset(need for method in METHODS.values() for need in method.needs)
 
     def told(done: int, total: int, where: str) -> None:
-        progress(done, total, "capture")
+        progress(done, total, CAPTURE)
 
     if subject.loaded is None:
         return capturing.capture_in_sglang(options, subject.block, data, needs, work=work, progress=told)

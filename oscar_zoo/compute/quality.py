@@ -91,18 +91,18 @@ class LayerBench:
 
     def caches(self, pairs: Sequence[tuple[Side, Side]]) -> tuple[CacheErrors, ...]:
         """Errors of some pairs of a K side and a V side."""
-        lost = torch.zeros(len(pairs), 3, dtype=torch.float64)
-        energy = torch.zeros(3, dtype=torch.float64)
+        lost = torch.zeros(len(pairs), 3, dtype=torch.float64, device="cpu")
+        energy = torch.zeros(3, dtype=torch.float64, device="cpu")
         for one in self.rows.sequences:
             blocks = self._blocks(one, one.even)
             key, value = self._stored(one.key), self._stored(one.value)
             for block in blocks:
                 whole = block.output_energy(block.output)
-                energy += torch.tensor([whole, whole, block.logit_energy(block.logits)], dtype=torch.float64)
+                energy += energy.new_tensor([whole, whole, block.logit_energy(block.logits)])
             for n, (k, v) in enumerate(pairs):
                 k_error, v_error = _error(k, key), _error(v, value)
                 for block in blocks:
-                    lost[n] += torch.tensor(block.cache_errors(k_error, v_error), dtype=torch.float64)
+                    lost[n] += lost.new_tensor(block.cache_errors(k_error, v_error))
         self._checked(energy.tolist(), *(lost / energy).flatten().tolist())
         return tuple(CacheErrors(*row) for row in (lost / energy).tolist())
 

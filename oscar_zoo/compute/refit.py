@@ -18,10 +18,21 @@ from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.fit import find_method, fit, needs_model, possible_methods
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.phases import Phase, Progress
+
+PHASES = (Phase("fit", "", 6), Phase("write", "", 2))
+"""Of `refit`; the seconds are shares."""
 
 
 def refit(
-    moments: Path, method: str, recipe: ServingRecipe, *, model_name: str, target: Path | None, force: bool = False
+    moments: Path,
+    method: str,
+    recipe: ServingRecipe,
+    *,
+    model_name: str,
+    target: Path | None,
+    force: bool = False,
+    progress: Progress = lambda done, total, phase: None,
 ) -> tuple[Path, Manifest]:
     """Fit `method` to a moments file and write the artifact.
 
@@ -32,6 +43,7 @@ def refit(
         model_name: first part of the artifact id.
         target: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that stands there.
+        progress: told when each of `PHASES` begins.
 
     Raises:
         UsageError: no such method, or one that needs the model.
@@ -46,6 +58,7 @@ def refit(
     if method not in possible_methods(sums):
         allowed = ", ".join(name for name in possible_methods(sums) if find_method(name).publishable)
         raise ComputeFailed(f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}")
+    progress(0, 0, "fit")
     result = fit(sums, chosen)
     used = info.calibration
     tokens = (used.tokens_used if used else None) or sums.tokens
@@ -65,6 +78,7 @@ def refit(
     outcome = verify_files(assemble(result, facts), strict=True)
     if not isinstance(outcome, Verified):
         raise ComputeFailed(f"the result failed its own verification: {why(outcome)}.", hint="nothing was written")
+    progress(0, 0, "write")
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
     source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=moments_file.FILE_NAME)
     files = assemble(result, replace(facts, moments=source))

@@ -38,6 +38,8 @@ def report_of(
     if fit.calibration is not None:
         used = fit.calibration
         facts.append(Fact(label="calibration", value=f"{used.dataset}, {used.tokens_used:,} tokens"))
+    if choice is not None and choice.base is not None:
+        facts.append(Fact(label="perplexity of", value=f"{choice.measured_on}; other text gives other numbers"))
     if fit.numerics is not None:
         engine = fit.numerics.engine
         where = f"{engine.name} {engine.version}, {fit.numerics.forward_dtype}, {fit.numerics.device}"

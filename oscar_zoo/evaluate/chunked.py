@@ -40,7 +40,7 @@ def prefill_log_probabilities(
     """
     if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
         raise UsageError(f"{len(ids)} tokens, {hit} of them cached, cannot be scored in chunks of {chunk_size}.")
-    request, tokens = Request(model, cache), torch.tensor(list(ids), dtype=torch.int64)
+    request, tokens = Request(model, cache), torch.tensor(list(ids), dtype=torch.int64, device="cpu")
     for first, last in _chunks(0, hit, chunk_size):
         request.extend(tokens[first:last])
     if hit:

@@ -77,12 +77,13 @@ class ServerClient:
     Args:
         url: `http://HOST:PORT`.
         timeout: seconds that one answer may take.
+        key: of its API, where it wants one.
 
     Raises:
         UsageError: `url` is no such address.
     """
 
-    def __init__(self, url: str, *, timeout: float = 600) -> None:
+    def __init__(self, url: str, *, timeout: float = 600, key: str | None = None) -> None:
         parts = urlsplit(url)
         try:
             host, port = parts.hostname, parts.port
@@ -91,6 +92,7 @@ class ServerClient:
         if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query:
             raise UsageError(f"{url!r} is not the address of a server.", hint="for example http://127.0.0.1:30000")
         self.url, self.host, self.port, self.timeout = url.rstrip("/"), host, port or 80, timeout
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def connect(self) -> http.client.HTTPConnection:
         """A connection of its own, for one request."""
@@ -102,7 +104,7 @@ class ServerClient:
         Raises:
             ServerFailed: it does not answer, or it is no SGLang server.
         """
-        info = self._json("GET", "/get_server_info")
+        info = self.get("/get_server_info")
         try:
             return ServerFacts(
                 version=str(info["version"]),
@@ -119,6 +121,14 @@ class ServerClient:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._odd(f"its description lacks {error}") from None
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object at `path`.
+
+        Raises:
+            ServerFailed: see `facts`.
+        """
+        return self._json("GET", path)
 
     def free_tokens(self) -> tuple[int, ...]:
         """Tokens that a new request could get, by data-parallel rank; what the prefix cache would give back included.
@@ -209,7 +219,7 @@ class ServerClient:
     def _read(self, method: str, path: str, body: bytes | None) -> bytes:
         connection = self.connect()
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            connection.request(method, path, body, self._headers)
             response = connection.getresponse()
             data = response.read(MOST_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:

@@ -25,8 +25,6 @@ class ConfigFile:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = dict(values)
-        if values.get("use_sliding_window") is False:
-            self._values["sliding_window"] = None  # the number stays in the files of models that do not use it
 
     def __getattr__(self, name: str) -> Any:
         try:

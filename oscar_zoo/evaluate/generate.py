@@ -48,8 +48,8 @@ def greedy_generate(
         UnsupportedModel: a model with layers that keep another kind of cache.
     """
     request = Request(model, cache)
-    ids = torch.tensor(list(prompt_ids), dtype=torch.int64)
-    logits = torch.empty(0)
+    ids = torch.tensor(list(prompt_ids), dtype=torch.int64, device="cpu")
+    logits = torch.empty(0, device="cpu")
     for first, last in _chunks(len(ids), chunk_size, boundaries):
         logits = request.extend(ids[first:last])[-1]
     new: list[int] = []
@@ -106,7 +106,7 @@ class Request:
 
     def decode(self, token: int) -> Tensor:
         """Process one generated token, which is written before it reads; returns logits `[vocabulary]`."""
-        return self._forward(torch.tensor([token]), cached=self._length + 1)[0]
+        return self._forward(torch.tensor([token], device="cpu"), cached=self._length + 1)[0]
 
     def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
         positions = torch.arange(self._length, self._length + len(ids), device=self._model.device)

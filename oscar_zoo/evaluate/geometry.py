@@ -16,6 +16,7 @@ from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 
 FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
 FULL_KINDS = frozenset((FULL_ATTENTION, "attention", "hybrid"))
 """Kinds of layers with full attention; the last two are what hybrids with Mamba layers say."""
 QK_NORM = frozenset(
@@ -67,6 +68,33 @@ def model_block(config: Any, *, model_id: str, revision: str | None, config_sha2
             f"the configuration of {model_id} contradicts itself: {'.'.join(map(str, first['loc']))} {first['msg']}.",
             hint="check its config.json",
         ) from None
+
+
+def sliding_window(text: Any) -> int | None:
+    """How many tokens a sliding-window layer sees.
+
+    Args:
+        text: configuration of the language model.
+
+    Returns:
+        `None` when there is no window, when the model does not use it, or when it covers the whole context.
+    """
+    window = getattr(text, "sliding_window", None)
+    if not window or getattr(text, "use_sliding_window", None) is False or covers_context(window, text):
+        return None
+    return int(window)
+
+
+def full_kinds(text: Any) -> frozenset[str]:
+    """The kinds of layers that see every token, as `layer_types` names them; `text` as in `sliding_window`."""
+    window = getattr(text, "sliding_window", None)
+    return FULL_KINDS | {SLIDING_ATTENTION} if window and covers_context(window, text) else FULL_KINDS
+
+
+def covers_context(window: int, text: Any) -> bool:
+    """Whether a window of `window` tokens is as long as the longest context, so that it hides nothing."""
+    longest = getattr(text, "max_position_embeddings", None)
+    return isinstance(longest, int) and window >= longest
 
 
 def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
@@ -127,11 +155,12 @@ def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
     interval = getattr(text, "full_attention_interval", None)
     count = _required(text, "num_hidden_layers", model_id)
     if kinds is not None:
-        layers = tuple(i for i, kind in enumerate(kinds) if kind in FULL_KINDS)
+        full = full_kinds(text)
+        layers = tuple(i for i, kind in enumerate(kinds) if kind in full)
     elif interval:
         layers = tuple(range(interval - 1, count, interval))
     else:
-        layers = () if getattr(text, "sliding_window", None) else tuple(range(count))
+        layers = () if sliding_window(text) else tuple(range(count))
     if not layers:
         raise UnsupportedModel(
             f"{model_id} ({text.model_type}) has no full-attention layer: every layer is sliding-window or linear.",

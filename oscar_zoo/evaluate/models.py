@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.errors import InvalidModel, MissingDependency, NetworkError, PathNotFound, UnsupportedModel
-from oscar_zoo.evaluate import torchvision_ops  # noqa: F401  (transformers imports torchvision when it is there)
+from oscar_zoo.evaluate import config_file, model_hub, torchvision_ops  # noqa: F401  (transformers imports torchvision)
 from oscar_zoo.evaluate.geometry import float8_block, model_block
 from oscar_zoo.evaluate.model_folder import check_model_folder
 
@@ -109,6 +109,19 @@ def inspect_model(path_or_id: str, *, revision: str | None = None, model_id: str
     return _read_config(path_or_id, revision, model_id)[1]
 
 
+def config_folder(path_or_id: str, *, revision: str | None = None) -> Path:
+    """The folder with the `config.json` of a model, fetched when it is not here; raises as `inspect_model`."""
+    folder = _local_folder(path_or_id)
+    if folder is not None:
+        return folder
+    try:
+        return Path(
+            cached_file(path_or_id, config_file.NAME, revision=revision or "main", **model_hub.search_limits())
+        ).parent
+    except Exception as error:  # as for the configuration
+        raise _unusable(path_or_id, "its config.json", error) from None
+
+
 def model_size(path_or_id: str, *, revision: str | None = None) -> ModelSize | None:
     """Count parameters from `config.json` alone: the model is built without memory for its weights.
 
@@ -191,7 +204,7 @@ def _place(path_or_id: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     folder = _local_folder(path_or_id)
     if folder is not None:
         return str(folder), {"trust_remote_code": False, "local_files_only": True}
-    return path_or_id, {"trust_remote_code": False, "revision": revision or "main"}
+    return path_or_id, {"trust_remote_code": False, "revision": revision or "main", **model_hub.search_limits()}
 
 
 @contextmanager
@@ -257,7 +270,9 @@ def _local_folder(path_or_id: str) -> Path | None:
 
 def _read_config(path_or_id: str, revision: str | None, model_id: str | None) -> tuple[Any, ModelBlock]:
     folder = _local_folder(path_or_id)
-    source = {"local_files_only": True} if folder else {"revision": revision or "main"}
+    source: dict[str, Any] = {"local_files_only": True}
+    if folder is None:
+        source = {"revision": revision or "main", **model_hub.search_limits()}
     if folder and not (folder / "config.json").is_file():
         raise InvalidModel(f"{path_or_id} has no config.json.", hint="name the folder of a Hugging Face checkpoint")
     where = str(folder or path_or_id)
@@ -342,6 +357,12 @@ def _silent_transformers() -> Iterator[None]:
 def _unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    trouble = None if Path(where).is_dir() else model_hub.unreachable()
+    if trouble is not None:
+        return NetworkError(
+            f"{where} is not complete on this machine, and Hugging Face cannot be reached: {trouble}.",
+            hint="check the network, or give a local folder",
+        )
     if not Path(where).is_dir() and ("connect" in cause or "offline" in cause):
         return NetworkError(f"cannot load {where}: {cause[:300]}", hint="check the network, or give a local folder")
     return InvalidModel(

@@ -108,7 +108,7 @@ def make_questions(
         raise UsageError(
             f"{length} tokens are too few to share a prefix.", hint=f"--length of at least {exact.recent + 2 * PAGES}"
         )
-    whole = torch.tensor(list(ids))
+    whole = torch.tensor(list(ids), device="cpu")
     texts: tuple[tuple[int, ...], ...] = ()
     talks: tuple[Conversation, ...] = ()
     if "perplexity" in tasks:

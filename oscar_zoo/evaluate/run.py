@@ -97,7 +97,7 @@ def evaluate(
     """
     caches = _caches(model, artifact, recipe)
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
-    ids = torch.tensor(_encode(model, text))
+    ids = torch.tensor(_encode(model, text), device="cpu")
     todo: list[Task] = []
     for name in dict.fromkeys(tasks):
         if name == "perplexity":

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from oscar_zoo import paths
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.errors import InvalidName, UsageError
-from oscar_zoo.hubs import config
+from oscar_zoo.hubs import config, origin
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
 
@@ -27,6 +27,15 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 def is_remote(text: str) -> bool:
     """Whether asking the hub that `text` names needs the network."""
     return text.partition(":")[0].casefold() in ("hf", "ms")
+
+
+def is_nearby(text: str) -> bool:
+    """Whether the hub that `text` names is on this machine, so that it is as busy as everything here."""
+    scheme = text.partition(":")[0].casefold()
+    variables = {"hf": ("HF_ENDPOINT",), "ms": ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")}.get(scheme)
+    if variables is None:
+        return True
+    return origin.is_nearby(next((os.environ[name] for name in variables if os.environ.get(name)), ""))
 
 
 def open_hub(text: str | None = None, *, network: config.NetworkSettings | None = None, sharing: int = 1) -> Hub:

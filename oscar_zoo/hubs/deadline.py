@@ -2,7 +2,8 @@
 
 Time limits of sockets do not bound a call: names are resolved without one, and a byte now and then keeps a read alive
 for ever. So the call runs in a daemon thread, which is abandoned when its time is over; it cannot keep the process
-from ending. Whoever waits here can be interrupted at once.
+from ending. Whoever waits here can be interrupted at once. Time in which this process could not run does not count
+(see `patience`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Generic, TypeVar
+
+from oscar_zoo.hubs.patience import Patience
 
 T = TypeVar("T")
 
@@ -41,13 +44,22 @@ class _Outcome(Generic[T]):
         return self._value[0]
 
 
-def within(seconds: float, call: Callable[[], T], *, error: Callable[[], Exception]) -> T:
+def within(
+    seconds: float,
+    call: Callable[[], T],
+    *,
+    error: Callable[[], Exception],
+    patience: Patience | None = None,
+    nearby: bool = False,
+) -> T:
     """Return what `call` returns, or raise what it raises, unless it takes longer than `seconds`.
 
     Args:
         seconds: how long to wait; zero or less raises at once.
         call: runs in a thread of its own. When time is over it goes on there unobserved: it must do no harm later.
         error: makes the exception to raise when time is over.
+        patience: whose clock counts the seconds, where `call` is a part of something longer.
+        nearby: without `patience`: whether a hub on this machine is waited for.
     """
     if seconds <= 0:
         raise error()
@@ -59,7 +71,7 @@ def within(seconds: float, call: Callable[[], T], *, error: Callable[[], Excepti
         done.set()
 
     threading.Thread(target=run, name="oscar-zoo-call", daemon=True).start()
-    if not done.wait(seconds):
+    if not (patience or Patience(seconds, nearby=nearby)).wait(done, seconds):
         raise error()
     return outcome.get()
 

@@ -1,6 +1,6 @@
 """One try of a GET: redirects by hand, the token for one origin, bytes counted and timed as they arrive.
 
-Both steps, up to the header of the answer and through its body, run under the deadline of the whole request. A try
+Both steps, up to the header of the answer and through its body, run under the patience of the whole request. A try
 that was given up closes its connection at the next byte and tells nobody about it.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +20,15 @@ from oscar_zoo.errors import HubTimeout, HubUnreachable, MalformedFile
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.origin import Origin
+from oscar_zoo.hubs.patience import Patience
 from oscar_zoo.hubs.session import Failed
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
 
 MAX_REDIRECTS = 5
+_BUSY = 2.0
+"""From this slowdown of the machine on, a hub that is on it may have had no chance to answer."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -41,7 +43,7 @@ class Limits:
         min_rate: bytes per second, measured over `rate_window` seconds.
         rate_window: see `min_rate`.
         tries: how often a request is sent that breaks off or meets a busy server; one that ran out of time is not
-            sent again.
+            sent again, unless this process or its machine was kept from working.
         patience: seconds to wait between tries, all together.
     """
 
@@ -71,17 +73,17 @@ class Download:
     Args:
         site: whose limits, token and name apply.
         client: of `session.http_client`; making it takes time that is not the hub's.
-        deadline: when it ends, as `time.monotonic` counts.
-        late: the error when it ends then.
+        patience: of the whole request.
+        late: the error when that is over.
 
     Raises:
         Failed: by every method, where another try may help or the hub could not be reached.
     """
 
-    def __init__(self, site: Site, client: Any, *, deadline: float, late: HubTimeout) -> None:
+    def __init__(self, site: Site, client: Any, *, patience: Patience, late: HubTimeout) -> None:
         self._site = site
         self._client = client
-        self._deadline = deadline
+        self._patience = patience
         self._late = late
         self._given_up = threading.Event()
 
@@ -129,10 +131,10 @@ class Download:
         return self._in_time(partial(self._start, response, limit))
 
     def _in_time(self, step: Callable[[], T], most: float | None = None, late: HubTimeout | None = None) -> T:
-        left = self._deadline - time.monotonic()
+        left = self._patience.left
         if most is not None and late is not None and most < left:
-            return within(most, step, error=lambda: Failed(late))
-        return within(left, step, error=lambda: Failed(self._late))
+            return within(most, step, error=lambda: Failed(late), patience=self._patience)
+        return within(left, step, error=lambda: Failed(self._late), patience=self._patience)
 
     def _send(self, url: str, source: Origin | None, trusted: bool) -> tuple[Any, Origin, bool]:
         """Send one request and return the answer without its body, where it came from, and whether a token went."""
@@ -187,22 +189,32 @@ class Download:
 
     def _chunks(self, response: Any) -> Iterator[bytes]:
         """What arrives, as it arrives, unless it is too slow or nobody waits for it any more."""
-        limits, stream = self._site.limits, response.iter_raw()
-        since, recent = time.monotonic(), 0
+        limits, stream, patience = self._site.limits, response.iter_raw(), self._patience
+        since, recent = patience.spent, 0
         while chunk := self._reached(lambda: next(stream, b"")):
             if self._given_up.is_set():
                 raise Failed(self._late)
             recent += len(chunk)
-            now = time.monotonic()
+            now = patience.spent
             if now - since >= limits.rate_window:
-                if recent < limits.min_rate * (now - since):
+                if recent < limits.min_rate * (now - since) / patience.slowdown(True):
                     slow = f"sends less than {limits.min_rate:,} bytes per second"
                     raise Failed(HubTimeout.for_hub(self._site.title, slow))
                 since, recent = now, 0
             yield chunk
 
     def _reached(self, step: Callable[[], T]) -> T:
-        return session.reached(self._site.title, self._client, self._site.limits.tries, step)
+        """`step`, with an error of ours. A limit of the socket that passed while nothing could run is no silence."""
+        patience, tries = self._patience, self._site.limits.tries
+        start, lost = patience.spent + patience.lost, patience.lost
+        try:
+            return session.reached(self._site.title, self._client, tries, step)
+        except Failed as failed:
+            if isinstance(failed.error, HubTimeout):
+                took = patience.spent + patience.lost - start
+                if patience.lost - lost > took / 2 or patience.slowdown(True) > _BUSY:
+                    failed.tries = max(tries, 2)
+            raise
 
     def _unreachable(self, cause: str) -> HubUnreachable:
         return HubUnreachable.for_hub(self._site.title, cause)

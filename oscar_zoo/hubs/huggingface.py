@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +23,7 @@ from oscar_zoo.hubs import huggingface_wire as wire
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.base import CARD_NAME, Change, Commit, HubFile
 from oscar_zoo.hubs.deadline import within
-from oscar_zoo.hubs.origin import Origin
+from oscar_zoo.hubs.origin import Origin, is_nearby
 from oscar_zoo.hubs.remote import Listing, RemoteHub
 from oscar_zoo.hubs.transport import Limits, Reply, Transport
 
@@ -96,11 +95,12 @@ class HuggingFaceSource:
 
     def listing(self, revision: str) -> Listing:
         """Every file at the commit `revision`."""
-        transport, deadline = self._transport(revision), time.monotonic() + LISTING_SECONDS
+        transport = self._transport(revision)
+        patience = transport.patience(LISTING_SECONDS)
         files: dict[str, HubFile] = {}
         address = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
         for _ in range(MAX_PAGES):
-            reply = transport.get(address, limit=wire.MAX_PAGE_BYTES, budget=deadline - time.monotonic())
+            reply = transport.get(address, limit=wire.MAX_PAGE_BYTES, budget=patience)
             for file in wire.parse_page(reply.body, self.title):
                 if file.path in files:
                     raise HubUnreachable.for_hub(self.title, "its listing names a file twice")
@@ -181,7 +181,12 @@ class HuggingFaceSource:
 
         client = session.http_client()  # importing and making these takes time that is not the hub's
         try:
-            return within(seconds, partial(self._run, HfApi, client, doing, call), error=lambda: late)
+            return within(
+                seconds,
+                partial(self._run, HfApi, client, doing, call),
+                error=lambda: late,
+                nearby=is_nearby(self.endpoint),
+            )
         except session.Failed as failed:
             error = failed.error
         raise error

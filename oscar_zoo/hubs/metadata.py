@@ -3,6 +3,7 @@
 ```
 <cache>/hubs/<16 hex of the hub>/<commit>/listing.json
 <cache>/hubs/<16 hex of the hub>/<commit>/files/<quoted path>
+<cache>/hubs/<16 hex of the hub>/answered   empty; its time says when the hub last told which commit it is at
 ```
 
 A commit never changes, so nothing here grows old; only full commits are kept. Each file starts with a line that says
@@ -17,6 +18,7 @@ import contextlib
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -33,6 +35,7 @@ MAX_COMMITS = 8
 """Commits kept of one hub, the newest."""
 LOCK_SECONDS = 10.0
 _LISTING = "listing.json"
+_ANSWERED = "answered"
 _FORMAT = "1"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -56,6 +59,32 @@ class MetadataCache:
     def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
         """The file `path` of the repository at `revision`; `fetch` is called when it is not here."""
         return self._once(revision, f"files/{quote(path, safe='')}", fetch)
+
+    def copies(self, path: str) -> tuple[bytes, ...]:
+        """The file `path` at every commit it is kept of."""
+        if not self._is_ours():
+            return ()
+        name = f"files/{quote(path, safe='')}"
+        found = (_read(entry / name, f"{entry.name} {name}") for entry in self._commits())
+        return tuple(data for data in found if data is not None)
+
+    def note_answer(self) -> None:
+        """Remember that the hub told just now which commit it is at."""
+        with contextlib.suppress(OSError):
+            durable.make_folders(self._folder, mode=0o700)
+            (self._folder / _ANSWERED).touch(mode=0o600)
+
+    def seconds_since_answer(self) -> float | None:
+        """How long ago that was; `None` if never."""
+        try:
+            return max(0.0, time.time() - (self._folder / _ANSWERED).stat().st_mtime)
+        except OSError:
+            return None
+
+    def _commits(self) -> list[Path]:
+        with contextlib.suppress(OSError):
+            return [entry for entry in self._folder.iterdir() if _COMMIT.fullmatch(entry.name)]
+        return []
 
     def _once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
         if _COMMIT.fullmatch(revision) is None or not self._is_ours():
@@ -91,8 +120,7 @@ class MetadataCache:
 
     def _prune(self, current: str) -> None:
         durable.sweep(self._folder / current)
-        commits = [entry for entry in self._folder.iterdir() if _COMMIT.fullmatch(entry.name)]
-        newest = sorted(commits, key=lambda entry: entry.stat().st_mtime, reverse=True)
+        newest = sorted(self._commits(), key=lambda entry: entry.stat().st_mtime, reverse=True)
         for old in newest[MAX_COMMITS:]:
             if old.name != current:
                 durable.remove_tree(old)
@@ -109,3 +137,20 @@ def _read(place: Path, title: str) -> bytes | None:
         return None
     head, _, data = stored.partition(b"\n")
     return data if head + b"\n" == _header(title, data) else None
+
+
+def newest_files(path: str, root: Path | None = None) -> list[bytes]:
+    """The file `path` as it was last seen on every hub of which one is kept; asks no hub.
+
+    Args:
+        path: in the repository.
+        root: the cache folder; default that of this user.
+    """
+    folder, name = (root or paths.cache_dir()) / "hubs", f"files/{quote(path, safe='')}"
+    found = []
+    with contextlib.suppress(OSError):
+        for hub in sorted(folder.iterdir()):
+            kept = sorted(hub.glob(f"*/{name}"), key=lambda place: place.stat().st_mtime, reverse=True)
+            commits = (_read(place, f"{place.parents[1].name} {name}") for place in kept)
+            found += [data for data in commits if data is not None][:1]
+    return found

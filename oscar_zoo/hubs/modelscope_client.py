@@ -23,7 +23,7 @@ from oscar_zoo.errors import HubTimeout, HubUnreachable, MissingDependency, Osca
 from oscar_zoo.hubs.base import CARD_NAME
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.modelscope_wire import Refused, code_in, is_commit
-from oscar_zoo.hubs.origin import Origin
+from oscar_zoo.hubs.origin import Origin, is_nearby
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class Client:
         seconds = max(_ANSWER_SECONDS, least)
         late = HubTimeout.for_hub(self._title, f"did not finish within {seconds:.0f} s")
         try:
-            return within(seconds, call, error=lambda: late)
+            return within(seconds, call, error=lambda: late, nearby=is_nearby(str(self._api.legacy.endpoint)))
         except OscarZooError:
             raise
         except HubError as error:

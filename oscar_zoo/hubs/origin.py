@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -40,6 +41,14 @@ class Origin:
         """Whether an answer from here may send us to `target`: over HTTP, and never out of TLS."""
         exists = target.scheme in _PORTS and bool(target.host) and target.port in range(1, 1 << 16)
         return exists and (self.scheme, target.scheme) != ("https", "http")
+
+
+def is_nearby(address: str) -> bool:
+    """Whether `address`, with or without a scheme, is on this machine. Decides how long to wait, and no more."""
+    try:
+        return _is_loopback((urlsplit(address if "//" in address else f"//{address}").hostname or "").lower())
+    except ValueError:
+        return False
 
 
 def _is_loopback(host: str) -> bool:

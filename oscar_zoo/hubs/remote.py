@@ -121,6 +121,8 @@ class RemoteHub:
         with self._lock:
             if self._pinned is None:
                 self._pinned = self._source.resolve(self._asked)
+                if self._asked is None:
+                    self._metadata().note_answer()
             return self._pinned
 
     def at(self, revision: str) -> Self:
@@ -173,6 +175,14 @@ class RemoteHub:
         """`index.json` or `README.md` of the hub, or `None` when it has none."""
         file = self._listing().get(check_part(path, "file name"))
         return self._kept(file, MAX_ROOT_BYTES) if file is not None else None
+
+    def kept_root_files(self, path: str) -> tuple[bytes, ...]:
+        """A root file as it is kept of every commit that was looked at on this machine; asks nobody."""
+        return self._metadata().copies(check_part(path, "file name"))
+
+    def seconds_since_answer(self) -> float | None:
+        """How long ago this hub told anybody on this machine where it stands; `None` if never. Asks nobody."""
+        return self._metadata().seconds_since_answer()
 
     def create(self, *, private: bool = False) -> None:
         """Create the repository; one that exists stays as it is."""

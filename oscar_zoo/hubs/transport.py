@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from oscar_zoo.errors import HubTimeout, HubUnreachable, RateLimited
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.download import Download, Limits, Site
+from oscar_zoo.hubs.origin import is_nearby
+from oscar_zoo.hubs.patience import Patience
 from oscar_zoo.hubs.session import Failed
 
 __all__ = ["Limits", "Refusal", "Reply", "Transport", "asked_to_wait"]
@@ -75,7 +77,7 @@ class Transport:
         *,
         limit: int,
         size: int | None = None,
-        budget: float | None = None,
+        budget: float | Patience | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Reply:
         """The whole answer to a GET; its status is 200.
@@ -84,8 +86,8 @@ class Transport:
             url: what to get.
             limit: a body with more bytes than this is refused.
             size: bytes of the body, where they are known.
-            budget: seconds for everything but waits that the hub asks for; default what the body takes at the minimum
-                rate, at least a minute.
+            budget: seconds for everything but the pauses between tries, or a patience that several requests share;
+                default what the body takes at the minimum rate, at least a minute.
             progress: told the bytes that arrived so far, in another thread; they start again with every try.
 
         Raises:
@@ -94,25 +96,28 @@ class Transport:
             OscarZooError: what `refusal` makes.
         """
         seconds = max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
-        seconds = seconds if budget is None else budget
-        late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
         client = session.http_client()
-        deadline, waited, tried = time.monotonic() + seconds, 0.0, 0
+        patience = budget if isinstance(budget, Patience) else self.patience(seconds if budget is None else budget)
+        late = HubTimeout.for_hub(self.title, f"was not done within {patience.seconds:.0f} s")
+        waited, tried = 0.0, 0
         while True:
-            download = Download(self._site, client, deadline=deadline, late=late)
+            download = Download(self._site, client, patience=patience, late=late)
             try:
                 return self._try(download, url, limit, size, progress)
             except Failed as failed:
                 failure = failed
             tried += 1
             pause = failure.wait if failure.wait is not None else 2.0 ** (tried - 2) * random.uniform(0.5, 1.0)
-            if failure.wait is not None:  # the hub asked for it: that is not its slowness
-                deadline += pause
             waited += pause
-            if tried >= failure.tries or waited > self.limits.patience or time.monotonic() + pause >= deadline:
+            own = 0.0 if failure.wait is not None else pause  # what the hub asks for is not its slowness
+            if tried >= failure.tries or waited > self.limits.patience or own >= patience.left:
                 raise failure.error
             time.sleep(pause)
             client = session.http_client()  # another one, if somebody closed it
+
+    def patience(self, seconds: float) -> Patience:
+        """A budget of seconds to wait for this hub, for several requests."""
+        return Patience(seconds, nearby=is_nearby(self.endpoint))
 
     def _try(
         self,

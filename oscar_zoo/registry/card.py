@@ -12,12 +12,14 @@ import unicodedata
 from collections.abc import Sequence
 
 from oscar_zoo.artifact.specs import Score
+from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.index import Index, IndexEntry, Summary
+from oscar_zoo.registry.measured import Measured
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
 END = b"<!-- oscar-zoo:end -->"
 
-_COLUMNS = ("Model", "Tag", "Method", "Format", "Bits", "Scores", "Digest", "Status")
+_COLUMNS = ("Model", "Tag", "Method", "Format", "Bits", "Measured", "Scores", "Digest", "Status")
 _SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~$#&:@!^]|(?<=www)\.", re.IGNORECASE)
 """What could begin markup, an entity, a reference or, in some renderers, a link."""
@@ -77,11 +79,16 @@ def _new_card(index: Index, hub: str) -> bytes:
 def _section(index: Index, hub: str) -> bytes:
     lines = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(entry)) for entry in index.artifacts)]
     active = [entry for entry in index.artifacts if entry.status.state == "active"]
+    if any(entry.summary and entry.summary.measured for entry in index.artifacts):
+        lines += ["", "Measured figures compare the INT2 cache with BF16 on text that was not calibrated on."]
     if any(entry.scores for entry in index.artifacts):
         lines += ["", "Scores name who reports them; BF16 is the same measurement without a compressed cache."]
     if active:
         name, where = active[0].artifact_id.reference, shlex.quote("".join(c for c in hub if c.isprintable()))
-        lines += ["", "```", f"oscar-zoo pull {name} --hub {where}", f"oscar-zoo serve {name}", "```"]
+        found = can_be_found(active[0].model or active[0].artifact_id.model)
+        serve = f"oscar-zoo serve {name}" if found else f"oscar-zoo serve {name} --model FOLDER"
+        lines += ["", "```", f"oscar-zoo pull {name} --hub {where}", serve, "```"]
+        lines += [] if found else ["", "FOLDER is the folder of the model."]
     return b"\n".join([BEGIN, "\n".join(lines).encode(), END])
 
 
@@ -99,10 +106,19 @@ def _cells(entry: IndexEntry) -> list[str]:
         escape(summary.method or _UNKNOWN),
         str(summary.format_version or _UNKNOWN),
         f"{summary.bits_per_element:.2f}" if summary.bits_per_element else _UNKNOWN,
+        _measured(summary.measured),
         "; ".join(_score(score) for score in entry.scores) or _UNKNOWN,
         f"`{entry.digest[:19]}`",
         _status(entry),
     ]
+
+
+def _measured(measured: Measured | None) -> str:
+    """What the tool that made the artifact measured."""
+    if measured is None:
+        return _UNKNOWN
+    facts = {"perplexity": measured.perplexity_line, "recall": measured.recall_line}
+    return "; ".join(escape(text) for text in (*(f"{n} {line}" for n, line in facts.items() if line), measured.by))
 
 
 def _score(score: Score) -> str:

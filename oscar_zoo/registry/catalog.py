@@ -94,6 +94,12 @@ def recipe_for(model: str) -> ModelRecipe | None:
     return Catalog.packaged().recipe(model)
 
 
+def can_be_found(model: str) -> bool:
+    """Whether a command line finds a model by its name or id: as far as the zoo knows, a hub has it."""
+    recipe = recipe_for(model)
+    return model.count("/") == 1 if recipe is None else recipe.on_hub
+
+
 @cache
 def _packaged() -> Catalog:
     recipes = (

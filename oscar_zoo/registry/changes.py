@@ -100,18 +100,18 @@ class Applied:
     state: State
 
 
-def apply_change(hub: Hub, make: Make, *, create: bool = False) -> Applied:
+def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied:
     """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
 
     Args:
         hub: where.
         make: the change for a state, or `None` when there is nothing to do; what it raises ends the attempt.
-        create: whether a repository that is not there is created first.
+        create: whether a repository that is not there is created first; `None` where the user cannot ask for it.
 
     Raises:
         StaleRevision: others were faster `ATTEMPTS` times.
         NetworkError: the hub did not answer; the message says so where the change may have arrived.
-        RepositoryNotFound: there is none, and `create` does not ask for one.
+        PathNotFound, RepositoryNotFound: there is none, and `create` does not ask for one.
     """
     sent: Change | None = None
     failure: ConflictError | NetworkError | None = None
@@ -142,21 +142,28 @@ def apply_change(hub: Hub, make: Make, *, create: bool = False) -> Applied:
     raise failure
 
 
-def read_state(hub: Hub, *, create: bool = False, dry_run: bool = False) -> State:
-    """The state of `hub`; a folder that is not there is empty, a repository too once it was created.
+def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -> State:
+    """The state of `hub`; a folder that is not there is empty if it may be created, a repository once it was.
 
     Args:
         hub: where.
-        create: create a repository that is not there.
+        create: create a repository, or a folder, that is not there; `None` where the user cannot ask for it.
         dry_run: create nothing; the state is what it would be.
+
+    Raises:
+        PathNotFound, RepositoryNotFound: it is not there, and `create` does not ask for it.
     """
     try:
         return State.read(hub)
-    except PathNotFound:
+    except PathNotFound as error:
+        if not create:
+            hint = error.hint if create is None else "check the path; to make a new hub there: --create"
+            raise PathNotFound(error.message, hint=hint) from error
         return State.empty(hub, hub.revision)  # the first commit creates the folder
     except RepositoryNotFound as error:
         if not create or not isinstance(hub, CanCreate):
-            hint = "check the name; to make a new repository: --create" if isinstance(hub, CanCreate) else error.hint
+            can = create is not None and isinstance(hub, CanCreate)
+            hint = "check the name; to make a new repository: --create" if can else error.hint
             raise RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
         return State.empty(hub, None)

@@ -5,11 +5,14 @@ A wrong digest, a refused token or an ambiguous name ends the search, because an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from oscar_zoo import paths
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, NetworkError, NotFoundError, OscarZooError, UsageError
 from oscar_zoo.hubs.base import Hub
+from oscar_zoo.registry.known_names import close_names
 
 T = TypeVar("T")
 
@@ -35,7 +38,12 @@ def first_answer(hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str) -> 
             return ask(hub), tuple(error.message for _, error in troubles if isinstance(error, NetworkError))
         except (NetworkError, NotFoundError) as error:
             troubles.append((hub, error))
-    raise _nobody(name, troubles)
+    raise _suggesting(_nobody(name, troubles), name, troubles)
+
+
+def own_zoo() -> str:
+    """Name of the hub that everybody has: a folder of this user, of which errors need not speak."""
+    return f"file:{paths.default_zoo_dir()}"
 
 
 def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
@@ -44,11 +52,10 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
     if len(troubles) == 1:
         return troubles[0][1]
     if silent:
-        facts = [
-            error.message.rstrip(".") if isinstance(error, NetworkError) else f"{hub.title} has no {name}"
-            for hub, error in troubles
-        ]
-        return HubUnreachable("; ".join(facts) + ".", hint="offline? What is here already: oscar-zoo list --installed")
+        facts = [error.message.rstrip(".") for error in silent]
+        answered = [hub for hub, error in troubles if not isinstance(error, NetworkError)]
+        facts += [f"{hub.title} has no {name}" for hub in answered if hub.name != own_zoo()]
+        return HubUnreachable("; ".join(facts) + ".", hint="here already: oscar-zoo list --installed")
     close = [error for _, error in troubles if (error.hint or "").startswith("did you mean")]
     if close:
         return close[0]
@@ -57,3 +64,17 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
         f"{name} is on none of the hubs asked: {asked}.",
         hint="see what they have: oscar-zoo list; or compute one: oscar-zoo pull MODEL --compute",
     )
+
+
+def _suggesting(error: OscarZooError, name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
+    """`error`, asking first whether another name was meant where hubs did not answer: that needs no hub."""
+    hint = error.hint or ""
+    if not isinstance(error, NetworkError) or hint.startswith("did you mean"):
+        return error
+    asked = (re.match(r"did you mean [^?]*\?", other.hint or "") for _, other in troubles)
+    question = next((match[0] for match in asked if match), None)
+    close = close_names(name) if question is None else ()
+    question = f"did you mean {' or '.join(close)}?" if close else question
+    if question is not None:
+        error.hint = f"{question} {hint[0].upper()}{hint[1:]}" if hint else question
+    return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from shlex import quote
 from typing import NoReturn
 
 from oscar_zoo.artifact.digest import FileDigest, sha256_hex
@@ -53,14 +54,14 @@ def verify_payload(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Ver
 
 
 def refuse(name: str, outcome: Failure) -> NoReturn:
-    """Raise the error for an outcome that is not `Verified`.
+    """Raise the error for an outcome that is not `Verified`; `name` is as people type it, a folder as `path_text`.
 
     Raises:
         VerificationFailed: always.
     """
     raise VerificationFailed(
         f"{name} failed verification: {why(outcome)}.",
-        hint=f"do not use this copy; details: oscar-zoo verify {name}",
+        hint=f"do not use this copy; details: oscar-zoo verify {quote(name)}",
         outcome=outcome,
     )
 

@@ -20,6 +20,7 @@ from oscar_zoo.artifact.names import ArtifactId, Reference, check_part
 from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
 from oscar_zoo.errors import MalformedFile, UsageError
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
+from oscar_zoo.registry.measured import Measured
 
 SCHEMA: Final = "oscar-zoo.index/1"
 
@@ -47,6 +48,7 @@ class Summary(Spec):
     format_version: Annotated[int, Field(ge=1, le=3)] | None = None
     bits_per_element: Annotated[float, Field(gt=0, le=32)] | None = None
     license: Text | None = None
+    measured: Measured | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
@@ -56,6 +58,7 @@ class Summary(Spec):
             format_version=manifest.format_version,
             bits_per_element=manifest.recipe.bits_per_element,
             license=manifest.license.artifact,
+            measured=Measured.of(manifest),
         )
 
 
@@ -156,7 +159,11 @@ class Index(Spec):
 
     def to_bytes(self) -> bytes:
         """The file form: sorted keys, one space of indent, final newline."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
+        value = self.model_dump(mode="json", by_alias=True)
+        for entry in value["artifacts"]:
+            if entry["summary"] is not None and entry["summary"]["measured"] is None:
+                del entry["summary"]["measured"]  # readers of before it was there refuse unknown keys
+        return strict_json.pretty_bytes(value)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str = INDEX_NAME) -> Self:

@@ -27,6 +27,10 @@ from oscar_zoo.registry.index import IndexFile
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
 LOCK_NAME = "oscar-zoo.lock"
 KNOWN_NAME = "known_artifacts.json"
+REPOSITORY = (".git", ".hg")
+"""What the root of a repository has."""
+PROJECT = ("pyproject.toml",)
+"""What the root of a project may have besides."""
 MAX_BYTES = 16 << 20
 
 Source = Literal["index", "manifest", "listing", "content", "computed"]
@@ -159,16 +163,15 @@ class PinFile:
     def of_project(cls, folder: Path | None = None) -> Self:
         """The lock of the project in `folder`: the nearest `oscar-zoo.lock` up to the root of its repository.
 
-        A project without one would get it in `folder` itself.
+        A project without one gets it in its root; where no project is, it would be in `folder` itself.
         """
         start = (folder or Path.cwd()).absolute()
-        home = Path(os.path.expanduser("~"))  # noqa: PTH111  (Path.home raises where there is none)
         for place in (start, *start.parents):
             if (place / LOCK_NAME).is_file():
                 return cls(place / LOCK_NAME)
-            if (place / ".git").exists() or place == home:
+            if any((place / name).exists() for name in REPOSITORY) or place == _home():
                 break
-        return cls(start / LOCK_NAME)
+        return cls((project_root(start) or start) / LOCK_NAME)
 
     def read(self) -> Pins:
         """The pins as they are now; none when the file does not exist."""
@@ -199,6 +202,21 @@ class PinFile:
                 return
             durable.make_folders(self.path.parent)
             durable.replace_file(self.path, strict_json.pretty_bytes(_plain(after)))
+
+
+def project_root(folder: Path | None = None) -> Path | None:
+    """The nearest folder from `folder` upwards that is a project, or `None`: a home folder and `/` are none."""
+    start = (folder or Path.cwd()).absolute()
+    for place in (start, *start.parents):
+        if place == _home() or place == place.parent:
+            return None
+        if any((place / name).exists() for name in (*REPOSITORY, *PROJECT)):
+            return place
+    return None
+
+
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))  # noqa: PTH111  (Path.home raises where there is none)
 
 
 def now() -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, file_digest
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
-from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
@@ -97,10 +98,10 @@ def publish(
         propose: open a pull request; no tag.
         aliases: other names of exactly this artifact.
         dry_run: only say what would be sent.
-        create: create a repository that is not there.
+        create: create a repository, or the folder of a hub, that is not there.
 
     Raises:
-        PathNotFound: no such folder, or a file that the manifest lists is missing.
+        PathNotFound: no such folder, a file that the manifest lists is missing, or no such hub without `create`.
         UsageError: no `oscar.json`, another id, rotation files the manifest does not list, warnings, a taken alias.
         VerificationFailed: the artifact must not be used.
         VersionExists: the version exists with other content.
@@ -166,23 +167,24 @@ def _verify(
         strict=True,
     )
     if not isinstance(outcome, Verified):
-        refuse(str(folder), outcome)
+        refuse(path_text(folder), outcome)
     if outcome.warnings and not allow_warnings:
         raise UsageError(
-            f"{folder} passes every check, with warnings: {', '.join(outcome.warnings)}.",
-            hint=f"oscar-zoo verify --strict {folder} explains them; to publish it anyway: --allow-warnings",
+            f"{path_text(folder)} passes every check, with warnings: {', '.join(outcome.warnings)}.",
+            hint=f"oscar-zoo verify --strict {quote(path_text(folder))} explains them; "
+            "to publish it anyway: --allow-warnings",
         )
     return outcome
 
 
 def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
     if not folder.is_dir():
-        raise PathNotFound.for_path(folder, "folder")
+        raise PathNotFound.for_path(path_text(folder), "folder")
     try:
         data = read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
     except PathNotFound:
         raise UsageError(
-            f"{folder} has no {FILE_NAME}, so nobody could tell what it is.",
+            f"{path_text(folder)} has no {FILE_NAME}, so nobody could tell what it is.",
             hint="publish a folder that oscar-zoo compute wrote",
         ) from None
     manifest = Manifest.from_bytes(data, what=str(folder / FILE_NAME))
@@ -190,7 +192,7 @@ def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
     extra = sorted(path.name for path in folder.iterdir() if is_payload(path.name) and path.name not in listed)
     if extra:
         raise UsageError(
-            f"{folder} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
+            f"{path_text(folder)} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
             hint="one folder is one artifact: move other rotation files away",
         )
     files = {name: read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES) for name in sorted(listed)}

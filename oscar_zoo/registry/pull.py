@@ -16,6 +16,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.errors import (
+    ArtifactNotFound,
     DigestMismatchError,
     IntegrityError,
     MalformedFile,
@@ -30,10 +31,11 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.failover import first_answer
+from oscar_zoo.registry.failover import first_answer, own_zoo
 from oscar_zoo.registry.fetch import fetch_files, refuse, verify_payload
 from oscar_zoo.registry.index import Index, IndexFile
 from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.resolve import find
@@ -45,6 +47,8 @@ __all__ = ["PullResult", "plan", "pull", "refuse", "verify_stored"]
 
 T = TypeVar("T")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHOWN = 3
+"""Names that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +113,19 @@ def pull(
     here = job.installed(offline or prefer_installed)
     if here is not None:
         job.remember_copy(here.artifact.record)
-        return here
+        status = status_warnings(here.artifact.record, job.catalog, ask=not (offline or prefer_installed))
+        return replace(here, warnings=(*status, *here.warnings))
     with locks.held(locks.STORE, shared=True, timeout=30, root=store.root):
         try:
             if offline and not job.hubs:
                 raise OfflineError.for_name(str(job.reference))
             result, notes = job.ask(job.obtain)
+            if job.pin is not None:  # a locked commit does not say what happened to it later
+                status = status_warnings(result.artifact.record, job.catalog, ask=True)
+                told = (*status, *(warning for warning in result.warnings if warning not in status))
+                result = replace(result, warnings=told)
         except (NetworkError, NotFoundError) as error:
-            raise job.explained(error) from error.__cause__
+            raise job.explained(error, offline=offline) from error.__cause__
     return replace(result, notes=notes)
 
 
@@ -183,18 +192,40 @@ class _Job:
         stored = _open_intact(self.store, record)
         return None if stored is None else _present(stored, stored.record.source)
 
-    def explained(self, error: OscarZooError) -> OscarZooError:
-        """`error` of hubs that could not help, in view of the copy that is here: intact, or damaged."""
+    def explained(self, error: OscarZooError, *, offline: bool = False) -> OscarZooError:
+        """`error` of hubs that could not help, in view of the copy that is here: intact, damaged, or none."""
         record = find_installed(self.reference, self.store, self.catalog)
         if record is None:
-            return error
+            return self._missing(error, offline)
         try:
             self.store.open(record.digest, record.id)
         except IntegrityError as damage:
             damage.hint = f"it could not be fetched again: {error.message}"
             return damage
         if isinstance(error, NetworkError):
-            error.hint = f"a copy of {record.fetched[:10]} is here; to use it: --offline"
+            again = f"oscar-zoo pull {self.reference} --offline"
+            error.hint = f"a copy of {record.fetched[:10]} is here; to use it: {again}"
+        return error
+
+    def _missing(self, error: OscarZooError, offline: bool) -> OscarZooError:
+        """`error` about something that is not here, beginning with that; and what is here, or was meant."""
+        name, known = str(self.reference), self.catalog.recipe(self.reference.name) is not None
+        if offline and known and all(hub.name == own_zoo() for hub in self.hubs):
+            unasked = OfflineError.for_name(name)
+            error = error if isinstance(error, OfflineError) else ArtifactNotFound(unasked.message, hint=unasked.hint)
+        elif not isinstance(error, NetworkError):
+            return error
+        there = sorted({record.id.reference for record in self.store.installed()})
+        more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
+        here = f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "nothing is installed yet"
+        if offline:
+            error.hint = f"{error.hint}; {here}"
+            return error
+        error.message = f"{name} is not on this machine and could not be fetched: {error.message}"
+        error.args = (error.message,)
+        question, mark, _ = (error.hint or "").partition("?")
+        asked = bool(mark) and question.startswith("did you mean")
+        error.hint = f"{question}? {here[0].upper()}{here[1:]}" if asked else f"check the network; {here}"
         return error
 
     def remember_copy(self, record: Record) -> None:

@@ -48,12 +48,14 @@ class ModelRecipe(Spec):
     """One model of the zoo.
 
     `name` is the folder of its artifacts in every hub: the model's name without organisation. `default_tag` is the
-    calibration tag a bare name means, when there is one. `tensor_parallel` is the number of GPUs to start from.
+    calibration tag a bare name means, when there is one. `on_hub` is false where no hub has the checkpoint: its ids are
+    names only, and commands need its folder. `tensor_parallel` is the number of GPUs to start from.
     """
 
     name: Text
     hf_id: RepoId
     modelscope_id: RepoId | None = None
+    on_hub: bool = True
     aliases: tuple[Text, ...] = ()
     default_tag: Text | None = None
     tensor_parallel: Count = 1

@@ -13,6 +13,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NotFoundError, StorageError
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.view import HubView
 
@@ -20,7 +21,7 @@ from oscar_zoo.registry.view import HubView
 def artifact_summary(manifest: Manifest) -> dict[str, Any]:
     """The main facts of one manifest; unknown values are `None`."""
     name = manifest.artifact_id
-    registry = manifest.registry
+    registry, measured = manifest.registry, Measured.of(manifest)
     return {
         "id": str(name),
         "model": name.model,
@@ -31,6 +32,7 @@ def artifact_summary(manifest: Manifest) -> dict[str, Any]:
         "digest": manifest.digest,
         "state": registry.status.state if registry else "active",
         "scores": [score_summary(score) for score in registry.scores] if registry else [],
+        "measured": measured.model_dump(mode="json") if measured else None,
     }
 
 
@@ -47,8 +49,12 @@ def score_summary(score: Score) -> dict[str, Any]:
     }
 
 
-def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterable[HubView]) -> list[dict[str, Any]]:
+def list_artifacts(
+    catalog: Catalog, installed: Iterable[Record], views: Iterable[HubView], *, only_hubs: bool = False
+) -> list[dict[str, Any]]:
     """One row per known artifact: packaged manifests, what hubs have, what the store holds; by id.
+
+    With `only_hubs` just what the hubs in `views` have; a stored copy of other bytes does not count as installed then.
 
     `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote hub, or known from the
     packaged manifests and not asked for) or `elsewhere` (known, and on none of the remote hubs in `views`); `hubs`
@@ -70,11 +76,22 @@ def list_artifacts(catalog: Catalog, installed: Iterable[Record], views: Iterabl
     if any(view.is_remote for view in views):
         for row in rows.values():
             row["status"] = row["status"] if row["hubs"] else "elsewhere"
+    if only_hubs:
+        rows = {key: row for key, row in rows.items() if row["hubs"]}
     for record in installed:
+        if only_hubs and not _is_offered(record, rows.get(record.id.key), views):
+            continue
         if record.id.key not in rows:
             rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME)) | {"hubs": []}
         rows[record.id.key] |= {"status": "installed", "digest": record.digest}
     return [rows[key] for key in sorted(rows)]
+
+
+def _is_offered(record: Record, row: dict[str, Any] | None, views: Iterable[HubView]) -> bool:
+    """Whether one of the hubs of `row` has the bytes of `record`, as far as is known without fetching them."""
+    if row is None:
+        return False
+    return row["digest"] == record.digest or record.source in {view.hub.name for view in views}
 
 
 def _offered(view: HubView, artifact: ArtifactId) -> dict[str, Any]:
@@ -85,7 +102,8 @@ def _offered(view: HubView, artifact: ArtifactId) -> dict[str, Any]:
         if known is None:
             return _bare(artifact)
         facts = ("method", "format_version", "bits_per_element")
-        return _bare(artifact) | {name: getattr(known, name) for name in facts}
+        measured = known.measured.model_dump(mode="json") if known.measured else None
+        return _bare(artifact) | {name: getattr(known, name) for name in facts} | {"measured": measured}
     return _row(artifact, partial(view.hub.fetch, artifact, FILE_NAME, limit=strict_json.MAX_BYTES))
 
 
@@ -100,7 +118,7 @@ def _row(artifact: ArtifactId, read: Callable[[], bytes]) -> dict[str, Any]:
 
 def _bare(artifact: ArtifactId) -> dict[str, Any]:
     """A row for an artifact of which only the name is known."""
-    unknown = dict.fromkeys(("format_version", "method", "bits_per_element", "digest"))
+    unknown = dict.fromkeys(("format_version", "method", "bits_per_element", "digest", "measured"))
     return {
         "id": str(artifact),
         "model": artifact.model,

@@ -1,8 +1,8 @@
 """Where the memory of a worker goes, as one plan that is printed at start-up. Every byte we allocate is in it.
 
-`budget = profiled - side - transforms - scratch`, `tokens = budget // slot`: the side store (rings and sinks of all
-request rows), the transforms and the kernels' scratch come out of the budget before SGLang divides it by the bytes of
-a slot.
+`budget = profiled - side - transforms - scratch`, `tokens = budget // (slot + SLOT_TABLES)`: the side store (rings and
+sinks of all request rows), the transforms and the kernels' scratch come out of the budget before SGLang divides it by
+the bytes of a slot and of SGLang's own tables of slots.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from oscar_zoo.sglang_plugin.side_store import SideShape
 from oscar_zoo.sglang_plugin.slot_store import SlotShape
 
 MB = 1e6
+SLOT_TABLES = 64
+"""Bytes per token slot that SGLang allocates outside of the pool.
+
+Its eager runner holds token id, slot, position and three rotary positions for as many tokens as there are slots
+(48 bytes, in `build_eager_registry` of every supported release). Its allocator holds the list of free slots, twice
+while a request gives slots back (16 bytes). Stock SGLang does not count them. A slot of a small model is a few hundred
+bytes with INT2, so that on a large GPU they would not fit into what SGLang leaves free.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,14 @@ def bits_per_element(token_bytes: float, slots: SlotShape) -> float:
 
 def describe(plan: MemoryPlan, slots: SlotShape, side: SideShape, *, tokens: int) -> str:
     """The plan with `tokens` slots, one line for the log."""
-    total = plan.slot * tokens + plan.fixed
+    total = (plan.slot + SLOT_TABLES) * tokens + plan.fixed
     return (
         f"{tokens} token slots of {plan.slot} bytes ({bits_per_element(plan.slot, slots):.2f} bits per element) = "
         f"{plan.slot * tokens / MB:.1f} MB, side store {plan.side / MB:.1f} MB for {side.num_rows} request rows "
         f"({side.recent} recent tokens each) and {side.num_blocks} sink blocks ({side.sink} first tokens each, "
         f"{side.idle} for finished requests), transforms {plan.transforms / MB:.1f} MB, "
-        f"scratch {plan.scratch / MB:.1f} MB, together {total / MB:.1f} MB "
+        f"scratch {plan.scratch / MB:.1f} MB, SGLang's tables {SLOT_TABLES * tokens / MB:.1f} MB, "
+        f"together {total / MB:.1f} MB "
         f"({bits_per_element(total / tokens, slots):.2f} bits per element of a full pool)"
     )
 

@@ -72,6 +72,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             device=pool.device,
         )
         self.pool = pool
+        # Models and SGLang's forward context read these two names from any backend.
+        self.token_to_kv_pool, self.req_to_token_pool = pool, rows
         self.req_to_token = rows.req_to_token
         self.window_on_hit = chosen.window_on_hit.value
         self.mutant = chosen.knobs.mutant

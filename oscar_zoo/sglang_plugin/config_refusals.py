@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate import geometry
 from oscar_zoo.evaluate.config_file import ConfigFile
-from oscar_zoo.sglang_plugin.refusals import LINEAR, MODEL, Refusal, check_rows
-
-STOCK = "--kv-cache-dtype auto"
+from oscar_zoo.sglang_plugin.refusals import LINEAR, MODEL, STOCK, Refusal, check_rows
 
 
 def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
@@ -28,7 +28,9 @@ def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
 
 def _windows(config: Any) -> bool:
     layers = getattr(config, "layer_types", None)
-    return bool(getattr(config, "sliding_window", None)) if layers is None else "sliding_attention" in layers
+    if layers is None:
+        return geometry.sliding_window(config) is not None
+    return geometry.SLIDING_ATTENTION in {*layers} - geometry.full_kinds(config)
 
 
 def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
@@ -55,3 +57,13 @@ def check_config(config: ConfigFile) -> None:
     """
     for part in (config.get_text_config(), config):
         check_rows(part, CONFIG, UnsupportedModel)
+
+
+def check_geometry(geometry: Geometry) -> None:
+    """Refuse a model by the shape of its cache, where no `config.json` is at hand.
+
+    Raises:
+        UnsupportedModel: some of its layers have no keys and values; as `check_config`.
+    """
+    if len(geometry.attention_layers) < geometry.num_layers:
+        check_rows(geometry, [LINEAR], UnsupportedModel)

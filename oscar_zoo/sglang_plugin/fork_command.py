@@ -1,11 +1,14 @@
 """The command line and the variables of the SGLang fork that was published with OSCAR, for people who stay on it. Pure.
 
-As its README has them: windows, clip ratios and file names travel in the environment, the group size is a flag. We
-print them and never start the fork: it is another SGLang, in an environment of its own.
+As its README and the cards of its rotations have them: windows, clip ratios and file names travel in the environment,
+the group size is a flag. We print them and never start the fork: it is another SGLang, in an environment of its own.
+Left out on purpose: `--trust-remote-code`, which runs code of the model's repository, and the variable
+`SGLANG_OSCAR_ROTATION_MODE`, which the fork does not read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,10 @@ from oscar_zoo.sglang_plugin.settings import FORK_NAMES
 
 ATTENTION = {"--prefill-attention-backend": "fa3", "--decode-attention-backend": "triton"}
 """What its README names; FlashAttention 3 needs an H100 or H200."""
+SWITCHES = ("--disable-radix-cache", "--disable-custom-all-reduce")
+"""In the launch command of its first README and of the cards, which its scores were measured with."""
+LARGEST_HADAMARD = 128
+"""`HADAMARD_ORDER` of the cards, whose models have head_dim 128; without it the fork takes 16."""
 LLOYD_MAX = "lloydmax-uniform-u2/1"
 
 
@@ -28,6 +35,7 @@ class ForkOptions:
     Attributes:
         model: local folder or Hugging Face id.
         k_file, v_file: the rotation files, which the fork reads itself.
+        head_dim: of the model's keys.
         recipe: serving recipe in force.
         tensor_parallel: number of GPUs, or `None` where `extra` says it.
         host, port: where to listen.
@@ -38,6 +46,7 @@ class ForkOptions:
     model: str
     k_file: Path
     v_file: Path
+    head_dim: int
     recipe: ServingRecipe
     tensor_parallel: int | None
     host: str
@@ -76,6 +85,7 @@ def variables(options: ForkOptions) -> dict[str, str]:
         fork_environment.SCALE_DTYPE: recipe.scale_dtype,
         "SGLANG_OSCAR_ABSORB_V_ROTATION": "0" if recipe.v_absorption == "forbidden" else "1",
         "SGLANG_LLOYD_MAX": "1" if recipe.quantizer == LLOYD_MAX else "0",
+        "HADAMARD_ORDER": str(math.gcd(LARGEST_HADAMARD, options.head_dim)),
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
     if clipped and recipe.clip.k:
@@ -98,4 +108,4 @@ def argv(options: ForkOptions) -> tuple[str, ...]:
         **ATTENTION,
     }
     given = (f"{name}={value}" for name, value in flags.items() if value is not None)
-    return ("python", "-m", "sglang.launch_server", *given, *options.extra)
+    return ("python", "-m", "sglang.launch_server", *given, *SWITCHES, *options.extra)

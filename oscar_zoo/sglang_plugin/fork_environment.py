@@ -30,22 +30,29 @@ HONOURED = frozenset(
 
 NO_EFFECT = frozenset(
     {
+        "HADAMARD_ORDER",
+        "SGLANG_INT2_BACKEND",
+        "SGLANG_INT2_DECODE_MAX_SEQ",
+        "SGLANG_INT2_DECODE_MAX_TILES",
         "SGLANG_OSCAR_ABSORB_V_ROTATION",
         "SGLANG_OSCAR_FUSED_ROTATE_CLIP_QUANT",
         "SGLANG_MIXED_KV_HP_MAX_SPLITS",
         "SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS",
     }
 )
-"""They choose an implementation, not a result."""
+"""They choose an implementation, not a result. `HADAMARD_ORDER` has no effect on the fork either when rotation files
+are given, which hold their Hadamard transform."""
 
+YES, NO = ("1", "true", "yes", "y"), ("0", "false", "no", "n")
+"""What SGLang reads as true and as false."""
 ONLY = {
-    "SGLANG_OSCAR_K_QUANTIZER": ("int2", "the INT2 quantizer is the only one"),
-    "SGLANG_OSCAR_V_QUANTIZER": ("int2", "the INT2 quantizer is the only one"),
-    "SGLANG_MIXED_KV_HP_DTYPE": ("bfloat16", "the uncompressed tokens have the type of the model"),
-    "SGLANG_LLOYD_MAX": ("0", "Lloyd-Max codes are not the codes of this cache"),
-    "SGLANG_ENABLE_MIXED_KV_WINDOWS": ("1", "the windows cannot be turned off; lower --oscar-sink-size"),
+    "SGLANG_OSCAR_K_QUANTIZER": (("int2",), "the INT2 quantizer is the only one"),
+    "SGLANG_OSCAR_V_QUANTIZER": (("int2",), "the INT2 quantizer is the only one"),
+    "SGLANG_MIXED_KV_HP_DTYPE": (("bfloat16",), "the uncompressed tokens have the type of the model"),
+    "SGLANG_LLOYD_MAX": (NO, "Lloyd-Max codes are not the codes of this cache"),
+    "SGLANG_ENABLE_MIXED_KV_WINDOWS": (YES, "the windows cannot be turned off; lower --oscar-sink-size"),
 }
-"""Variable -> the one value that means what we do anyway, and why another value is refused."""
+"""Variable -> the values that mean what we do anyway, and why another value is refused."""
 
 REFUSED_FAMILIES = {
     "SGLANG_OSCAR_CALIBRATION_": "calibration is `oscar-zoo compute`",
@@ -84,16 +91,16 @@ def present(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _warnings(environ: Mapping[str, str], known: Set[str]) -> Iterator[str]:
     for name, value in sorted(environ.items()):
-        if name in known or not (name.startswith(PREFIXES) or name in ONLY):
+        if name in known or not (name.startswith(PREFIXES) or name in ONLY or name in NO_EFFECT):
             continue
         if name in NO_EFFECT:
-            yield f"{name} has no effect here: it chooses an implementation of the fork."
+            yield f"{name} has no effect here: it chooses how the published fork computes, not what."
         elif name == SCALE_DTYPE:
             if value != "float16":
                 yield f"{name}={value}: scales and offsets are stored in float16, 16 bit each."
         elif name in ONLY:
             wanted, reason = ONLY[name]
-            if value.lower() != wanted:
+            if value.lower() not in wanted:
                 raise UsageError(f"{name}={value} is not supported: {reason}.", hint=f"unset {name}")
         else:
             _refuse(name, known)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin.settings import Source
+from oscar_zoo.sglang_plugin.settings import OPTIONS, Source
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 30000
@@ -66,6 +66,7 @@ DENIED_FLAGS = {
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section 9)."""
 
+SERVED_NAME = "--served-model-name"
 TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
 """Names of one flag."""
 GPU_FLAGS = {"--cuda-graph-backend-prefill": "disabled"}
@@ -134,6 +135,7 @@ class ServeOptions:
         revision: commit of the model on its hub.
         config_file: file with the API key in the engine's own configuration format, or `None`.
         name: how the server calls the artifact to those who ask.
+        served_name: what requests call the model, unless `extra` says it.
         extra: engine flags of the user, already split.
     """
 
@@ -150,6 +152,7 @@ class ServeOptions:
     revision: str | None = None
     config_file: Path | None = None
     name: str | None = None
+    served_name: str | None = None
     extra: tuple[str, ...] = ()
 
 
@@ -278,8 +281,13 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
         **device_flags(options.device),
     }
+    ours, theirs = OPTIONS["group_size"].names
+    if flag_value(options.extra, theirs) is not None:
+        del flags[ours]  # two names of one flag; what the user says wins
     if options.name is not None:
         flags["--oscar-name"] = options.name
+    if options.served_name is not None and flag_value(options.extra, SERVED_NAME) is None:
+        flags[SERVED_NAME] = options.served_name
     if options.tensor_parallel > 1 and flag_value(options.extra, *TENSOR_PARALLEL) is None:
         flags["--tp-size"] = str(options.tensor_parallel)
     if options.gpu:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER
+from oscar_zoo.artifact import tree
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, GeometryMismatch, PathNotFound, UsageError
+from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.store import Store
 from oscar_zoo.sglang_plugin.settings import RecipeValues, Source
@@ -87,16 +89,17 @@ class ServedArtifact:
             raise GeometryMismatch(f"the artifact {self.where} does not cover layers 0 .. {num_layers - 1}.")
 
 
-def load(source: Source, expected_digest: str | None = None) -> ServedArtifact:
+def load(source: Source, expected_digest: str | None = None, *, model: str | None = None) -> ServedArtifact:
     """Read the artifact that `source` names.
 
     Args:
         source: folder, name in the local store, or two files.
         expected_digest: artifact digest it must have, with or without `sha256:`.
+        model: name or folder of the served model, which picks its artifact in a folder of several.
 
     Raises:
         UsageError: several candidates, or files of different fits.
-        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist.
+        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist, or none is for `model`.
         MalformedFile, UnsupportedFormat: the reader's verdict.
         DigestMismatchError: other bytes than the manifest or the caller expects.
     """
@@ -104,7 +107,8 @@ def load(source: Source, expected_digest: str | None = None) -> ServedArtifact:
         k_path, v_path = map(Path, source.files)
         loaded = _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
     elif source.folder is not None:
-        loaded = _from_folder(Path(source.folder))
+        folder = Path(source.folder)
+        loaded = _from_folder(folder if model is None else _of_model(folder, model))
     else:
         loaded = _from_store(source.artifact or "")
     want = None if expected_digest is None else "sha256:" + expected_digest.removeprefix("sha256:")
@@ -159,6 +163,17 @@ def _parse(name: str, data: bytes) -> _File:
     return _File(read_rotation(data, what=name), file_digest(name, data))
 
 
+def _of_model(folder: Path, model: str) -> Path:
+    """The artifact of `model` in `folder`, or `folder` itself where it has rotation files, readable or not.
+
+    A model that the zoo knows is looked for by its own name.
+    """
+    if any(folder.glob(f"*{SUFFIX}")):
+        return folder
+    recipe = recipe_for(tree.hub_id(model))
+    return tree.artifact_of_model(folder, model if recipe is None else recipe.hf_id)
+
+
 def _from_folder(folder: Path) -> ServedArtifact:
     if not folder.is_dir():
         raise PathNotFound.for_path(folder, "folder of rotations")
@@ -167,7 +182,7 @@ def _from_folder(folder: Path) -> ServedArtifact:
         manifest = Manifest.from_bytes(read_file(path), what=str(path))
         files = {name: read_file(folder / name) for name in _rotation_names(manifest, str(folder))}
         return _with_manifest(manifest, files, str(folder))
-    return _without_manifest([_read(path) for path in sorted(folder.glob("*.pt"))], str(folder))
+    return _without_manifest([_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))], str(folder))
 
 
 def _from_store(name: str) -> ServedArtifact:

@@ -48,6 +48,8 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         shape = self._slot_shape
         if expected != (shape.num_layers, shape.num_kv_heads, shape.k.head_dim, shape.v.head_dim):
             raise RuntimeError(f"INT2 pool: SGLang built {expected}, the budget was made for {shape}")
+        if self.dtype.is_floating_point:
+            raise RuntimeError(f"INT2 pool: with {self.dtype}, models write keys from inside their rotary embedding")
         # The first page is the dummy page: padding writes there.
         shape = replace(shape, num_slots=self.size + self.page_size)
         self.slots = SlotStore(shape, self.device, self._mode)

@@ -14,6 +14,13 @@ from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 from oscar_zoo.sglang_plugin.settings import BACKEND
 
 Uses = Callable[[Any], bool]
+STOCK = "without INT2, python -m sglang.launch_server --model-path ... --kv-cache-dtype auto"
+"""What to do with a model that has no INT2 cache; `oscar-zoo serve` starts no other."""
+
+BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+FORK_BACKENDS = ("fa3", "triton")
+"""What the published fork runs its prefill and its decode on: kernels for the same attention. The plugin takes its own
+backend in their place, with a note. Others are refused."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,7 @@ def _graph_backend(phase: str, *, refused: Sequence[str] = (), allowed: Sequence
 
 
 def _foreign_backend(config: Any) -> bool:
-    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-    return any(getattr(config, name, None) not in (None, BACKEND) for name in names)
+    return any(getattr(config, name, None) not in (None, BACKEND) for name in BACKENDS)
 
 
 SERVER = (
@@ -155,7 +161,7 @@ SERVER = (
         "--prefill-only-disable-kv-cache",
         _set("prefill_only_disable_kv_cache"),
         "there would be no cache to compress",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
     Refusal(
         "--enable-mis",
@@ -168,6 +174,12 @@ SERVER = (
         _other_than("kv_canary", "none"),
         "it checks slots in the layout of the stock pool",
         "--kv-canary none",
+    ),
+    Refusal(
+        "--enable-nvidia-megakernel",
+        _set("enable_nvidia_megakernel"),
+        "it replaces the attention that reads these slots",
+        "serve without it",
     ),
     Refusal(
         "--cuda-graph-backend-prefill full",
@@ -213,31 +225,31 @@ MODEL = (
         "MLA",
         lambda model: getattr(getattr(model, "attention_arch", None), "name", None) == "MLA",
         "it caches one latent vector, not keys and values",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
     Refusal(
         "a sliding-window hybrid model",
         _set("is_hybrid_swa"),
         "its window layers have a pool of their own",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
     Refusal(
         "a model with attention sinks as weights",
         _set("has_attention_sinks"),
         "the learned sink logit is not part of this attention",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
     Refusal(
         "an encoder-decoder model",
         _set("is_encoder_decoder"),
         "cross attention has no recent window",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
     Refusal(
         "chunked local attention",
         _set("attention_chunk_size"),
         "tokens outside the chunk must not be seen",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
 )
 """Rows over the model configuration."""
@@ -246,25 +258,25 @@ LINEAR = Refusal(
     "a model with linear-attention layers",
     lambda _: True,
     "only models with full attention in every layer are served",
-    "--kv-cache-dtype auto",
+    STOCK,
 )
 """Holds for a model that has such layers."""
 
 LAYER = (
-    Refusal("sliding_window_size", _above("sliding_window_size", 0), "windows are not masked", "--kv-cache-dtype auto"),
-    Refusal("logit_cap", _above("logit_cap", 0.0), "capped logits are not implemented", "--kv-cache-dtype auto"),
+    Refusal("sliding_window_size", _above("sliding_window_size", 0), "windows are not masked", STOCK),
+    Refusal("logit_cap", _above("logit_cap", 0.0), "capped logits are not implemented", STOCK),
     Refusal(
         "xai_temperature_len",
         _above("xai_temperature_len", 0),
         "position-dependent temperature is not implemented",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
-    Refusal("cross attention", _set("is_cross_attention"), "it has no recent window", "--kv-cache-dtype auto"),
+    Refusal("cross attention", _set("is_cross_attention"), "it has no recent window", STOCK),
     Refusal(
         "attention that is not causal",
         lambda layer: str(getattr(getattr(layer, "attn_type", None), "value", "decoder")) != "decoder",
         "a token may not see later ones",
-        "--kv-cache-dtype auto",
+        STOCK,
     ),
 )
 """Rows over one attention layer of the loaded model."""

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -39,11 +39,34 @@ OURS = re.compile(rf"(?:{re.escape(OscarZooError.__module__)}\.\w+|error): (?P<m
 """Those that this library wrote: at the end of a traceback, and instead of one (`plain_errors`)."""
 FOLLOWS = re.compile(r"(EOFError|BrokenPipeError|Connection\w*Error)\b|RuntimeError: (Rank \d+|Initialization failed)")
 """What other processes say because one of them failed."""
+WORDLESS = re.compile(r"[\w.]*(Error|Exception)")
+"""The end of a traceback that gives no reason, such as that of a bare `assert`."""
+FRAME = re.compile(r'File "(?:.*/site-packages/)?(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 HINT = "hint: "
 
 
-def check_port_free(host: str, port: int) -> None:
+def _frames(lines: Sequence[str]) -> Iterator[str]:
+    """Per line of a log, where the last frame of a traceback above it is and what stands there; `""` without one."""
+    frame, number = "", -1
+    for place, line in enumerate(lines):
+        yield frame
+        found = FRAME.fullmatch(line)
+        if found is not None:
+            frame, number = "{file}:{line} in {function}".format_map(found.groupdict()), place
+        elif place == number + 1 and frame:
+            frame += f": {line}"
+
+
+def _reason(line: str, frame: str) -> str:
+    """A line of a log; an error without words gets the place where it was raised."""
+    return f"{line} at {frame}" if frame and WORDLESS.fullmatch(line) else line
+
+
+def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = None) -> None:
     """Refuse early when something listens on `host:port`.
+
+    Args:
+        again: the same command line with another port, for the hint.
 
     Raises:
         PortInUse: with the next free port as hint.
@@ -53,12 +76,17 @@ def check_port_free(host: str, port: int) -> None:
     if refusal is None:
         return
     if refusal.errno == errno.EADDRINUSE:
-        free = next((p for p in range(port + 1, min(port + 100, 65536)) if _bind_error(host, p) is None), None)
-        hint = f"choose another: oscar-zoo serve ... --port {free}" if free else "choose another with --port"
-        raise PortInUse(f"port {port} on {host} is taken by another process.", hint=hint)
+        other = again() if again else f"--port {next_free_port(host, port) or 'PORT'}"
+        raise PortInUse(f"port {port} on {host} is taken by another process.", hint=f"choose another: {other}")
     if refusal.errno in (errno.EACCES, errno.EPERM):
         raise UsageError(f"you may not listen on port {port}.", hint="choose one above 1023, for example --port 30000")
     raise UsageError(f"{host} is not an address of this machine.", hint="see them: ip address; all: --expose 0.0.0.0")
+
+
+def next_free_port(host: str, port: int, *, avoid: Collection[int] = ()) -> int | None:
+    """The first port above `port` that nobody listens on, `avoid` left out; `None` where a hundred are taken."""
+    near = (other for other in range(port + 1, min(port + 100, 65536)) if other not in avoid)
+    return next((other for other in near if _bind_error(host, other) is None), None)
 
 
 def _bind_error(host: str, port: int) -> OSError | None:
@@ -154,7 +182,8 @@ class Server:
                 after = lines[place + 1] if place + 1 < len(lines) else ""
                 hint = after.removeprefix(HINT) if after.startswith(HINT) else None
                 return own["message"][:600].rstrip("."), hint
-        errors = [line for line in lines if NAMES_ERROR.match(line)]
+        seen = zip(lines, _frames(lines), strict=True)
+        errors = [_reason(*one) for one in seen if NAMES_ERROR.match(one[0]) or WORDLESS.fullmatch(one[0])]
         roots = [line for line in errors if not FOLLOWS.match(line)] or errors
         return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
 

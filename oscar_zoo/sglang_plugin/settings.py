@@ -29,6 +29,8 @@ FROM_FLAGS = "OSCAR_INT2_FROM_FLAGS"
 """Comma-separated variables that a flag wrote, so that origins survive the way into spawned children."""
 
 Origin = Literal["flag", "environment", "recipe", "default"]
+MODEL = "OSCAR_INT2_MODEL"
+"""The model that this server was asked for. The plugin writes it, for a folder with the artifacts of several models."""
 T = TypeVar("T")
 
 
@@ -45,12 +47,18 @@ class Setting(Generic[T]):
 
 @dataclass(frozen=True)
 class Option:
-    """One flag: its name, the variable it writes, how the text is read."""
+    """One flag: its name, the variable it writes, how the text is read, and what the published fork calls it."""
 
     flag: str
     variable: str
     read: Callable[[str], Any]
     help: str
+    fork_flag: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name of the flag."""
+        return (self.flag,) if self.fork_flag is None else (self.flag, self.fork_flag)
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -84,7 +92,10 @@ def _window_on_hit(text: str) -> str:
 
 OPTIONS = {
     "rotation_path": Option(
-        "--oscar-rotation-path", "OSCAR_INT2_ROTATION_PATH", str, "folder with one K and one V file"
+        "--oscar-rotation-path",
+        "OSCAR_INT2_ROTATION_PATH",
+        str,
+        "folder with one K and one V file, or with the artifacts of several models as <Model>/<tag>",
     ),
     "artifact": Option("--oscar-artifact", "OSCAR_INT2_ARTIFACT", str, "name of an artifact in the local store"),
     "rotation_sha256": Option(
@@ -100,7 +111,13 @@ OPTIONS = {
     ),
     "k_clip": Option("--oscar-k-clip", "OSCAR_INT2_K_CLIP", _ratio, "clip ratio of keys; 0 is no clipping"),
     "v_clip": Option("--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratio, "clip ratio of values; 0 is no clipping"),
-    "group_size": Option("--oscar-group-size", "OSCAR_INT2_GROUP_SIZE", _whole(1), "channels that share a scale"),
+    "group_size": Option(
+        "--oscar-group-size",
+        "OSCAR_INT2_GROUP_SIZE",
+        _whole(1),
+        "channels that share a scale",
+        "--kv-cache-quant-group-size",
+    ),
     "window_on_hit": Option(
         "--oscar-window-on-hit",
         "OSCAR_INT2_WINDOW_ON_HIT",
@@ -181,10 +198,22 @@ class EnvironmentAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Called by argparse; `self.const` is the `Option`."""
+        option: Option = self.const
         try:
-            write_flag(self.const, str(values), os.environ)
+            if option.fork_flag is not None:
+                _check_same(option, option_string or option.flag, str(values), namespace)
+            write_flag(option, str(values), os.environ)
         except UsageError as error:
             parser.error(error.message)
+
+
+def _check_same(option: Option, name: str, text: str, namespace: argparse.Namespace) -> None:
+    """Refuse two values under the two names of a flag; of one name given twice the last value counts, as elsewhere."""
+    said: dict[str, str] = vars(namespace).setdefault(option.variable, {})
+    said[name] = text
+    if len(set(said.values())) > 1:
+        values = " and ".join(said.values())
+        raise UsageError(f"{' and '.join(option.names)} are one flag: {values} exclude each other.")
 
 
 def write_flag(option: Option, text: str, environ: MutableMapping[str, str]) -> None:
@@ -218,7 +247,7 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
     Raises:
         UsageError: no artifact, two artifacts, a value out of range, or a variable that nobody reads.
     """
-    known = {option.variable for option in OPTIONS.values()} | {FROM_FLAGS}
+    known = {option.variable for option in OPTIONS.values()} | {FROM_FLAGS, MODEL}
     warnings = list(fork_environment.check(environ, known_elsewhere=known))
     given = {name: _given(name, environ, warnings) for name in OPTIONS}
 

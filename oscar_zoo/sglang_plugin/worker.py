@@ -28,7 +28,7 @@ def served() -> tuple[settings.PluginSettings, loading.ServedArtifact]:
         OscarZooError: anything wrong with either.
     """
     given = settings.read_settings(os.environ)
-    artifact = loading.load(given.source.value, given.expected_digest)
+    artifact = loading.load(given.source.value, given.expected_digest, model=os.environ.get(settings.MODEL))
     final = settings.read_settings(os.environ, artifact.recipe)
     return replace(final, warnings=final.warnings + artifact.warnings), artifact
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from engines import MODEL, environment, needs_sglang
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
+from oscar_zoo.sglang_plugin.bench import sides
+from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 CASES = [(batch, context) for batch in (1, 2) for context in (64,)]
 ROOM = 1500
@@ -52,7 +55,8 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
     assert backends == {"bf16": "torch_native", "int2": "oscar_int2"}
     for side in report["sides"].values():
         check_side(side)
-    assert report["capacity_ratio"] == 1 and len(report["speedup"]) == 4
+    assert [case["int2_over_bf16"] for case in report["speedup"]] == [None] * 4
+    assert report["capacity_ratio"] is None and "a CPU" in report["not_compared"]
     rows = list(csv.DictReader((cli.folder / "a.csv").open()))
     assert len(rows) == 12 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
     check_turns(rows)
@@ -98,7 +102,8 @@ def test_a_side_that_fails_is_one_line_and_the_other_is_tried(cli: Cli) -> None:
     ]
     assert all("bench-" in line for line in errors)
     assert [row["note"] for row in csv.DictReader((cli.folder / "a.csv").open())] == ["not measured"] * 2
-    assert done.out.count("BF16") == 2 and done.out.count("INT2") == 1  # the heading "vs BF16", and a row each
+    assert done.out.count("BF16") == 1  # a row each, and why there is no ratio
+    assert done.out.count("INT2") == 2 and "vs BF16" not in done.out
 
 
 @pytest.mark.sglang
@@ -119,6 +124,51 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
     assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(cli.folder) not in left
+
+
+STAND_IN = """
+import json, os, sys, time
+job = json.loads(open(sys.argv[1]).read())
+said = [{"up": 1.0, "sglang": "0.5.21", "capacity": 99, "engine": {}}]
+said += [{"case": job["cases"][0], "arrivals": [[[0.1 * (i + 1), i + 1] for i in range(9)]]}]
+said += [{"done": True}] if "bf16" in sys.argv[1] else []
+open(job["news"], "a").write("".join(json.dumps(item) + "\\n" for item in said))
+if "int2" in sys.argv[1]:
+    os.kill(os.getppid(), int(sys.argv[2]))
+time.sleep(60)
+"""
+"""In place of an engine: both sides measure a case; the second then sends a signal to its parent."""
+
+
+@needs_sglang
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGINT, "Ctrl-C"),
+    ],
+)
+def test_a_signal_keeps_the_side_that_was_measured(
+    number: signal.Signals,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def command(cache: str, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
+        program = (sys.executable, "-c", STAND_IN, str(place), str(int(number)))
+        return LaunchPlan(program, dict(environ), "")
+
+    monkeypatch.setattr(sides, "command", command)
+    table = tmp_path / "a.csv"
+    options = ["--batch=1", "--context=64,128", "--device=cpu", f"--csv={table}"]
+    assert run(["bench", "serve", *DUMMY, *options]) == 128 + number
+    out, err = capsys.readouterr()
+    assert out.count("100.00 ms") == 2
+    told = f"stopped by {name} (INT2: the case 1 x 128 was interrupted); what was measured"
+    assert told in err
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["context"], bool(row["ms_per_token"])) for row in rows] == 2 * [("64", True), ("128", False)]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +205,7 @@ def test_bad_input_is_one_line(
         (["--dummy-weights", "Qwen3-30B-A3B"], "does not know all shapes of Qwen3-30B-A3B", 2),
         (["--dummy-weights", "org/model"], "the shapes of org/model are not known here", 2),
         (["--dummy-weights", "Qwen3-9B"], "no model is called 'Qwen3-9B'", 3),
-        (["--dummy-weights", "examples"], "examples has no config.json", 1),
+        (["--dummy-weights", "./examples"], "examples has no config.json", 1),
         (["FOLDER", "--model", str(MODEL)], "tiny-qwen3-hard reads up to 2,048 tokens, 30,096 are wanted", 2),
         (["FOLDER", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], "head_dim", 1),
     ],

@@ -9,8 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo import paths
+from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import COMMANDS, run
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.hubs.metadata import MetadataCache
+from oscar_zoo.registry.publish import publish
+from oscar_zoo.registry.store import Store
 
 
 def completed(folder: Path, script: str, *words: str) -> list[str]:
@@ -52,6 +59,75 @@ def test_bash_completes_commands_their_commands_and_options(tmp_path: Path, scri
 
 def test_a_command_that_does_not_exist_completes_nothing_and_says_nothing(tmp_path: Path, script: str) -> None:
     assert completed(tmp_path, script, "oscar-zoo", "nonsense", "x") == []
+
+
+def offered(*words: str) -> list[str]:
+    """What the program answers to bash for the last of `words`, `type,value` each."""
+    asked = {"_OSCAR_ZOO_COMPLETE": "bash_complete", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run([sys.executable, "-m", "oscar_zoo"], capture_output=True, text=True, env=os.environ | asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
+    """From the package, the store and hubs in folders; the shell breaks words at colons."""
+    Store().put(ArtifactId("Mine", "one"), artifact_files(artifact="Mine/one"), source="test")
+    hub = LocalHub(paths.default_zoo_dir(), must_exist=False)
+    publish(write_folder(tmp_path / "a", artifact_files()), hub, aliases=("small",))
+    for command in ("pull", "info", "serve", "eval"):
+        found = completed(tmp_path, script, "oscar-zoo", command, "")
+        assert {"Mine", "small", "tiny-qwen3-hard", "Qwen3-8B", "Qwen3-4B-Thinking"} <= {*found}, command
+    assert completed(tmp_path, script, "oscar-zoo", "pull", "SM") == ["small"]
+    assert completed(tmp_path, script, "oscar-zoo", "pull", "mine", "tiny-qwen3-h") == ["tiny-qwen3-hard"]
+    tag = "seq512_prompt2_group64"
+    assert completed(tmp_path, script, "oscar-zoo", "pull", "tiny-qwen3-hard", ":", "seq5") == [tag]
+    assert completed(tmp_path, script, "oscar-zoo", "info", "tiny-qwen3-hard", ":") == [tag]
+    assert completed(tmp_path, script, "oscar-zoo", "info", "tiny-qwen3-hard/") == [f"tiny-qwen3-hard/{tag}"]
+    assert completed(tmp_path, script, "oscar-zoo", "yank", "tiny") == [f"tiny-qwen3-hard:{tag}"]
+    assert completed(tmp_path, script, "oscar-zoo", "deprecate", "Mi") == ["Mine:one"]
+    for command in (("cache", "rm"), ("verify",)):
+        assert completed(tmp_path, script, "oscar-zoo", *command, "") == ["Mine"]
+    assert completed(tmp_path, script, "oscar-zoo", "compute", "qwen3.5-35") == ["Qwen3.5-35B-A3B"]
+    assert completed(tmp_path, script, "oscar-zoo", "eval", "Mine", "--model", "Qwen/Qwen3-3") == [
+        "Qwen/Qwen3-30B-A3B",
+        "Qwen/Qwen3-32B",
+    ]
+
+
+@pytest.mark.parametrize("word", ["./", "../x", "/tmp/a", "~/b"])
+@pytest.mark.parametrize("command", ["pull", "serve", "eval", "verify", "compute"])
+def test_paths_are_left_to_the_shell(command: str, word: str) -> None:
+    assert offered("oscar-zoo", command, word) == [f"file,{word}"]
+
+
+def test_the_index_of_a_hub_that_was_asked_before_is_known(tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path / "hub", must_exist=False)
+    publish(write_folder(tmp_path / "a", artifact_files()), hub, aliases=("far-away",))
+    index = (tmp_path / "hub/index.json").read_bytes()
+    MetadataCache("hf:someone/zoo").file("0" * 40, "index.json", lambda: index)
+    assert offered("oscar-zoo", "pull", "far") == ["plain,far-away"]
+
+
+def test_completing_a_name_loads_nothing_heavy_and_asks_nobody(tmp_path: Path) -> None:
+    code = (
+        "import os, socket, sys\n"
+        "socket.socket.connect = None\n"
+        "from oscar_zoo.cli.main import run\n"
+        "try:\n    run([])\nexcept SystemExit:\n    pass\n"
+        "heavy = ('torch', 'transformers', 'huggingface_hub', 'modelscope_hub', 'numpy')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)\n"
+    )
+    asked = {"_OSCAR_ZOO_COMPLETE": "bash_complete", "COMP_WORDS": "oscar-zoo\npull\nQwen3-8", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+    assert (done.stdout, done.stderr) == ("plain,Qwen3-8B\n", "[]\n")
+
+
+def test_what_cannot_be_read_is_left_out(own_state: Path) -> None:
+    (own_state / "config").mkdir()
+    (own_state / "config/config.toml").write_text("broken [")
+    (own_state / "cache").mkdir(mode=0o777)
+    (own_state / "cache").chmod(0o777)
+    assert offered("oscar-zoo", "pull", "Qwen3-8") == ["plain,Qwen3-8B"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

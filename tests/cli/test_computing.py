@@ -32,7 +32,7 @@ NAME = "tiny-qwen3-hard"
 TEXT = (ROOT / "examples" / "text" / "calibration.txt").read_text("utf-8")[:36_000]
 """Less would leave no held-out sequence that is longer than both windows."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # minutes of computing beside other processes
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         assert first.poll() is None, first.communicate()
         time.sleep(0.01)  # until the model is loaded and the capture begins
     first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=300)
     left = results(cli)
     found[0].mkdir(parents=True, exist_ok=True)
     (found[0] / "state.json").write_text("{}")  # of another version: nothing to go on from
     children = [cli.start(*wanted, "--json") for _ in range(2)]
-    told = [child.communicate(timeout=300) for child in children]
+    told = [child.communicate(timeout=1500) for child in children]
     assert [child.returncode for child in children] == [0, 0], told
     both = [json.loads(out)["artifacts"][0] for out, _ in told]
     return Made(cli, text, Finished(first.returncode, out, err), left, both)
@@ -157,12 +157,36 @@ def error_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) 
     return result
 
 
-def test_without_compute_the_next_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for wanted in (NAME, "Qwen/Qwen3-32B", MODEL):
+def test_without_compute_the_next_step_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}")  # which answers
+    for wanted, shown in ((NAME, "FOLDER"), ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B"), (MODEL, MODEL)):
         assert run(["pull", str(wanted)]) == 3
         out, err = capsys.readouterr()
         assert not out and err.count("\n") == 1
-        assert err.rstrip().endswith(f"oscar-zoo pull {wanted} --compute")
+        assert err.rstrip().endswith(f"oscar-zoo pull {shown} --compute")
+    assert run(["serve", NAME, "--model", str(MODEL), "--print"]) == 3
+    assert capsys.readouterr().err.rstrip().endswith(f"oscar-zoo serve {NAME} --compute --model {MODEL}")
+
+
+def test_without_a_network_only_a_model_that_is_here_is_offered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
+    monkeypatch.setenv("OSCAR_ZOO_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = "0" * 40
+    for here in (False, True):
+        for command in ("pull", "serve"):
+            error = error_of(capsys, 5, command, "Qwen3-8B", "--offline")
+            assert ("--compute" in error["hint"]) == here and "run it without --offline" in error["hint"]
+        snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / "config.json").write_text("{}")
+        refs = tmp_path / "models--Qwen--Qwen3-8B" / "refs"
+        refs.mkdir(exist_ok=True)
+        (refs / "main").write_text(commit)
 
 
 def test_an_unknown_id_may_be_a_slip_or_a_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import shutil
+import socket
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cli_child import Cli
+from saved_models import save_model
+from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.cli import offering
 from oscar_zoo.cli.main import run
+from oscar_zoo.cli.models import choose_model
+from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "examples" / "models" / "tiny-qwen3-hard")
@@ -79,3 +92,108 @@ def test_a_file_that_holds_no_moments_is_one_line(tmp_path: Path, capsys: pytest
         assert run(["fit", str(path), "--method", "wush", "--output-dir", str(tmp_path / "out")]) in (3, 4)
         assert capsys.readouterr().err.count("\n") == 1
         assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example model in the current folder, under a name of its own."""
+    shutil.copytree(MODEL, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What a command that must succeed prints, stdout before stderr."""
+    capsys.readouterr()
+    assert run(list(arguments)) == 0
+    out, err = capsys.readouterr()
+    return [*out.splitlines(), *err.splitlines()]
+
+
+def next_step(printed: list[str]) -> list[str]:
+    """The command line that is proposed, without the program."""
+    line = next(line for line in printed if line.startswith("Next: "))
+    return shlex.split(line.removeprefix("Next: "))[1:]
+
+
+def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders begin with ./ and the name of the artifact is said once."""
+    printed = lines(capsys, "compute", "mine", "--calib-tokens", "300", "--method", "oscar")
+    (saved,) = [line for line in printed if line.startswith("Saved ")]
+    assert re.fullmatch(r"Saved \./mine/seq300_prompt\d+_group64  sha256:[0-9a-f]{64}", saved)
+    assert any(line.startswith("Report: ./mine/") for line in printed) or not list(here.glob("mine/*.html"))
+    moments = next(line.rpartition(" ")[2] for line in printed if "another method" in line)
+    assert moments.startswith("./mine/")
+    step = next_step(printed)
+    assert step[0] == "eval" and step[1].startswith("./mine/seq") and step[2:] == ["--model", "./mine"]
+    short = ["--task", "perplexity", "--windows", "1", "--length", "64", "-q"]
+    measured = lines(capsys, *step, *short)
+    assert "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows" in measured[-1]
+    fitted = lines(capsys, "fit", moments, "--method", "wush")
+    assert fitted[0].startswith("Saved ./mine/seq300")
+    assert any("the folder of mine" in line and "--model FOLDER" in line for line in fitted)
+
+
+def test_a_model_that_serve_refuses_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(tmp_path / "windowed", "Gemma3Text", vocab_size=2048)
+    arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
+    printed = lines(capsys, "compute", str(folder), *arguments)
+    told = [line for line in printed if "serve will refuse this model: a sliding-window hybrid model" in line]
+    assert len(told) == 1 and told[0].startswith("note: ")
+    assert printed.index(told[0]) == printed.index(next(line for line in printed if line.startswith("note: ")))
+    facts = compute_json(capsys, folder, *arguments, "--force")
+    assert [note for note in facts["notes"] if "serve will refuse" in note] == [told[0].removeprefix("note: ")]
+    capsys.readouterr()
+    assert run(["pull", str(folder), "--compute", "--dry-run"]) == 0
+    assert "serve will refuse this model" in capsys.readouterr().err
+    plan = partial(offering.plan_computing, choose_model(str(folder)), error=ArtifactNotFound("nobody has it"))
+    with pytest.raises(UnsupportedModel, match="sliding-window"):
+        plan(offering.Wish(compute=True, to_serve=True, silent=True))
+    assert plan(offering.Wish(compute=True, silent=True)).notes
+    assert not [note for note in compute_json(capsys, Path(MODEL), *arguments, "--force")["notes"] if "serve" in note]
+
+
+def compute_json(capsys: pytest.CaptureFixture[str], model: Path, *arguments: str) -> dict[str, Any]:
+    return told(capsys, "compute", model, *arguments)
+
+
+def test_a_resume_without_anything_to_go_on_from_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--calib-tokens", "300", "--method", "oscar", "--resume", "--output-dir", str(tmp_path / "out")]
+    printed = lines(capsys, "compute", MODEL, *command)
+    assert any("nothing to go on from" in line and str(tmp_path / "out.work") in line for line in printed)
+
+
+def test_choices_are_listed_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "moments.safetensors"]) == 2
+    assert "Choose from: oscar, oscar-exact" in capsys.readouterr().err
+
+
+def test_the_model_is_given_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """--model-path is another way to give MODEL."""
+    arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
+    assert told(capsys, "compute", "--model-path", MODEL, *arguments)["path"] == str(tmp_path / "out")
+    for given in ([], [MODEL, "--model-path", MODEL]):
+        assert run(["compute", *given, *arguments]) == 2
+        assert "--model-path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_a_model_nobody_can_fetch_is_one_line_at_once(
+    forbidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline, and where nobody listens: no line for every attempt of a client."""
+    with socket.socket() as taken:  # bound, never listening
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        variables = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "01"[forbidden], "HF_HOME": str(tmp_path / "home")}
+        cli = Cli({**os.environ, **variables}, tmp_path)
+        for command in (["compute", "org/model"], ["eval", str(tmp_path / "a"), "--model", "org/model"]):
+            if command[0] == "eval":
+                write_folder(tmp_path / "a", artifact_files())
+                command += ["--offline"] if forbidden else []
+            done = cli(*command)
+            assert (done.code, done.out) == (5, "")
+            (line,) = done.err.splitlines()
+            assert line.startswith("error: ") and "org/model" in line and line.endswith("give a local folder")

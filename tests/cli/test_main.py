@@ -115,3 +115,8 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     script = f"{sys.executable} -c 'from oscar_zoo.cli.main import main; main()' list | head -c 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+def test_the_version_has_a_short_option() -> None:
+    long, short = run("--version"), run("-V")
+    assert (short.returncode, short.stdout) == (0, long.stdout) and short.stdout.startswith("oscar-zoo ")

@@ -15,6 +15,7 @@ from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli import main
 from oscar_zoo.cli.main import COMMANDS, run
+from oscar_zoo.cli.pasting import measuring
 from oscar_zoo.sglang_plugin.launch import LaunchPlan
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -78,9 +79,9 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
 def test_sigterm_is_reported_and_other_exits_pass(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_: sys.exit(main.TERMINATED))
+    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_, **__: sys.exit(main.TERMINATED))
     assert "SIGTERM" in refused(capsys, 143, "info", TINY)
-    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_: sys.exit(5))
+    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_, **__: sys.exit(5))
     with pytest.raises(SystemExit):
         run(["info", TINY])
 
@@ -214,11 +215,21 @@ def test_output_that_cannot_be_written_is_an_error(words: list[str], code: int, 
 
 
 FAKE_SERVER = """
-import sys
+import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+memory = {"token_slots": 9, "slot_bytes": 320, "request_rows": 2, "found_bytes": 1}
+recipe = {"sink": 1, "recent": 2, "k_clip": 0, "v_clip": 0}
+cache = {"bits_per_element": 2.5, "recipe": recipe, "memory": memory}
+PAGES = {
+    "/health": {},
+    "/server_info": {"version": "0", "internal_states": [{"oscar_int2": cache}]},
+    "/v1/models": {"data": [{"id": "m"}]},
+}
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.end_headers(); self.server.done = True
+        self.send_response(200); self.end_headers()
+        self.wfile.write(json.dumps(PAGES[self.path]).encode())
+        self.server.done = self.path == "/v1/models"
 server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler); server.done = False
 while not server.done:
     server.handle_request()
@@ -292,9 +303,20 @@ def test_closed_and_full_streams_are_no_tracebacks() -> None:
         assert done.returncode == ("/dev/full" in redirection), redirection
 
 
+def test_a_reader_that_goes_ends_it_as_sigpipe_would() -> None:
+    """As in `oscar-zoo list | head -1`: quietly, and with the exit code of other tools."""
+    for more in ([], ["--json"]):
+        ours, theirs = os.pipe()
+        os.close(ours)
+        command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "list", *more]
+        done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE)
+        os.close(theirs)
+        assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_an_artifact_of_another_model_says_so(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
     assert run(["verify", str(artifact), "--model", "Qwen3-8B"]) == 4
-    assert "another model" in capsys.readouterr().err
+    assert "it does not fit Qwen3-8B" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -321,3 +343,74 @@ def test_a_model_that_cannot_be_fetched(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "network" in refused(capsys, 5, "compute", "no-such-org/no-such-model", "--output-dir", tmp_path / "out")
+
+
+def test_a_wrong_name_in_the_store_brings_close_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Did you mean Qwen3-8B" in refused(capsys, 3, "verify", "qwen3-7b")
+    assert "Fetch it: oscar-zoo pull Qwen3-8B" in refused(capsys, 3, "verify", "Qwen3-8B")
+
+
+def test_a_model_on_no_hub_needs_its_folder(
+    capsys: pytest.CaptureFixture[str], hub: Path, artifact: Path, tmp_path: Path
+) -> None:
+    """The zoo knows it by an id that no hub has: every printed command says where its folder goes."""
+    cause = f"the checkpoint of {TINY} is on no hub. Give its folder: oscar-zoo"
+    assert f"{cause} compute FOLDER" in refused(capsys, 2, "compute", TINY, "--output-dir", tmp_path / "out")
+    assert f"{cause} pull FOLDER --compute" in refused(capsys, 2, "pull", TINY, "--compute")
+    assert f"{cause} serve {TINY} --model FOLDER" in refused(capsys, 2, "serve", TINY, "--print")
+    assert run(["info", TINY]) == run(["info", "Qwen3.5-4B"]) == 0
+    told = capsys.readouterr().out
+    assert "weights 6.9 MB in BF16" in told
+    assert "make one: oscar-zoo compute FOLDER" in told and "oscar-zoo pull Qwen3.5-4B --compute" in told
+    assert run(["pull", TINY, "--hub", f"file:{hub}"]) == 0
+    told = capsys.readouterr().err
+    assert measuring(Path("made"), f"oscar-zoo/{TINY}").endswith("oscar-zoo eval ./made --model FOLDER")
+    assert f"give the folder of the model: oscar-zoo serve {TINY}:{TAG} --model FOLDER" in told and "Next" not in told
+    for what in (TINY, artifact):
+        for more in ("--print", "--device=cpu"):
+            assert f"{cause} serve {what} --model FOLDER" in refused(capsys, 2, "serve", what, more)
+        assert f"{cause} eval {what} --model FOLDER" in refused(capsys, 2, "eval", what)
+
+
+def test_a_folder_in_an_error_begins_with_a_dot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it `dmg` would be read as a name by the command that the line proposes."""
+    monkeypatch.chdir(tmp_path)
+    files = artifact_files()
+    write_folder(Path("rotation"), files)
+    write_folder(Path("bare"), {name: data for name, data in files.items() if name != "oscar.json"})
+    write_folder(Path("my dmg"), files | {K_NAME: files[K_NAME][:-200]})
+    for command in (["publish", "./my dmg", "--hub", "file:./hub"], ["serve", "./my dmg", "--print"]):
+        line = refused(capsys, 4, *command)
+        assert "error: ./my dmg failed verification" in line and "oscar-zoo verify './my dmg'" in line
+    Path("Qwen3-8B").mkdir()
+    for command in (["serve", "./Qwen3-8B", "--print"], ["verify", "./Qwen3-8B"]):
+        assert "no rotation files in ./Qwen3-8B" in refused(capsys, 3, *command)
+    assert "no such artifact folder: ./nope" in refused(capsys, 3, "publish", "nope")
+    assert "error: ./bare has no oscar.json" in refused(capsys, 2, "publish", "bare", "--hub", "file:./hub")
+    compute = ["compute", MODEL, "--calib-tokens", "64", "--output-dir"]
+    assert "error: ./rotation already holds an artifact" in refused(capsys, 7, *compute, "rotation")
+    assert "error: ./Qwen3-8B/x holds other files" in refused(capsys, 7, *compute, _with_a_file("Qwen3-8B/x"))
+
+
+def _with_a_file(folder: str) -> str:
+    write_folder(Path(folder), {"a.txt": b""})
+    return folder
+
+
+def test_a_copy_that_is_here_while_no_hub_answers(
+    capsys: pytest.CaptureFixture[str], hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint is a command that runs."""
+    assert run(["pull", TINY, "--hub", f"file:{hub}", "--no-lock"]) == 0
+    capsys.readouterr()
+    for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as taken:  # bound, never listening
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        line = refused(capsys, 5, "pull", TINY, "--hub", "hf:org/zoo")
+    command = line.rstrip().rpartition("to use it: oscar-zoo ")[2].partition(";")[0]
+    assert command == f"pull {TINY} --offline"
+    assert run(command.split()) == 0 and "Already here and intact" in capsys.readouterr().out

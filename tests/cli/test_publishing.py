@@ -25,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> str:
+    (tmp_path / "hub").mkdir()
     return f"file:{tmp_path}/hub"
 
 
@@ -63,11 +64,29 @@ def test_publish_tells_what_it_did_and_the_next_step(cli: Cli, folder: Path, hub
 
 def test_publish_as_json_has_one_row_per_hub(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     second = f"file:{tmp_path}/second"
+    (tmp_path / "second").mkdir()
     value = cli.json(0, "publish", folder, "--hub", hub, "--hub", second, "--alias", "hard")
     assert (value["schema"], value["errors"]) == ("oscar-zoo.publish/1", [])
     assert [row["hub"] for row in value["hubs"]] == [hub, second]
     assert {row["id"] for row in value["hubs"]} == {str(HARD)}
     assert [e.aliases for e in index_in(tmp_path / "second").artifacts] == [("hard",)]
+
+
+def test_a_hub_that_is_not_there_is_made_only_when_asked_for(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    typo = f"file:{tmp_path}/tpyo/zoo"
+    for words in (["publish", folder, "--hub", typo], ["publish", folder, "--hub", typo, "--dry-run"]):
+        cli(3, *words)
+        assert f"no such folder for a hub: {tmp_path}/tpyo/zoo" in cli.err and "--create" in cli.err
+        assert not (tmp_path / "tpyo").exists()
+    cli(0, "publish", folder, "--hub", typo, "--create", "--dry-run")
+    assert not (tmp_path / "tpyo").exists()
+    cli(0, "publish", folder, "--hub", typo, "--create")
+    copy = f"file:{tmp_path}/copy"
+    cli(3, "mirror", typo, copy, "--all")
+    assert "--create" in cli.err and not (tmp_path / "copy").exists()
+    cli(0, "mirror", typo, copy, "--all", "--create")
+    cli(3, "yank", NAME, "--hub", f"file:{tmp_path}/nowhere", "--reason", "x")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_without_a_hub_the_zoo_of_this_user_is_used(
@@ -82,7 +101,7 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(cli: Cli, folder: Pat
     taken = f"file:{tmp_path}/taken"
     put_version(LocalHub(tmp_path / "taken", must_exist=False), HARD, artifact_files(seed=1))
     assert cli.json(7, "publish", folder, "--hub", taken, "--hub", hub)["error"]["code"] == "conflict.version"
-    assert not (tmp_path / "hub").exists()
+    assert not list((tmp_path / "hub").iterdir())
     value = cli.json(7, "publish", folder, "--hub", hub, "--hub", taken)
     assert [row["hub"] for row in value["hubs"]] == [hub]
     assert [error["code"] for error in value["errors"]] == ["conflict.version"]
@@ -93,7 +112,7 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(cli: Cli, folder: Pat
 def test_a_dry_run_lists_what_would_be_sent(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     (row,) = cli.json(0, "publish", folder, "--hub", hub, "--dry-run")["hubs"]
     text = cli(0, "publish", folder, "--hub", hub, "--dry-run")
-    assert not (tmp_path / "hub").exists()
+    assert not list((tmp_path / "hub").iterdir())
     cli(0, "publish", folder, "--hub", hub)
     root = tmp_path / "hub"
     sent = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name != ".lock"}
@@ -158,9 +177,9 @@ def test_a_reason_is_required(cli: Cli, folder: Path, hub: str, command: str) ->
 def test_mirror_copies_and_says_so(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     target = f"file:{tmp_path}/target"
     cli(0, "publish", folder, "--hub", hub)
-    assert cli(0, "mirror", hub, target, "--all", "--dry-run").startswith(f"Would copy: {NAME}")
+    assert cli(0, "mirror", hub, target, "--all", "--dry-run", "--create").startswith(f"Would copy: {NAME}")
     assert not (tmp_path / "target").exists()
-    assert cli(0, "mirror", hub, target, "tiny-qwen3-hard").startswith(f"Copied: {NAME}")
+    assert cli(0, "mirror", hub, target, "tiny-qwen3-hard", "--create").startswith(f"Copied: {NAME}")
     assert "the same digests" in cli.err
     (row,) = cli.json(0, "mirror", hub, target, "--all")["artifacts"]
     assert (row["id"], row["outcome"]) == (str(HARD), "already_there")

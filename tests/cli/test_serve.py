@@ -74,6 +74,13 @@ def start(artifact: Path, port: int, folder: Path, *extra: str, options: tuple[s
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def oscar_zoo(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Another command of the user whose servers' state is in `folder`."""
+    env = os.environ | {"TMPDIR": str(folder), "OSCAR_ZOO_STATE": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *arguments]
+    return subprocess.run(command, env=env, input=stdin, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fitted") / "rotation"
@@ -122,6 +129,38 @@ def test_it_says_what_it_serves(served: Running) -> None:
     assert served.ready["url"] == f"http://127.0.0.1:{served.port}/v1"
     assert served.ready["digest"] == manifest.digest
     assert served.ready["recipe"] == manifest.recipe.model_dump(mode="json")
+
+
+def test_what_it_says_comes_from_the_server(served: Running) -> None:
+    """The id of the model is its name on its hub, never a path."""
+    (model,) = json.loads(served.ask("/v1/models"))["data"]
+    assert served.ready["model_id"] == model["id"] == "oscar-zoo/tiny-qwen3-hard"
+    assert served.ready["context_tokens"] == model["max_model_len"]
+    info = json.loads(served.ask("/server_info"))
+    told = info["internal_states"][0]["oscar_int2"]
+    assert served.ready["capacity_tokens"] == info["max_total_num_tokens"] == told["memory"]["token_slots"]
+    assert served.ready["bits_per_element"] == told["bits_per_element"] == 2.5
+    assert served.ready["windows"] == {"sink": told["recipe"]["sink"], "recent": told["recipe"]["recent"]}
+    assert served.ready["max_running_requests"] == 16 and served.ready["sglang"] == version("sglang")
+    assert served.ready["bf16_capacity_tokens"] is None  # a flag limits the tokens
+
+
+def test_the_curl_line_works_when_pasted(served: Running) -> None:
+    line = served.ready["curl"]
+    assert KEY not in line and '"model": "oscar-zoo/tiny-qwen3-hard"' in line
+    done = subprocess.run(["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=300, check=True)
+    reply = json.loads(done.stdout)  # a sampled answer of a tiny model, which may end at once
+    assert reply["choices"][0]["message"]["role"] == "assistant" and reply["usage"]["completion_tokens"] > 0
+
+
+def test_another_terminal_sees_it(served: Running) -> None:
+    (row,) = json.loads(oscar_zoo(served.temp, "ps", "--json").stdout)["servers"]
+    assert (row["port"], row["pid"], row["state"]) == (served.port, served.process.pid, "ready")
+    (record,) = (served.temp / "servers").glob("*.json")
+    assert record.stat().st_mode & 0o777 == 0o600 and record.parent.stat().st_mode & 0o777 == 0o700
+    again = oscar_zoo(served.temp, "serve", str(served.artifact), "--model", str(MODEL), "--port", str(served.port))
+    assert again.returncode == 1 and f"oscar-zoo stop {served.port}" in again.stderr
+    assert oscar_zoo(served.temp, "stop", "Qwen3-8B").returncode == 3
 
 
 def test_it_answers_over_the_openai_api(served: Running) -> None:
@@ -241,27 +280,57 @@ def test_sigterm_leaves_nothing_behind(served: Running) -> None:
     check_port_free("127.0.0.1", served.port)
 
 
-def test_ctrl_c_while_starting_leaves_nothing_behind(artifact: Path, tmp_path: Path) -> None:
-    process = start(artifact, free_port(), tmp_path)
-    while not (tree := [pid for pid in all_children(process.pid) if b"sglang" in cmdline(pid)]):
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_ctrl_c_while_starting_leaves_nothing_behind(artifact: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    process = start(artifact, free_port(), tmp_path, options=options)
+    while not (tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and json.loads(out)["error"]["code"] == "interrupted"
     assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
+    assert not list((tmp_path / "servers").iterdir())
 
 
 def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> None:
-    process = start(artifact, free_port(), tmp_path, "--enable-hierarchical-cache")
+    """In the background, too: the child of `--detach` fails as `serve` does, and its words are passed on."""
+    process = start(artifact, free_port(), tmp_path, "--oscar-group-size=48", options=("--detach",))
     out, _ = process.communicate(timeout=300)
     error = json.loads(out)["error"]
-    assert process.returncode == 1 and "--enable-hierarchical-cache" in error["message"]
-    assert error["message"].startswith(
-        "the server ended while starting (status 1): --enable-hierarchical-cache does not"
-    )
+    assert process.returncode == 1 and error["message"].startswith("the server ended while starting (")
+    assert error["message"].endswith(": INT2 rows of this model: group_size 48 does not divide head_dim 64.")
     assert "Traceback" not in error["message"] and "log: " in error["hint"]
     log = Path(error["hint"].rpartition("log: ")[2]).read_text()
-    assert log.splitlines()[-1].startswith("error: --enable-hierarchical-cache") or "error: --enable" in log
+    assert "group_size 48" in log and not list((tmp_path / "servers").iterdir())
+
+
+def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--detach")
+    begun = oscar_zoo(tmp_path, *options, "--", "--served-model-name=my-model")
+    assert begun.returncode == 0, begun.stderr
+    phases = [line.rpartition(" (")[0] for line in begun.stderr.splitlines()[1:]]
+    assert phases[0] == "starting SGLang" and {"loading weights", "warming up"} & set(phases)
+    block = dict(line.split(maxsplit=1) for line in begun.stdout.splitlines())
+    assert block["Model"].startswith("my-model, SGLang") and f"stop with oscar-zoo stop {port}" in block["Ready"]
+    (row,) = json.loads(oscar_zoo(tmp_path, "ps", "--json").stdout)["servers"]
+    assert (row["port"], row["model_id"]) == (port, "my-model")
+    assert "my-model" in oscar_zoo(tmp_path, "ps").stdout
+    try:
+        answer = subprocess.run(["sh", "-c", block["Try"]], capture_output=True, text=True, timeout=300, check=True)
+        assert json.loads(answer.stdout)["model"] == "my-model"
+        talked = oscar_zoo(tmp_path, "chat", "my-model", "--max-tokens", "4", stdin="Hello\n")
+        assert talked.returncode == 0 and talked.stdout.endswith("\n")
+        assert talked.stderr in ("", "note: the answer was cut off; for longer ones: --max-tokens N\n")
+        tree = all_children(row["pid"])
+        assert "The server is fired up" in oscar_zoo(tmp_path, "logs", "-n", "1000").stdout
+    finally:
+        stopped = oscar_zoo(tmp_path, "stop", "my-model")
+    assert stopped.returncode == 0 and stopped.stdout == f"Stopped my-model on port {port}.\n"
+    assert tree and not [pid for pid in (row["pid"], *tree) if alive(pid)]
+    check_port_free("127.0.0.1", port)
+    assert oscar_zoo(tmp_path, "stop").returncode == 3
+    assert "fired up" in oscar_zoo(tmp_path, "logs", str(port), "-n", "1000").stdout
 
 
 def all_children(pid: int) -> list[int]:

@@ -90,6 +90,23 @@ def test_an_installed_artifact_goes_by_its_name(capsys: pytest.CaptureFixture[st
     assert loading.load(chosen).digest == facts["digest"]
 
 
+def test_a_tree_has_the_artifact_of_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As downloaded from a hub: `<Model>/<tag>`. The model decides; what it leaves open is told."""
+    tree = tmp_path / "oscar_rotations"
+    mine = write_folder(tree / "tiny-qwen3-hard" / "gpqa_group64", payload())
+    write_folder(tree / "Qwen3-8B" / "gpqa_group128", payload())
+    for model in (str(MODEL), "tiny-qwen3-hard", "oscar-zoo/Tiny-Qwen3-Hard"):
+        assert run(["serve", str(tree), "--model", model, "--print", "--json", "--device", "cuda"]) == 0
+        assert f"--oscar-rotation-path={mine}" in json.loads(capsys.readouterr().out)["argv"]
+    write_folder(tree / "tiny-qwen3-hard" / "other_group64", payload())
+    assert run(["serve", str(tree), "--model", str(MODEL), "--print"]) == 2
+    assert "gpqa_group64" in (line := capsys.readouterr().err) and "other_group64" in line
+    assert run(["serve", str(tree), "--model", "Qwen3-32B", "--print"]) == 3
+    assert "Qwen3-8B/gpqa_group128" in capsys.readouterr().err
+    assert run(["serve", str(tree), "--print"]) == 2
+    assert "--model MODEL" in capsys.readouterr().err
+
+
 def test_a_shell_gets_exactly_that(
     capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +155,9 @@ def test_the_fork_gets_its_own_names(capsys: pytest.CaptureFixture[str], install
     flags = facts["argv"]
     assert {"--kv-cache-dtype=int2", "--kv-cache-quant-group-size=64", "--port=31000"} <= set(flags)
     assert {"--host=127.0.0.1", "--tensor-parallel-size=1"} <= set(flags)
+    assert {"--disable-radix-cache", "--disable-custom-all-reduce"} <= set(flags)
+    assert env["HADAMARD_ORDER"] == "64"  # the head of this model; the cards say 128 for theirs
+    assert env["SGLANG_OSCAR_ABSORB_V_ROTATION"] == "1" and env["SGLANG_MIXED_KV_HP_MAX_SPLITS"] == "8"
     assert not any(part.startswith("--oscar") for part in flags)
     settings.read_settings({k: v for k, v in env.items() if k.startswith("SGLANG_")})  # our plugin reads them too
 
@@ -182,6 +202,17 @@ def test_the_zoo_says_on_how_many_gpus(
     assert "--tp-size=4" in answers[0]["argv"] and "--tensor-parallel-size=4" in answers[1]["argv"]
     assert not any("--tp-size" in part for part in answers[2]["argv"])
     assert answers[0]["model"] == recipe.hf_id
+
+
+def test_a_model_of_the_zoo_that_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stock SGLang with the plugin serves no linear layers; the fork has a branch that does."""
+    recipe = Catalog.packaged().recipe("Qwen3.5-4B")
+    assert recipe is not None
+    folder = str(write_folder(tmp_path / "Qwen3.5-4B", payload(geometry=recipe.geometry)))
+    assert run(["serve", folder, "--print", "--device", "cuda"]) == 1
+    captured = capsys.readouterr()
+    assert "a model with linear-attention layers does not work" in captured.err and not captured.out
+    assert run(["serve", folder, "--print", "--engine", "oscar-fork", "--", "--attention-backend=triton"]) == 0
 
 
 def test_values_of_flags_in_every_spelling() -> None:

@@ -245,6 +245,13 @@ def test_attention_that_cannot_be_calibrated_is_refused_by_name(
     assert f"tests/{family}" in refusal.value.message
 
 
+@pytest.mark.parametrize("family", ["Mistral", "Phi3"])
+def test_a_sliding_window_as_long_as_the_context_hides_nothing(family: str) -> None:
+    windowed, plain = (build(family, torch.float32, sliding_window=window, pad_token_id=0) for window in (256, None))
+    assert windowed.block.attention_layers == (0, 1, 2, 3)
+    assert_equal(captured(windowed)[0], captured(plain)[0])
+
+
 def test_quantized_output_weights_are_refused_where_they_are_read() -> None:
     loaded = build("Qwen3", torch.float32)
     projection = loaded.model.model.layers[1].self_attn.o_proj

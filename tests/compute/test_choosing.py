@@ -10,6 +10,7 @@ import pytest
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.cli.comparing import print_choice
 from oscar_zoo.compute import choosing
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.choosing import FINER_CLIPS, choose
@@ -64,6 +65,13 @@ def test_on_outlier_channels_wush_is_kept_and_costs_little(chosen: Choice) -> No
     assert min(row.change_percent or 0 for row in chosen.rows if row.method != "wush") > 20
     assert chosen.recipe.clip.k == chosen.chosen.clip_k
     assert chosen.recipe.clip.v == chosen.chosen.clip_v
+
+
+def test_what_was_measured_on_is_said_beside_the_figures(chosen: Choice, capsys: pytest.CaptureFixture[str]) -> None:
+    length = len(chosen.heldout.sequences[0])
+    assert chosen.measured_on == f"4 held-out sequences of {length:,} tokens, positions from 320 on"
+    print_choice(chosen)
+    assert f"Perplexity of {chosen.measured_on}; other text or windows" in capsys.readouterr().out
 
 
 def test_every_method_is_measured_with_its_clips_and_the_best_with_more(chosen: Choice) -> None:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
 from oscar_zoo.compute.options import ComputeOptions
+from oscar_zoo.compute.phases import expected_phases
 from oscar_zoo.evaluate.models import ModelSize, inspect_model, model_size
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
@@ -101,3 +102,16 @@ def test_tuning_counts_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     assert seconds(1e9) == seconds(1e9, tune=False)
     assert seconds(1e9, method="wush-tuned") > seconds(1e9, method="wush") + LONGEST_TUNING
     assert seconds(1e11, fast=True) == seconds(1e11, fast=True, tune=False)
+
+
+def test_the_phases_of_an_estimate_are_those_that_the_options_ask_for() -> None:
+    for options in (
+        OPTIONS,
+        replace(OPTIONS, fast=True),
+        replace(OPTIONS, method="wush"),
+        replace(OPTIONS, tune=False),
+    ):
+        found = estimate(options, BLOCK)
+        assert found is not None
+        assert [(one.name, one.unit) for one in found.phases] == [(p.name, p.unit) for p in expected_phases(options)]
+        assert found.seconds == sum(one.seconds for one in found.phases)

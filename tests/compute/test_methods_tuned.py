@@ -25,6 +25,7 @@ from oscar_zoo.compute.job import ComputeOptions, compute_artifact
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import save_moments
+from oscar_zoo.compute.phases import MORE_RECALL, expected_phases
 from oscar_zoo.compute.refit import refit
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.models import load_model
@@ -206,6 +207,15 @@ def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.choice.chosen.method in ("wush", "wush-tuned")
     steps = [(done, total) for done, total, what in news if what == "tune" and total]
     assert steps[-1] == (2 * 4 * 60, 2 * 4 * 60)
+    phases = list(dict.fromkeys(what for _, _, what in news))
+    expected = [phase.name for phase in expected_phases(wanted)]
+    assert [name for name in expected if name in phases] == phases
+    assert set(expected) - set(phases) <= {MORE_RECALL}
+    for name in phases:
+        told = [(done, total) for done, total, what in news if what == name and total]
+        assert len({total for _, total in told}) <= 1
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert all(done <= total for done, total in told)
 
 
 def test_what_takes_too_long_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,15 @@ def test_the_page_says_the_answer_before_anything_is_drawn(html: str) -> None:
     assert html.count("<svg ") == 5 and html.count("<figcaption>") == 5
 
 
+def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> None:
+    """In the first column, which stays in sight while the table scrolls inside its own box."""
+    assert html.count("← kept") == 1
+    assert re.search(r'<tr class="kept"><th scope="row">wush <span class="mark">← kept</span></th>', html)
+    assert re.search(r'<div class="table">\n<table>', html) and "width=device-width" in html
+    assert re.search(r"\.table \{[^}]*overflow-x: auto", html)
+    assert re.search(r"th:first-child \{[^}]*position: sticky; left: 0", html)
+
+
 def test_the_page_asks_nobody_and_runs_nothing(html: str) -> None:
     tags = Tags(html).tags
     assert not {tag for tag, _ in tags} & {"script", "link", "img", "iframe", "object", "embed", "image", "a", "base"}

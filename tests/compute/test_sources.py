@@ -228,7 +228,7 @@ def test_the_default_mix_is_pinned_to_commits() -> None:
     assert all(part.is_on_hub and part.revision and len(part.revision) == 40 and part.field for part in DEFAULT_PARTS)
 
 
-@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond"])
+@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond", "wikitext", "mmlu"])
 def test_without_the_library_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(Path.cwd()))
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -281,7 +281,7 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond"])
+@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond", "wikitext", "mmlu"])
 def test_offline_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(Path.cwd()))
     error = refusal(source, NetworkError)

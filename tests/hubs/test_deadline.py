@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from raw_server import RawServer, Seen, answer
 
 from oscar_zoo.hubs.deadline import in_parallel, within
 
@@ -44,6 +46,45 @@ def test_no_time_left_means_no_call(seconds: float) -> None:
     with pytest.raises(TooLate):
         within(seconds, called.set, error=TooLate)
     assert not called.is_set()
+
+
+STOPPED = """
+import socket, sys, threading
+from oscar_zoo.hubs.transport import Limits, Transport
+limits = Limits(connect=0.5, answer=0.5, read=0.5, rate_window=0.5, tries=1)
+hub = Transport("Some Hub a/b", sys.argv[1], token=lambda: None, refusal=KeyError, limits=limits)
+print(hub.get(sys.argv[1] + "/file", limit=1 << 20, budget=0.9).body.decode())
+"""
+
+
+@pytest.mark.parametrize("sent", ["nothing", "the head", "a part"])
+def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_answer(sent: str) -> None:
+    asked, resume, taken = threading.Event(), threading.Event(), threading.Event()
+    whole = answer(b"content")
+    first = {"nothing": 0, "the head": len(whole) - 7, "a part": len(whole) - 3}[sent]
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        connection.sendall(whole[:first])
+        asked.set()
+        resume.wait(60)
+        taken.wait(0.2)  # the process runs again before the rest arrives
+        connection.sendall(whole[first:])
+
+    variables = {**os.environ, "HF_HUB_OFFLINE": "0", "PYTHONPATH": SRC}
+    with RawServer(handle) as server:
+        command = [sys.executable, "-c", STOPPED, server.url]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+        try:
+            assert asked.wait(60)
+            os.kill(child.pid, signal.SIGSTOP)
+            taken.wait(1.5)  # longer than every limit
+            os.kill(child.pid, signal.SIGCONT)
+            resume.set()
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
+            child.communicate()
+    assert (child.returncode, out) == (0, "content\n"), err
 
 
 def test_results_come_in_the_order_of_the_calls() -> None:

@@ -56,13 +56,16 @@ def test_a_new_card_has_front_matter_a_table_and_commands_to_copy() -> None:
     assert text.startswith(
         "---\nlibrary_name: oscar-zoo\ntags:\n- kv-cache\n- quantization\nlicense: apache-2.0\n---\n"
     )
-    assert "| Qwen/Qwen3-8B | `tag` | oscar | 1 | 2.25 | gpqa\\_diamond 55.56 (BF16 56.67), upstream | `sha256:" in text
+    row = "| Qwen/Qwen3-8B | `tag` | oscar | 1 | 2.25 | not reported | gpqa\\_diamond 55.56 (BF16 56.67), upstream | "
+    assert f"{row}`sha256:" in text
     assert "\noscar-zoo pull Qwen3-8B:tag --hub hf:org/zoo\noscar-zoo serve Qwen3-8B:tag\n" in text
+    text = new_card(entry("tiny-qwen3-hard/tag", model="oscar-zoo/tiny-qwen3-hard"))
+    assert "\noscar-zoo serve tiny-qwen3-hard:tag --model FOLDER\n```\n\nFOLDER is " in text
 
 
 def test_what_nobody_said_is_not_reported() -> None:
     text = new_card(entry(summary=None, model=None))
-    assert "| Qwen3-8B | `tag` | not reported | not reported | not reported | not reported |" in text
+    assert "| Qwen3-8B | `tag` | not reported | not reported | not reported | not reported | not reported |" in text
     assert "license" not in text
 
 
@@ -162,7 +165,7 @@ def test_what_a_manifest_says_stays_plain_text(text: str) -> None:
     inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
     assert {child.type for child in inline} <= {"text", "text_special", "code_inline"}
     assert not re.search(r"(?i)https?://|www\.|(?<!\\)<[a-z]", card.decode().replace("hf:org/zoo", ""))
-    assert sum(token.type == "td_open" for token in tokens) == 2 * 8
+    assert sum(token.type == "td_open" for token in tokens) == 2 * 9
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100))

@@ -11,7 +11,7 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
 from oscar_zoo.registry.index import IndexFile
-from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins
+from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins, project_root
 
 
 def pin(artifact: str = "Model/tag", *, content: str = "a", manifest: str | None = None) -> Pin:
@@ -77,10 +77,23 @@ def test_the_lock_of_a_project_is_the_nearest_up_to_its_repository(
     (tmp_path / LOCK_NAME).write_text("{}")
     assert PinFile.of_project(inner).path == tmp_path / LOCK_NAME
     (tmp_path / "project" / ".git").mkdir()
-    assert PinFile.of_project(inner).path == inner / LOCK_NAME
+    assert PinFile.of_project(inner).path == tmp_path / "project" / LOCK_NAME
     (tmp_path / "project" / LOCK_NAME).write_text("{}")
     monkeypatch.chdir(inner)
     assert PinFile.of_project().path == tmp_path / "project" / LOCK_NAME
+
+
+def test_a_home_folder_and_the_root_are_no_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / ".git").mkdir(parents=True)  # as of people who keep their settings in git
+    work = home / "work" / "src"
+    work.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    assert project_root(home) is None and project_root(work) is None and project_root(Path("/")) is None
+    for marker in ("pyproject.toml", ".git", ".hg"):
+        (home / "work" / marker).touch()
+        assert project_root(work) == home / "work" == project_root(home / "work")
+        (home / "work" / marker).unlink()
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_attention_layers_are_expanded(written: str, layers: tuple[int, ...]) ->
     [
         ('name = "m"', 'name = "m"\nhardware = "x"', "hardware"),
         ('name = "m"', 'name = "../m"', "../m"),
+        ('name = "m"', 'name = "m"\non_hub = 0', "on_hub"),
         ('hf_id = "org/m"', 'hf_id = "m"', "hf_id"),
         ('hf_id = "org/m"', 'hf_id = "org/m"\ntensor_parallel = 3', "tensor_parallel"),
         ("group_size = 64", "group_size = 48", "group_size 48"),

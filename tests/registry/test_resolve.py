@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, InvalidName, MalformedFile
+from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, HubUnreachable, InvalidName, MalformedFile
+from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.failover import first_answer
 from oscar_zoo.registry.resolve import resolve
 
 HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
@@ -97,6 +100,28 @@ def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
     with pytest.raises(ArtifactNotFound) as caught:
         resolve("custm", hub)
     assert "Custom" in (caught.value.hint or "")
+
+
+def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_path: Path) -> None:
+    gone = LocalHub(tmp_path / "gone", must_exist=False)
+
+    def ask(one: Hub, name: str) -> object:
+        if one is gone:
+            raise HubUnreachable.for_hub(one.title, "connection refused")
+        return resolve(name, one)
+
+    for name, hubs, word in (
+        ("qwen3-7b", (gone,), "Qwen3-8B"),
+        ("qwen3-7b:tag", (gone, gone), "Qwen3-8B"),
+        ("custm", (hub, gone), "Custom"),
+    ):
+        with pytest.raises(HubUnreachable) as caught:
+            first_answer(hubs, partial(ask, name=name), name=name)
+        assert (caught.value.hint or "").startswith("did you mean ") and word in (caught.value.hint or "")
+        assert "oscar-zoo list --installed" in (caught.value.hint or "")
+    with pytest.raises(HubUnreachable) as caught:
+        first_answer((hub, gone), partial(ask, name="Qwen3-32B"), name="Qwen3-32B")
+    assert "did you mean" not in (caught.value.hint or "")
 
 
 def test_a_known_model_that_is_not_on_the_hub_says_so(hub: LocalHub) -> None:

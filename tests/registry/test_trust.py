@@ -8,6 +8,7 @@ import pytest
 from hub_folders import HARD, hub_with, put_version
 from tiny_artifacts import FILE_NAME, artifact_files, payload
 
+from oscar_zoo import paths
 from oscar_zoo.artifact.digest import artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.errors import (
@@ -283,6 +284,33 @@ def test_silence_of_one_hub_and_absence_on_the_other_are_both_told(store: Store,
         pull("Qwen3-32B", [troubled(tmp_path / "dead"), empty], store)
     assert "the first hub" in caught.value.message
     assert f"{empty.title} has no Qwen3-32B" in caught.value.message
+
+
+def test_an_error_without_a_network_begins_with_what_is_not_here_and_ends_with_what_is(
+    hub: LocalHub, store: Store, tmp_path: Path
+) -> None:
+    dead, own = troubled(tmp_path / "dead"), LocalHub(paths.default_zoo_dir(), must_exist=False)
+    with pytest.raises(NetworkError) as empty:
+        pull("Qwen3-32B", [own, dead], store)
+    assert empty.value.message.startswith("Qwen3-32B is not on this machine and could not be fetched: the first hub")
+    assert str(own.root) not in empty.value.message
+    assert empty.value.hint == "check the network; nothing is installed yet"
+    pull(NAME, hub, store)
+    with pytest.raises(NetworkError) as known:
+        pull("Qwen3-32B", [own, dead], store)
+    assert known.value.hint == f"check the network; installed: {HARD.reference}"
+    with pytest.raises(NetworkError) as unknown:
+        pull("qwen3-31b", [own, dead], store)
+    assert str(unknown.value.hint).startswith("did you mean Qwen3-32B")
+    assert str(unknown.value.hint).endswith(f"Installed: {HARD.reference}")
+    with pytest.raises(ArtifactNotFound, match="Qwen3-32B is not on this machine, and offline") as offline:
+        pull("Qwen3-32B", own, store, offline=True)
+    assert offline.value.hint == f"run it without --offline; installed: {HARD.reference}"
+    with pytest.raises(ArtifactNotFound) as nobody:
+        pull("qwen3-31b", own, store, offline=True)
+    assert "did you mean Qwen3-32B" in str(nobody.value.hint)
+    with pytest.raises(ArtifactNotFound):  # a hub that was named, and answered
+        pull("Qwen3-32B", LocalHub(hub.root), store, offline=True)
 
 
 def test_a_lock_names_the_hub_that_is_asked_first(store: Store, lock: PinFile, tmp_path: Path) -> None:

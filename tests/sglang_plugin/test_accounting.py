@@ -67,7 +67,7 @@ def test_the_line_for_the_log() -> None:
         "100000 token slots of 20736 bytes (2.25 bits per element)",
         "65 request rows (256 recent tokens each)",
         "129 sink blocks (64 first tokens each, 64 for finished requests)",
-        "6.24 bits per element of a full pool",
+        "6.25 bits per element of a full pool",
     ):
         assert part in line
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+import urllib.request
+import venv
+from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import MODEL, needs_sglang
+import torch
+from card_command import NOTED, card
+from engines import MODEL, environment, needs_sglang
 from sglang_forks import shared
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.store import Store
-from oscar_zoo.sglang_plugin import launch
+from oscar_zoo.sglang_plugin import launch, server
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(300)]
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
 FORK = {"SGLANG_OSCAR_K_CLIP_RATIO": "0.5", "SGLANG_MIXED_KV_RECENT_TOKENS": "128"}
 
@@ -45,6 +54,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for path in (folder / "rotten").rglob(K_NAME):
         path.unlink()  # the blob has another name and stays
         path.write_bytes(payload(seed=1)[K_NAME])
+    zoo = folder / "zoo"
+    for name in ("tiny-qwen3-hard/calibrated", "other-model/calibrated", "other-model/hadamard"):
+        write_folder(zoo / name, artifact_files(artifact=name, with_manifest=False))
+    twice = write_folder(folder / "twice" / "a" / "x", artifact_files())
+    write_folder(folder / "twice" / "b" / "x", artifact_files())
     published = ("--oscar-sink-size", "64", "--oscar-recent-size", "256")
     cases = {
         "name": given("--oscar-artifact", NAME, env=cache),
@@ -57,6 +71,17 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "argv": [*given()["argv"], "--cuda-graph-backend-prefill=breakable"],
             "env": pair_files,
         },
+        "card": card(MODEL, pair),
+        "one group size twice": card(MODEL, pair, "--oscar-group-size=64"),
+        "the last group size": given("--oscar-group-size=64", "--oscar-group-size=32", env=pair_files),
+        "two group sizes": card(MODEL, pair, "--oscar-group-size=32"),
+        "Lloyd-Max": card(MODEL, pair, SGLANG_LLOYD_MAX="1"),
+        "no windows": card(MODEL, pair, SGLANG_ENABLE_MIXED_KV_WINDOWS="0"),
+        "triton": given("--attention-backend=triton", env=pair_files),
+        "flashinfer": given("--prefill-attention-backend=flashinfer", env=pair_files),
+        "tree": given(f"--oscar-rotation-path={zoo}"),
+        "tree without the model": given(f"--oscar-rotation-path={zoo / 'other-model'}"),
+        "tree with two": given(f"--oscar-rotation-path={twice.parents[1]}"),
         "no artifact": given(),
         "both": given("--oscar-artifact", NAME, "--oscar-rotation-path", str(pair), env=cache),
         "unknown name": given("--oscar-artifact", "no-such-model", env=cache),
@@ -71,7 +96,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     code = shared().call("server_args_child:read", folder, log, cases=list(cases.values()), out=str(out))
     assert code == 0, log.read_text()[-4000:]
     result = json.loads(out.read_text())
-    return {"flags": result["flags"], **dict(zip(cases, result["cases"], strict=True))}
+    return {"flags": result["flags"], "log": log.read_text(), **dict(zip(cases, result["cases"], strict=True))}
 
 
 @pytest.mark.parametrize("case", ["name", "model name"])
@@ -101,6 +126,23 @@ def test_variables_of_the_fork_are_fallbacks(answers: dict[str, Any]) -> None:
     assert "recent 32 (flag)" in over["settings"] and any("128 is ignored" in said for said in over["warnings"])
 
 
+def test_the_published_launch_command_is_understood(answers: dict[str, Any]) -> None:
+    answer = answers["card"]
+    assert answer["backends"] == ["oscar_int2", None, None]
+    for part in ("group_size 64 (flag)", "sink 64 (environment)", "v_clip 0.92 (environment)"):
+        assert part in answer["settings"]
+    assert [warning.split("=")[0].split()[0] for warning in answer["warnings"]] == list(NOTED)
+    for chosen in ("--prefill-attention-backend fa3", "--decode-attention-backend triton"):
+        assert f"INT2 KV cache: {chosen}: oscar_int2 is used instead." in answers["log"]
+    assert answers["one group size twice"] == answer
+    assert "group_size 32 (flag)" in answers["the last group size"]["settings"]
+    assert answers["triton"]["backends"] == ["oscar_int2", None, None]
+
+
+def test_the_artifact_of_the_model_is_found_in_a_folder_of_several(answers: dict[str, Any]) -> None:
+    assert answers["tree"]["where"].endswith("/zoo/tiny-qwen3-hard/calibrated")
+
+
 @pytest.mark.parametrize(
     ("case", "message", "hint"),
     [
@@ -112,6 +154,12 @@ def test_variables_of_the_fork_are_fallbacks(answers: dict[str, Any]) -> None:
         ("changed file", V_NAME, ""),
         ("other digest", "expected " + "0" * 64, ""),
         ("clip", "exit 2", ""),
+        ("two group sizes", "exit 2", ""),
+        ("Lloyd-Max", "SGLANG_LLOYD_MAX=1 is not supported", "unset"),
+        ("no windows", "SGLANG_ENABLE_MIXED_KV_WINDOWS=0 is not supported", "unset"),
+        ("flashinfer", "--attention-backend does not work with an INT2 KV cache", "oscar_int2"),
+        ("tree without the model", "tiny-qwen3-hard: it has calibrated, hadamard", "other-model/calibrated"),
+        ("tree with two", "tiny-qwen3-hard' could be any of", "name one"),
         ("without int2", "--oscar-sink-size needs --kv-cache-dtype int2", "add it"),
     ],
 )
@@ -128,3 +176,35 @@ def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str,
     assert refused == meant and len(flags) > 300
     for flag in ("--ssl-keyfile", "--tp-size", "--context-length", "--chat-template", "--enable-metrics"):
         assert flag in flags and flag not in refused
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch supports CUDA")
+@pytest.mark.timeout(900)
+def test_the_documented_command_answers_on_a_cpu(tmp_path: Path) -> None:
+    """In an environment like the one `make install` makes: nothing but its script prepares the command."""
+    home = tmp_path / "venv"
+    venv.create(home, symlinks=True)
+    python = home / "bin" / "python"
+    (packages,) = home.glob("lib/python*/site-packages")
+    shared_packages = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (packages / "base.pth").write_text("".join(f"import site; site.addsitedir({f!r})\n" for f in shared_packages))
+    env = {name: value for name, value in environment().items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    subprocess.run([python, REPOSITORY / "requirements" / "cpu_site.py"], env=env, check=True)
+    zoo = tmp_path / "zoo"
+    for name in ("tiny-qwen3-hard/calibrated", "other-model/calibrated"):
+        write_folder(zoo / name, artifact_files(artifact=name))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [python, "-m", "sglang.launch_server", "--model-path", MODEL, "--kv-cache-dtype", "int2"]
+    command += ["--oscar-rotation-path", zoo, "--device", "cpu", "--port", port]
+    plan = launch.LaunchPlan(tuple(map(str, command)), env, f"http://127.0.0.1:{port}")
+    with server.running(plan, tmp_path / "log") as child:
+        child.wait_until_healthy(600, lambda seconds: None)
+        order = {"text": "The access code", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+        request = urllib.request.Request(f"{plan.url}/generate", json.dumps(order).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=300) as reply:
+            answer = json.load(reply)
+    assert answer["meta_info"]["completion_tokens"] == 4
+    assert f"has the artifact of {MODEL} in {zoo / 'tiny-qwen3-hard' / 'calibrated'}" in (tmp_path / "log").read_text()

@@ -25,6 +25,8 @@ QWEN3_32B = QWEN3_8B | {"layers": 64}
 UNSET = {
     "kv_cache_dtype": "int2",
     "attention_backend": None,
+    "prefill_attention_backend": None,
+    "decode_attention_backend": None,
     "max_running_requests": None,
     "cuda_graph_backend_prefill": None,
     "cuda_graph_config": None,

@@ -255,6 +255,7 @@ def test_the_pool_keeps_its_contract(engines: Engines) -> None:
     assert pool["slots"] == 32 + 4
     assert pool["probes"] == [[0, 2, 64]] * 4
     assert pool["moved"]
+    assert pool["fused_write"] == {"ours": False, "bfloat16": True}
     assert len(pool["refused"]) == 5
     assert all(text == f"oscar-zoo INT2 KV cache: {name} is not supported" for name, text in pool["refused"].items())
 

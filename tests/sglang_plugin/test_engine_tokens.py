@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import engine_cases
 import pytest
-from engine_cases import answers, retractions
+from engine_cases import answers, logprobs, retractions
 from engines import Engines, needs_sglang
+
+from oscar_zoo.sglang_plugin import accounting
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
@@ -33,6 +35,7 @@ MUTANTS = ["no_ring_start", "ring_first", "one_matrix"]
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"))
     engine_cases.start(runs, ["stock", *EQUAL, *MUTANTS], engine_cases.scheduling_groups())
+    engine_cases.start(runs, ["experts_stock", "experts"], engine_cases.scheduling_groups()[:3])
     yield runs
     runs.close()
 
@@ -42,9 +45,22 @@ def test_tokens_are_those_of_the_stock_backend(engines: Engines, name: str) -> N
     assert answers(engines.result(name)) == answers(engines.result("stock"))
 
 
+def test_tokens_of_a_mixture_of_experts_are_those_of_the_stock_backend(engines: Engines) -> None:
+    """Its layers ask the backend for the pools, to write keys from inside the rotary embedding where they can."""
+    ours, stock = engines.result("experts"), engines.result("experts_stock")
+    assert answers(ours) == answers(stock)
+    assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_comparison_notices(engines: Engines, name: str) -> None:
     assert answers(engines.result(name)) != answers(engines.result("stock"))
+
+
+def test_the_tables_of_sglang_are_counted_for_every_token_slot(engines: Engines) -> None:
+    free_list = 2 * 8  # int64, and a copy while slots are given back
+    tables = engines.result("small_pool")["memory"][0]["table_bytes"]
+    assert tables + free_list == accounting.SLOT_TABLES
 
 
 @pytest.mark.parametrize("name", [name for name in EQUAL if name != "two_copies"])

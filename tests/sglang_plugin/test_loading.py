@@ -38,6 +38,18 @@ def test_a_folder_without_a_manifest_has_the_digest_of_its_two_files_and_no_reci
     assert same.digest == loaded.digest
 
 
+def test_a_folder_of_several_artifacts_gives_that_of_the_model(tmp_path: Path) -> None:
+    for name, seed in (("Tiny-A/x", 0), ("Qwen3-8B/x", 1)):
+        write_folder(tmp_path / "zoo" / name, artifact_files(artifact=name, seed=seed))
+    zoo = Source(folder=str(tmp_path / "zoo"))
+    assert load(zoo, model="org/Tiny-A").digest == manifest(payload()).digest
+    assert load(zoo, model="Qwen/Qwen3-8B").digest == manifest(payload(seed=1)).digest
+    with pytest.raises(ArtifactNotFound, match="Tiny-B: it has Qwen3-8B/x, Tiny-A/x"):
+        load(zoo, model="Tiny-B")
+    one = Source(folder=str(tmp_path / "zoo" / "Tiny-A" / "x"))
+    assert load(one, model="Tiny-B").digest == manifest(payload()).digest
+
+
 def test_another_digest_than_expected_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", artifact_files())
     digest = str(manifest(payload()).digest)

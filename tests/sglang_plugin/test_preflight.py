@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Geometry, Windows
-from oscar_zoo.errors import NotEnoughMemory, UsageError
+from oscar_zoo.errors import NotEnoughMemory, UnsupportedModel, UsageError
 from oscar_zoo.evaluate import config_file
+from oscar_zoo.evaluate.geometry import model_block
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.sglang_plugin import preflight
+from oscar_zoo.sglang_plugin import config_refusals, preflight
 from oscar_zoo.sglang_plugin.side_store import SideShape
 
 GB = 10**9
@@ -150,3 +152,41 @@ def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_
     (tmp_path / "config.json").write_text(said.replace("qwen2", "qwen3"))
     assert not config_file.says_all(tmp_path)  # the class has a head size of its own
     assert inspect_model(str(tmp_path)).geometry.head_dim != config_file.describe_folder(tmp_path, "x").head_dim
+
+
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"),
+    [
+        ({"sliding_window": 262144, "max_position_embeddings": 131072}, (0, 1)),  # Phi-4-mini, Phi-3-128k
+        ({"sliding_window": 4096, "max_position_embeddings": 4096}, (0, 1)),
+        ({"sliding_window": 131072, "max_position_embeddings": 131072, "layer_types": LAYERS}, (0, 1)),
+        ({"sliding_window": 4096, "max_position_embeddings": 32768, "use_sliding_window": False}, (0, 1)),
+        ({"sliding_window": None, "max_position_embeddings": 32768}, (0, 1)),
+        ({"sliding_window": 4096, "max_position_embeddings": 32768, "layer_types": LAYERS[1:] * 2}, (0, 1)),
+        ({"sliding_window": 2047, "max_position_embeddings": 4096}, None),  # Phi-3-4k
+        ({"sliding_window": 4096, "max_position_embeddings": 32768}, None),
+        ({"sliding_window": 4096, "max_position_embeddings": 32768, "use_sliding_window": True}, None),
+        ({"sliding_window": 4096}, None),
+        ({"sliding_window": 4096, "max_position_embeddings": 32768, "layer_types": LAYERS}, (1,)),
+    ],
+)
+def test_a_window_counts_when_it_is_shorter_than_the_context(
+    said: dict[str, Any], layers: tuple[int, ...] | None
+) -> None:
+    """Compute and evaluation use the full-attention layers, a server needs all of them."""
+    shape = {"model_type": "phi3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    config = config_file.ConfigFile(shape | said)
+    if layers is None:
+        with pytest.raises(UnsupportedModel, match="sliding-window"):
+            model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
+    else:
+        block = model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
+        assert block.attention_layers == layers
+    if layers == (0, 1):
+        config_refusals.check_config(config)
+        return
+    with pytest.raises(UnsupportedModel, match="sliding-window"):
+        config_refusals.check_config(config)

@@ -19,7 +19,7 @@ from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.sglang_plugin import refusals
+from oscar_zoo.sglang_plugin import config_refusals, refusals
 from oscar_zoo.sglang_plugin.settings import BACKEND
 
 NORMAL: dict[str, Any] = {
@@ -65,6 +65,7 @@ SERVER_CASES = {
     "--prefill-only-disable-kv-cache": {"prefill_only_disable_kv_cache": True},
     "--enable-mis": {"enable_mis": True},
     "--kv-canary": {"kv_canary": "log"},
+    "--enable-nvidia-megakernel": {"enable_nvidia_megakernel": True},
     "--cuda-graph-backend-prefill full": {"cuda_graph_config": graphs("disabled", "full")},
 }
 MODEL_CASES = {
@@ -83,7 +84,11 @@ LAYER_CASES = {
 }
 
 
-SINCE = {"--enable-kv-cache-sharding": (0, 5, 23), "--enable-unified-cache-external-linker": (0, 5, 21)}
+SINCE = {
+    "--enable-kv-cache-sharding": (0, 5, 23),
+    "--enable-nvidia-megakernel": (0, 5, 23),
+    "--enable-unified-cache-external-linker": (0, 5, 21),
+}
 """Flags that the oldest supported SGLang does not have yet."""
 
 QWEN3 = {
@@ -197,6 +202,14 @@ def test_beam_search_is_refused_per_request() -> None:
         refusals.check_request(params)
     with pytest.raises(UsageError, match=r"beam_width does not work with an INT2 KV cache: .* Instead: n, "):
         refusals.check_request(SimpleNamespace(beam_width=2))
+
+
+def test_what_to_do_instead_works_for_everybody() -> None:
+    """`oscar-zoo serve` takes no other KV cache after `--`, so the stock cache is offered with a command of its own."""
+    rows = (*refusals.SERVER, *refusals.MODEL, *refusals.LAYER, *config_refusals.CONFIG, refusals.LINEAR)
+    for row in rows:
+        assert "--kv-cache-dtype" not in row.instead or "python -m sglang.launch_server --model-path" in row.instead
+    assert sum("--kv-cache-dtype auto" in row.instead for row in refusals.MODEL) == len(refusals.MODEL)
 
 
 def test_linear_layers_are_refused() -> None:

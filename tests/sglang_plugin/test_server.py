@@ -156,6 +156,31 @@ def test_what_follows_from_a_failure_is_not_its_cause(tmp_path: Path) -> None:
             child.wait_until_healthy(30, lambda seconds: None)
 
 
+ASSERTING = """
+import traceback
+def check(x, y):
+    assert x == y
+try:
+    check(1, 2)
+except Exception:
+    print("Scheduler hit an exception: " + traceback.format_exc(), flush=True)
+print("SIGQUIT received. It usually means one child failed.", flush=True)
+raise EOFError
+"""
+
+
+def test_an_error_without_words_is_told_by_its_place(tmp_path: Path) -> None:
+    program = tmp_path / "lib" / "site-packages" / "sglang" / "layers.py"
+    program.parent.mkdir(parents=True)
+    program.write_text(ASSERTING)
+    child = LaunchPlan((sys.executable, str(program)), {}, "http://127.0.0.1:1")
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(child, tmp_path / "log") as running:
+            running.wait_until_healthy(30, lambda seconds: None)
+    cause = "AssertionError at sglang/layers.py:4 in check: assert x == y."
+    assert caught.value.message == f"the server ended while starting (status 1): {cause}"
+
+
 def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="not ready after"):
         with server.running(plan("import time; time.sleep(600)", port=free_port()), tmp_path / "log") as child:
@@ -177,7 +202,11 @@ def test_a_taken_port_is_refused_with_a_free_one() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse) as caught:
             server.check_port_free("127.0.0.1", port)
-    assert str(port) in caught.value.message and "--port" in str(caught.value.hint)
+        other = server.next_free_port("127.0.0.1", port)
+        later = server.next_free_port("127.0.0.1", port, avoid={other or 0})
+    assert str(port) in caught.value.message and f"--port {other}" in str(caught.value.hint)
+    assert other is not None and later is not None and later > other > port
+    server.check_port_free("127.0.0.1", other)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, "128+15"), (signal.SIGINT, "interrupt")])

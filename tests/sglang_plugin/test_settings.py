@@ -14,6 +14,7 @@ from oscar_zoo.sglang_plugin import fork_environment
 from oscar_zoo.sglang_plugin.settings import (
     FORK_NAMES,
     FROM_FLAGS,
+    MODEL,
     OPTIONS,
     EnvironmentAction,
     RecipeValues,
@@ -136,7 +137,7 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_one(name: str, nearest: st
 @given(st.sampled_from(fork_environment.PREFIXES), st.from_regex(r"[A-Z_]{1,20}", fullmatch=True))
 def test_no_name_with_our_prefixes_passes_unread(prefix: str, rest: str) -> None:
     name = prefix + rest
-    known = {*fork_environment.HONOURED, *fork_environment.NO_EFFECT, *fork_environment.TEST_NAMES, FROM_FLAGS}
+    known = {*fork_environment.HONOURED, *fork_environment.NO_EFFECT, *fork_environment.TEST_NAMES, FROM_FLAGS, MODEL}
     known |= {*fork_environment.ONLY, fork_environment.SCALE_DTYPE, *(o.variable for o in OPTIONS.values())}
     if name not in known:
         with pytest.raises(UsageError, match=name):
@@ -155,7 +156,9 @@ def test_settings_that_choose_an_implementation_only_warn(name: str) -> None:
         ("SGLANG_OSCAR_V_QUANTIZER", "lloyd", "INT2"),
         ("SGLANG_MIXED_KV_HP_DTYPE", "float16", "bfloat16"),
         ("SGLANG_LLOYD_MAX", "1", "0"),
+        ("SGLANG_LLOYD_MAX", "yes", "False"),
         ("SGLANG_ENABLE_MIXED_KV_WINDOWS", "0", "1"),
+        ("SGLANG_ENABLE_MIXED_KV_WINDOWS", "off", "true"),
     ],
 )
 def test_a_choice_of_the_fork_we_do_not_have(name: str, bad: str, good: str) -> None:

@@ -60,7 +60,7 @@ class Cli:
             text=True,
         )
 
-    def __call__(self, *arguments: str, timeout: float = 120, **variables: str) -> Finished:
+    def __call__(self, *arguments: str, timeout: float = 300, **variables: str) -> Finished:
         """Run a command to its end."""
         child = self.start(*arguments, **variables)
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cache_oracle import general_set
 from engines import Engines, text_tokens
+from saved_models import save_model
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -33,6 +34,7 @@ class Case:
         mode: of the slots; empty for a server without the plugin's cache.
         mutant: a bug of `engine_mutants`.
         spawn: workers as users get them.
+        family: of a small random model in place of the example; see `capture_models`.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class Case:
     mode: str = "lossless"
     mutant: str = ""
     spawn: bool = False
+    family: str = ""
 
 
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "17"}
@@ -67,6 +70,8 @@ CASES = {
     "no_ring_start": Case(env=NO_TAIL, rotations="orthogonal", mutant="no_ring_start"),
     "ring_first": Case(env={"OSCAR_INT2_TEST_MUTANT": "ring_before_attention"}),
     "one_matrix": Case(env={"OSCAR_INT2_TEST_MUTANT": "partner_is_forward"}),
+    "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
+    "experts": Case(family="Qwen3Moe"),
 }
 
 
@@ -80,12 +85,23 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
         if case.mode:
             engine |= INT2
             env = {**WINDOWS, **test_mode(case.mode), "OSCAR_INT2_ROTATION_PATH": str(folders[case.rotations]), **env}
+        if case.family:
+            engine["model_path"] = str(model(engines.folder / case.family, case.family))
         counted = not case.spawn and "dp_size" not in engine
         job = {"engine": engine, "groups": groups, "memory": counted, "probe": name in ("stock", "idle")}
         job["heads"] = name == "idle"
         if case.mutant:
             job["mutant"] = case.mutant
         engines.start(name, env=env, job=job, spawn=case.spawn)
+
+
+def model(folder: Path, family: str) -> Path:
+    """A small random model for the same rotations and tokens as the example, written into `folder` once."""
+    if not folder.exists():
+        shape = {"vocab_size": 2048, "num_hidden_layers": 4, "head_dim": 64, "max_position_embeddings": 2048}
+        # On a CPU, SGLang pads experts to a multiple of 32 channels and leaves the padding as it finds it.
+        save_model(folder, family, **shape, hidden_size=64, moe_intermediate_size=32)
+    return folder
 
 
 def rotations(folder: Path) -> dict[str, Path]:
@@ -120,6 +136,11 @@ test_mode.__test__ = False  # type: ignore[attr-defined]
 def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
     """One thing about every request of a run, by group."""
     return {name: group[what] for name, group in run["groups"].items()}
+
+
+def logprobs(run: Mapping[str, Any]) -> list[float]:
+    """Of every token of every answer; a random model has few tokens to choose from."""
+    return [value for group in answers(run, "logprobs").values() for request in group for value in request]
 
 
 def scheduling_groups() -> list[dict[str, Any]]:

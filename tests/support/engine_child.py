@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import gc
 import importlib
 import inspect
 import itertools
@@ -200,8 +202,20 @@ def memory(scheduler: Any, path: str) -> None:
         "rows": scheduler.req_to_token_pool.available_size(),
         "kept": scheduler.tree_cache.evictable_size(),
         "locked": scheduler.tree_cache.protected_size(),
+        "table_bytes": table_bytes(),
     }
     Path(path).write_text(json.dumps(counts))
+
+
+def table_bytes() -> float:
+    """Bytes per token of the tables of SGLang's eager runner, which are at least as long as there are token slots."""
+    from sglang.srt.model_executor.cuda_graph_buffer_registry import CudaGraphBufferRegistry
+
+    registries = [one for one in gc.get_objects() if type(one) is CudaGraphBufferRegistry]
+    largest = max(registries, key=lambda registry: registry.max_num_tokens)
+    tables = [slot.buffer for slot in largest._slots.values() if slot.buffer is not None]
+    long = [table for table in tables if largest.max_num_tokens in table.shape]
+    return sum(table.numel() * table.element_size() for table in long) / largest.max_num_tokens
 
 
 def empty(engine: Any) -> None:
@@ -213,11 +227,11 @@ def empty(engine: Any) -> None:
     raise AssertionError("the scheduler did not become idle")
 
 
-def left(engine: Any, out: Path) -> dict[str, int]:
+def left(engine: Any, out: Path) -> dict[str, float]:
     """What `memory` counts now."""
     place = out.with_suffix(".memory")
     engine.collective_rpc("test_memory", path=str(place))
-    counts: dict[str, int] = json.loads(place.read_text())
+    counts: dict[str, float] = json.loads(place.read_text())
     return counts
 
 
@@ -299,4 +313,28 @@ def pool_contract() -> dict[str, Any]:
         "probes": [list(t.shape) for t in (*pool.get_kv_buffer(0), pool.get_key_buffer(1), pool.get_value_buffer(2))],
         "moved": bool((pool.k_buffer[2][11] == 9).all() and (pool.v_buffer[1][11] == 3.0).all()),
         "refused": refused,
+        "fused_write": {"ours": fused_write(pool), "bfloat16": fused_write(bfloat16_pool())},
     }
+
+
+def bfloat16_pool() -> Any:
+    """As much of a stock pool as SGLang looks at before it writes keys from inside the rotary embedding."""
+    import torch
+
+    return types.SimpleNamespace(dtype=torch.bfloat16)
+
+
+def fused_write(pool: Any) -> bool:
+    """Whether SGLang on CUDA would write keys into `pool` from inside the rotary embedding of a model."""
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+    from sglang.srt.models import utils
+
+    backend = types.SimpleNamespace(token_to_kv_pool=pool)
+    alone = {"is_cp_active": lambda _: False, "is_prefill_context_parallel_enabled": lambda: False}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(utils, "_is_cuda", True))
+        for name, answer in alone.items():
+            if hasattr(utils, name):
+                stack.enter_context(mock.patch.object(utils, name, answer))
+        stack.enter_context(forward_context(ForwardContext(attn_backend=backend)))
+        return bool(utils.enable_fused_set_kv_buffer(types.SimpleNamespace()))

@@ -95,6 +95,13 @@ class Engines:
         self.result(name)
         return (self.folder / f"{name}.log").read_text()
 
+    def call(self, function: str, **given: Any) -> Any:
+        """What `MODULE:NAME` writes to the file that it is told by `out`, beside the Engines."""
+        out, log = self.folder / "call.out", self.folder / "call.log"
+        code = self._forks.call(function, self.folder, log, out=str(out), **given)
+        assert code == 0, log.read_text()[-4000:]
+        return json.loads(out.read_text())
+
     def close(self) -> None:
         """Drop jobs that did not start, and end the processes of the one that runs."""
         self._pool.shutdown(wait=False, cancel_futures=True)

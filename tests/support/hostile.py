@@ -90,8 +90,6 @@ def _schemas() -> Iterator[Case]:
     yield "rotation-number", "schema.type", of_layer(rotation=1)
     yield "eigenvalues-none", "schema.type", of_layer(eigenvalues=None)
     yield "eigenvalues-some", "layers.eigenvalues", of_layer(eigenvalues=...)
-    yield "layer-gap", "layers.gaps", rotation_bytes(tiny.rotation_set(layers=(0, 2)))
-    yield "not-from-0", "layers.gaps", rotation_bytes(tiny.rotation_set(layers=(1, 2)))
     for label, block in {
         "text": "x",
         "unknown": {"who": "me"},

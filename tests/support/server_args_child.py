@@ -51,6 +51,8 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             "settings": chosen.describe(),
             "warnings": chosen.warnings,
             "backend": config.attention_backend,
+            "backends": [getattr(config, f"{phase}attention_backend") for phase in ("", "prefill_", "decode_")],
+            "where": artifact.where,
             "tp": config.tp_size,
             "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
         }

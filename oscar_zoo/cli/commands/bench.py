@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from oscar_zoo.cli import options
+from oscar_zoo.cli import completing, options
 
 
 @click.group("bench")
@@ -22,7 +22,7 @@ def command() -> None:
 
 
 @command.command("serve", short_help="Compare stock SGLang with a BF16 cache and with an INT2 cache.")
-@click.argument("artifact", metavar="[NAME|DIR]", required=False)
+@click.argument("artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths)
 @options.engine_flags_argument
 @click.option("--batch", default="1,16", show_default=True, metavar="N,...", help="Requests at the same time.")
 @click.option("--context", default="8000,30000", show_default=True, metavar="N,...", help="Tokens of a prompt.")
@@ -61,11 +61,12 @@ def command() -> None:
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write the figures to this file.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Also draw them; needs matplotlib.")
 @options.start_timeout_option("How long the start of an engine may take, each case, and the job.")
+@options.offline_option
 @options.hubs_option
 @options.device_option
 @options.quiet_option
 @options.json_option
-def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices: object) -> int:
+def serve_command(artifact: str | None, engine_flags: tuple[str, ...], offline: bool, **choices: object) -> int:
     """Start SGLang with a BF16 cache, then with an INT2 cache, and send both the same prompts.
 
     For every batch and context: the time until the last request of the batch has its first token, milliseconds per
@@ -87,6 +88,8 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x16000x256 --turns 2
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
     """
+    if offline:
+        options.go_offline()  # before the libraries below are imported
     from oscar_zoo.cli.benching import BenchRequest, bench
 
     if artifact is not None and artifact.startswith("-"):  # click cannot tell what stood behind the --
@@ -95,7 +98,7 @@ def serve_command(artifact: str | None, engine_flags: tuple[str, ...], **choices
 
 
 @command.command("load", short_help="Put many clients on an INT2 server, some of which hang up, and end it.")
-@click.argument("artifact", metavar="[NAME|DIR]", required=False)
+@click.argument("artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths)
 @options.engine_flags_argument
 @click.option("--clients", type=click.IntRange(1, 2000), default=200, show_default=True, metavar="N")
 @click.option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import completing, options, render
 
 if TYPE_CHECKING:
     from oscar_zoo.registry.record import Record
@@ -128,7 +128,7 @@ def gc_command(dry_run: bool, as_json: bool) -> None:
 
 
 @command.command("rm", short_help="Remove artifacts from the store.")
-@click.argument("names", metavar="NAME[:TAG]...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME[:TAG]...", nargs=-1, required=True, shell_complete=completing.stored)
 @options.json_option
 def rm_command(names: tuple[str, ...], as_json: bool) -> None:
     """Remove artifacts from the store. They can be pulled again as long as a hub has them.
@@ -205,9 +205,9 @@ def _stored(store: Store, name: str) -> Record:
     """The record of what `name` means; raises `ArtifactNotFound`."""
     from oscar_zoo.cli.targets import artifact_name
     from oscar_zoo.errors import ArtifactNotFound
-    from oscar_zoo.registry.installed import find_installed
+    from oscar_zoo.registry.known_names import find_stored
 
-    record = find_installed(artifact_name(name), store)
+    record = find_stored(artifact_name(name), store)
     if record is None:
         raise ArtifactNotFound(f"{name} is not in the store.", hint="oscar-zoo cache list shows what is")
     return record

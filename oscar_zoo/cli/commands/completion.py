@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 PROGRAM = "oscar-zoo"
-VARIABLE = "_OSCAR_ZOO_COMPLETE"
 
 
 @click.command("completion")
@@ -21,8 +20,10 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from oscar_zoo.cli.main import cli
+    from oscar_zoo.cli.completing import register
+    from oscar_zoo.cli.main import COMPLETION_VARIABLE, cli
 
+    register()
     kind = get_completion_class(shell)
     assert kind is not None  # click brings all three
-    click.echo(kind(cli, {}, PROGRAM, VARIABLE).source())
+    click.echo(kind(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())

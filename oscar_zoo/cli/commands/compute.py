@@ -8,20 +8,22 @@ from typing import Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import completing, options, render
+from oscar_zoo.errors import UsageError
 
 METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned", "hadamard")
 
 
 @click.command("compute")
-@click.argument("model")
+@click.argument("model", required=False, shell_complete=completing.models)
+@click.option("--model-path", metavar="MODEL", help="Another way to give MODEL.")
 @click.option(
     "--calib-data",
     default="manuals",
     show_default=True,
     metavar="SOURCE",
-    help="Text or JSONL file, folder of such, a text known by name, or a Hugging Face dataset: "
-    "ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD].",
+    help="Text or JSONL file, folder of such, a text known by name (manuals, wikitext, mmlu, gpqa_diamond, ..), or a "
+    "Hugging Face dataset: ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD].",
 )
 @click.option("--calib-tokens", type=click.IntRange(1), metavar="N", help="Tokens to read. [default: the recipe's]")
 @click.option("--seq-len", type=click.IntRange(2), metavar="N", help="Tokens per sequence. [default: up to 4096]")
@@ -64,9 +66,19 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @options.quiet_option
 @options.json_option
 def command(
-    model: str, calib_data: str, clip: str | None, group_size: int | None, quiet: bool, as_json: bool, **choices: object
+    model: str | None,
+    model_path: str | None,
+    calib_data: str,
+    clip: str | None,
+    group_size: int | None,
+    quiet: bool,
+    as_json: bool,
+    **choices: object,
 ) -> None:
     """Fit a rotation for MODEL: a local folder, a name of the zoo, or an id such as Qwen/Qwen3-8B.
+
+    A folder begins with ./, ../, / or ~. Without that, a name of the zoo wins; an id, or another name, means a folder
+    of that name when it holds a config.json, as it does for transformers.
 
     Runs the model over calibration text once and keeps only sums (nothing of the size of the cache touches the disk),
     fits every method, measures each on held-out text, and writes the best as a verified artifact. Beside it: the
@@ -78,32 +90,55 @@ def command(
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
     """
     from oscar_zoo.cli.comparing import print_choice
-    from oscar_zoo.cli.loading import compute_options, require_compute
+    from oscar_zoo.cli.computing import watched
+    from oscar_zoo.cli.loading import compute_options, refused_by_serve, require_compute, will_be_refused
+    from oscar_zoo.cli.pasting import model_argument, pasted, saved, typed
     from oscar_zoo.registry.summary import artifact_summary
 
     require_compute()
     from oscar_zoo.compute.job import compute_artifact
 
+    model = _one_model(model, model_path)
     wanted = compute_options(model, calib_data, clip, group_size, choices)
-    with render.progress("tokens", enabled=not (quiet or as_json)) as advance:
-        result = compute_artifact(wanted, progress=advance)
+    told: list[str] = []
+    refused = refused_by_serve(wanted.model, wanted.revision)
+    with watched(wanted, enabled=not (quiet or as_json)) as shown:
+
+        def tell(text: str) -> None:
+            told.append(text)
+            shown.note(f"note: {text}")
+
+        if refused is not None:
+            tell(will_be_refused(refused))
+        result = compute_artifact(wanted, progress=shown, tell=tell)
     if result is None:  # a process of torchrun that only lent a hand
         return
     if as_json:
-        facts: dict[str, Any] = {"schema": "oscar-zoo.compute/1", "path": str(result.path)}
-        facts |= {"notes": list(result.notes)}
-        facts |= {"moments": str(result.moments) if result.moments else None, "seconds": dict(result.seconds)}
-        facts |= {"report": str(result.report) if result.report else None}
+        facts: dict[str, Any] = {"schema": "oscar-zoo.compute/1", "path": typed(result.path)}
+        facts |= {"notes": [*told, *result.notes]}
+        facts |= {"moments": typed(result.moments) if result.moments else None, "seconds": dict(result.seconds)}
+        facts |= {"report": typed(result.report) if result.report else None}
         facts |= {"selection": result.manifest.fit.selection, "quality": result.manifest.quality}
         render.emit_json(facts | artifact_summary(result.manifest))
         return
     if result.choice is not None:
         print_choice(result.choice)
-    render.out().print(f"Saved {render.clean(result.path)}  {result.manifest.id}  {result.manifest.digest}")
+    render.out().print(saved(result.path, result.manifest))
     if result.report is not None:
-        render.note(f"Report: {result.report}", quiet=quiet)
+        render.note(f"Report: {typed(result.report)}", quiet=quiet)
     if result.moments is not None:
-        render.note(f"Moments beside it, for another method without the model: {result.moments}", quiet=quiet)
+        render.note(f"Moments beside it, for another method without the model: {typed(result.moments)}", quiet=quiet)
     for note in result.notes:
         render.note(f"note: {note}", quiet=quiet)
-    render.note(f"Next: oscar-zoo eval {quote(str(result.path))} --model {quote(model)}", quiet=quiet)
+    at = f" --revision {quote(wanted.revision)}" if wanted.revision else ""
+    render.note(f"Next: oscar-zoo eval {pasted(result.path)} --model {model_argument(model)}{at}", quiet=quiet)
+
+
+def _one_model(argument: str | None, option: str | None) -> str:
+    """The model of a command line, given in one of two ways; raises `UsageError`."""
+    if argument is not None and option is not None:
+        raise UsageError("MODEL and --model-path say the same.", hint="give one of the two")
+    model = argument or option
+    if model is None:
+        raise UsageError("no model is given.", hint="oscar-zoo compute MODEL, or --model-path MODEL")
+    return model

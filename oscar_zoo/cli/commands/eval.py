@@ -6,15 +6,20 @@ from typing import Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import completing, options, render
 
 TASKS = ("perplexity", "recall")
 
 
 @click.command("eval")
-@click.argument("artifact", metavar="NAME|DIR")
+@click.argument("artifact", metavar="NAME|DIR", shell_complete=completing.names_or_paths)
 @options.engine_flags_argument
-@click.option("--model", metavar="MODEL", help="Model folder, zoo name or hub id. [default: the artifact's base model]")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Model folder, zoo name or hub id. [default: the artifact's base model]",
+    shell_complete=completing.models,
+)
 @click.option("--task", "tasks", type=click.Choice(TASKS), multiple=True, help="May be repeated. [default: both]")
 @click.option(
     "--data", default="manuals", show_default=True, metavar="FILE|NAME", help="Text file, or a text known by name."
@@ -35,6 +40,7 @@ TASKS = ("perplexity", "recall")
     help="sglang: measure the server itself, and compare it with this process. The options from --url on are for it.",
 )
 @options.server_eval_options
+@options.offline_option
 @options.hubs_option
 @options.devices_option
 @options.stream_option
@@ -47,11 +53,14 @@ def command(
     tasks: tuple[str, ...],
     data: str,
     engine: str,
+    offline: bool,
     quiet: bool,
     as_json: bool,
     **choices: Any,
 ) -> int:
     """Measure a cache against BF16, plain INT2 and Hadamard INT2, with the model loaded in this process.
+
+    The artifact is a NAME, or a folder that begins with ./, ../, / or ~. A MODEL is found as for oscar-zoo compute.
 
     Perplexity and recall use the sink, recent and INT2 layout exactly at every query position.
 
@@ -67,6 +76,8 @@ def command(
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
     """
+    if offline:
+        options.go_offline()  # before the libraries below are imported
     if engine == "sglang":
         from oscar_zoo.cli.server_eval import ServerEvalRequest, server_eval
 
@@ -74,13 +85,14 @@ def command(
         return server_eval(ServerEvalRequest(**named, **choices, quiet=quiet, as_json=as_json))  # type: ignore[arg-type]
     options.refuse_server_options(choices, engine_flags)
     from oscar_zoo.cli.loading import require_compute
-    from oscar_zoo.cli.measuring import measure, print_report
+    from oscar_zoo.cli.measuring import PHASES, measure, print_report
+    from oscar_zoo.cli.watching import course
 
     require_compute()
-    with render.progress("", enabled=not (quiet or as_json)) as advance:
+    with course(PHASES, timed=False, enabled=not (quiet or as_json)) as advance:
         report = measure(artifact, model, tasks or TASKS, data, choices, advance, quiet=quiet or as_json)
     if as_json:
         render.emit_json(report.to_json())
     else:
-        print_report(report)
+        print_report(report, data)
     return 0

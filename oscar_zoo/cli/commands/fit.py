@@ -33,18 +33,20 @@ def command(
       oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
     """
     from oscar_zoo.cli.loading import refit_options, require_compute
+    from oscar_zoo.cli.pasting import measuring, saved, typed
+    from oscar_zoo.cli.watching import course
     from oscar_zoo.registry.summary import artifact_summary
 
     require_compute()
-    from oscar_zoo.compute.refit import refit
+    from oscar_zoo.compute.refit import PHASES, refit
 
-    name, recipe = refit_options(moments, clip, group_size)
-    target, manifest = refit(
-        moments, method, recipe, model_name=name, target=choices["output_dir"], force=choices["force"]
-    )
+    with course(PHASES, timed=False, enabled=not (quiet or as_json)) as shown:
+        name, recipe = refit_options(moments, clip, group_size)
+        place, force = choices["output_dir"], choices["force"]
+        target, manifest = refit(moments, method, recipe, model_name=name, target=place, force=force, progress=shown)
     if as_json:
-        facts: dict[str, Any] = {"schema": "oscar-zoo.fit/1", "path": str(target)}
+        facts: dict[str, Any] = {"schema": "oscar-zoo.fit/1", "path": typed(target)}
         render.emit_json(facts | artifact_summary(manifest))
         return
-    render.out().print(f"Saved {render.clean(target)}  {manifest.id}  {manifest.digest}")
-    render.note(f"Next: oscar-zoo eval {target} --model {manifest.model.id}", quiet=quiet)
+    render.out().print(saved(target, manifest))
+    render.note(measuring(target, manifest.model.id), quiet=quiet)

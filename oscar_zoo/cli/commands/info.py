@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import completing, options, render
 
 
 @click.command("info")
-@click.argument("name", metavar="NAME[:TAG]")
+@click.argument("name", metavar="NAME[:TAG]", shell_complete=completing.names)
+@click.option("--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GB.")
+@options.offline_option
 @options.hubs_option
 @options.json_option
-def command(name: str, hubs: tuple[str, ...], as_json: bool) -> None:
+def command(name: str, gpu_memory: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool) -> None:
     """Show what is known about a model of the zoo, or one of its artifacts.
+
+    How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is an estimate.
 
     \b
     Examples:
       oscar-zoo info Qwen3-8B
+      oscar-zoo info Qwen3-8B --gpu-memory 24GB
       oscar-zoo info Qwen3-8B:seq20000_prompt83_group128 --json
     """
     from oscar_zoo.cli.describe import describe, print_facts
+    from oscar_zoo.cli.memory_estimate import memory_facts
 
-    facts = describe(name, hubs)
+    facts = describe(name, hubs, offline=offline)
+    facts["memory"] = memory_facts(facts, gpu_memory)
     if as_json:
         render.emit_json({"schema": "oscar-zoo.info/1"} | facts)
     else:

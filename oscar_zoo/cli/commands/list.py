@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import completing, options, render
 
 
 @click.command("list")
 @click.option("--installed", is_flag=True, help="Only artifacts in the local store.")
-@click.option("--for", "model", metavar="MODEL", help="Only artifacts whose rotations have this model's name.")
+@click.option(
+    "--for",
+    "model",
+    metavar="MODEL",
+    help="Only artifacts whose rotations have this model's name.",
+    shell_complete=completing.names,
+)
 @options.offline_option
 @options.hubs_option
 @options.json_option
 def command(installed: bool, model: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool) -> None:
     """Show the artifacts that can be had, and what is installed.
 
-    Hubs that do not answer are named; what this package knows of them is shown all the same.
+    Hubs that do not answer are named; what this package knows of them is shown all the same. With --hub only what
+    those hubs have is shown; it counts as installed when the local store has the same bytes.
 
     \b
     Examples:
@@ -28,20 +36,24 @@ def command(installed: bool, model: str | None, offline: bool, hubs: tuple[str, 
     """
     from oscar_zoo.cli.browsing import look
     from oscar_zoo.registry.catalog import Catalog
+    from oscar_zoo.registry.known_names import aliased
     from oscar_zoo.registry.store import Store
     from oscar_zoo.registry.summary import list_artifacts
 
     catalog = Catalog.packaged()
-    views, troubles = ([], []) if installed else look(hubs, offline=offline)
-    rows = list_artifacts(catalog, Store().installed(), views)
+    named_hubs = bool(hubs or os.environ.get("OSCAR_ZOO_HUB", "").strip())
+    views, troubles = ([], []) if installed and not named_hubs else look(hubs, offline=offline)
+    rows = list_artifacts(catalog, Store().installed(), views, only_hubs=named_hubs)
     if model is not None:
-        recipe = catalog.recipe(model)
-        name = (recipe.name if recipe else model.rsplit("/", 1)[-1]).casefold()
-        rows = [row for row in rows if row["model"].casefold() == name]
+        recipe, version = catalog.recipe(model), None if catalog.recipe(model) else aliased(model, views)
+        known = recipe.name if recipe else version.model if version else model.rsplit("/", 1)[-1]
+        rows = [row for row in rows if row["model"].casefold() == known.casefold()]
+        rows = [row for row in rows if version is None or row["tag"].casefold() == version.tag.casefold()]
     if installed:
         rows = [row for row in rows if row["status"] == "installed"]
     named = {row["model"].casefold() for row in rows}
-    recipes = [r.name for r in catalog.recipes() if r.name.casefold() not in named] if not (model or installed) else []
+    chosen = bool(model or installed or named_hubs)
+    recipes = [] if chosen else [r.name for r in catalog.recipes() if r.name.casefold() not in named]
     if as_json:
         notes = [trouble.message for trouble in troubles]
         facts = {"artifacts": rows, "recipes_without_artifact": recipes, "notes": notes}
@@ -57,22 +69,40 @@ def command(installed: bool, model: str | None, offline: bool, hubs: tuple[str, 
         render.note("No artifacts.")
 
 
+_MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
+
+
 def _print(rows: list[dict[str, Any]], recipes: list[str]) -> None:
     console = render.out()
     if rows:
-        narrow = render.is_narrow(92)  # names and tags are there to be copied: leave numbers out before they wrap
-        numbers = () if narrow else ("FMT", "BITS")
-        table = render.table("MODEL", "TAG", *numbers, "GPQA BF16 → INT2", "STATUS", right=() if narrow else (2, 3))
+        # Names and tags are there to be copied: leave numbers out before they wrap.
+        narrow, measured = render.is_narrow(92), any(row["measured"] for row in rows) and not render.is_narrow(128)
+        numbers = (*(() if narrow else ("FMT", "BITS")), *(_MEASURED if measured else ()))
+        right = tuple(range(2, 2 + len(numbers)))
+        table = render.table("MODEL", "TAG", *numbers, "GPQA BF16 → INT2", "STATUS", right=right)
         for row in rows:
             bits = f"{row['bits_per_element']:.2f}" if row["bits_per_element"] else "-"
             state = row["status"] if row["state"] == "active" else f"{row['status']}, {row['state']}"
             shape = () if narrow else (row["format_version"] or "-", bits)
-            table.add_row(*map(render.clean, (row["model"], row["tag"], *shape, _gpqa(row["scores"]), state)))
+            figures = _figures(row["measured"]) if measured else ()
+            cells = (row["model"], row["tag"], *shape, *figures, _gpqa(row["scores"]), state)
+            table.add_row(*map(render.clean, cells))
         console.print(table)
+        if measured:
+            console.print(
+                "PERPLEXITY and RECALL: measured on held-out text when it was made; see `oscar-zoo info NAME`"
+            )
     if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
-        console.print("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
+        render.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
     if recipes:
-        console.print(f"Recipes without a published rotation (oscar-zoo compute): {', '.join(recipes)}")
+        render.prose(f"Recipes without a published rotation (oscar-zoo compute): {', '.join(recipes)}")
+
+
+def _figures(measured: dict[str, Any] | None) -> tuple[str, str]:
+    from oscar_zoo.registry.measured import Measured
+
+    found = Measured.model_validate(measured) if measured else None
+    return (found.short_perplexity if found else None) or "-", (found.short_recall if found else None) or "-"
 
 
 def _gpqa(scores: list[dict[str, Any]]) -> str:

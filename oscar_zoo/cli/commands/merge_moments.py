@@ -25,6 +25,7 @@ def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -
       oscar-zoo fit both.safetensors --method wush
     """
     from oscar_zoo.cli.loading import require_compute
+    from oscar_zoo.cli.pasting import typed
 
     require_compute()
     from oscar_zoo.compute.merging import merge_files
@@ -32,10 +33,10 @@ def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -
     result = merge_files(files, output)
     tokens = sum(sequence.tokens for sequence in result.info.sequences)
     if as_json:
-        facts = {"schema": "oscar-zoo.merge/1", "path": str(output), "sha256": result.file.sha256}
+        facts = {"schema": "oscar-zoo.merge/1", "path": typed(output), "sha256": result.file.sha256}
         render.emit_json(facts | {"size": result.file.size, "tokens": tokens, "notes": list(result.notes)})
         return
     size = render.megabytes(result.file.size)
-    render.out().print(f"Saved {render.clean(output)}  {tokens:,} tokens, {size}  sha256:{result.file.sha256}")
+    render.out().print(f"Saved {render.clean(typed(output))}  {tokens:,} tokens, {size}  sha256:{result.file.sha256}")
     for note in result.notes:
         render.note(f"note: {note}", quiet=quiet)

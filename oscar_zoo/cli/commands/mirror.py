@@ -25,7 +25,7 @@ _VERBS = {
 @click.argument("target", metavar="DST")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every artifact of SRC.")
-@click.option("--create", is_flag=True, help="Create the repository DST if there is none.")
+@click.option("--create", is_flag=True, help="Create DST, a repository or a folder, if there is none.")
 @options.create_pr_option
 @click.option("--dry-run", is_flag=True, help="Show what would be copied, and copy nothing.")
 @options.quiet_option

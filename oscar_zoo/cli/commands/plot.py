@@ -35,6 +35,7 @@ def command(source: str, output: Path | None, as_json: bool) -> None:
       oscar-zoo plot moments.safetensors --output spectra.png
     """
     from oscar_zoo.artifact import durable
+    from oscar_zoo.cli.pasting import typed
     from oscar_zoo.compute.report.page import render_html, render_png
 
     path = find_source(source)
@@ -44,10 +45,10 @@ def command(source: str, output: Path | None, as_json: bool) -> None:
     with durable.storage_errors(f"cannot write {target}"):
         durable.replace_file(target, content)
     if as_json:
-        facts = {"schema": "oscar-zoo.plot/1", "source": str(path), "path": str(target), "report": data.to_json()}
+        facts = {"schema": "oscar-zoo.plot/1", "source": typed(path), "path": typed(target), "report": data.to_json()}
         render.emit_json(facts)
     else:
-        render.out().print(f"Saved {render.clean(target)}")
+        render.out().print(f"Saved {render.clean(typed(target))}")
 
 
 def find_source(text: str) -> Path:
@@ -57,9 +58,9 @@ def find_source(text: str) -> Path:
         PathNotFound: nothing is there, or nothing to draw.
         UsageError: a folder with several, or a file of another kind.
     """
-    from oscar_zoo.cli.targets import existing_path
     from oscar_zoo.compute.report.data import SUFFIX
     from oscar_zoo.errors import PathNotFound, UsageError
+    from oscar_zoo.registry.verification import existing_path
 
     path = existing_path(text)
     if path.is_file():

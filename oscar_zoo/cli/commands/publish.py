@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--alias", "aliases", multiple=True, metavar="NAME", help="Another name of this version. Can be repeated."
 )
-@click.option("--create", is_flag=True, help="Create the repository if there is none.")
+@click.option("--create", is_flag=True, help="Create the repository, or the folder, if there is none.")
 @options.create_pr_option
 @click.option("--allow-warnings", is_flag=True, help="Publish although verification has warnings.")
 @click.option("--dry-run", is_flag=True, help="Show exactly what would be sent, and send nothing.")
@@ -58,13 +58,16 @@ def command(folder: Path, hubs: tuple[str, ...], create_pr: bool, quiet: bool, a
 
 
 def _publisher(folder: Path, *, progress: bool, **flags: Any) -> Callable[[Hub], PublishResult]:
+    from oscar_zoo.artifact.names import path_text
     from oscar_zoo.errors import PathNotFound, UsageError
     from oscar_zoo.registry.publish import publish
 
     if folder.is_file():
-        raise UsageError(f"{folder} is a file, not an artifact folder.", hint="give the folder that holds it")
+        raise UsageError(
+            f"{path_text(folder)} is a file, not an artifact folder.", hint="give the folder that holds it"
+        )
     if not folder.is_dir():
-        raise PathNotFound.for_path(folder, "artifact folder")
+        raise PathNotFound.for_path(path_text(folder), "artifact folder")
 
     def call(hub: Hub) -> PublishResult:
         with render.waiting(f"Publishing to {hub.title}", enabled=progress):

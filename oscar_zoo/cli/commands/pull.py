@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import completing, options, render
+
+if TYPE_CHECKING:
+    from oscar_zoo.registry.pins import PinFile
 
 
 @click.command("pull")
-@click.argument("names", metavar="NAME[:TAG]...", nargs=-1)
+@click.argument("names", metavar="NAME[:TAG]...", nargs=-1, shell_complete=completing.names_or_paths)
 @click.option("--all", "everything", is_flag=True, help="Every artifact of the hubs asked.")
 @click.option(
     "--output",
@@ -22,7 +27,12 @@ from oscar_zoo.cli import options, render
 @click.option("--force", is_flag=True, help="With --output: replace a folder with other content.")
 @click.option("--dry-run", is_flag=True, help="Show what would be fetched, and from where.")
 @click.option("--locked", is_flag=True, help="Take only what oscar-zoo.lock has; never write it.")
-@click.option("--no-lock", is_flag=True, help="Neither read nor write oscar-zoo.lock.")
+@click.option(
+    "--lock/--no-lock",
+    "lock",
+    default=None,
+    help="Pin in oscar-zoo.lock also outside of a project, or neither read nor write it. [default: in projects only]",
+)
 @click.option("--accept-new-digest", is_flag=True, help="Take bytes that differ from those seen before, and pin them.")
 @click.option("--allow-downgrade", is_flag=True, help="Accept a hub index that is older than one seen before.")
 @options.computing_options
@@ -35,8 +45,12 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, *
     """Fetch artifacts by name, verify them, and keep them in the local store.
 
     Hubs are asked in order; the next one only when one does not answer or does not have the name. What was fetched is
-    pinned in oscar-zoo.lock (of the project in this folder) and among the artifacts you have seen: other bytes under
-    the same name are an error from then on. A name that is pinned and here already is hashed again, without a request.
+    pinned among the artifacts you have seen and, in a project, in oscar-zoo.lock: other bytes under the same name are
+    an error from then on. What oscar-zoo.lock pins, or NAME@sha256:.. names, and is here already is hashed again
+    without a request. Every other name needs a hub that answers, or --offline, which takes the copy that is here.
+
+    A project is a folder with .git, .hg or pyproject.toml, or below one; the lock goes beside it, or stays where one is
+    already. A home folder is no project. Commit the lock, and use --locked in CI.
 
     With --compute a model that nobody has an artifact for (a name of the zoo, an id such as Qwen/Qwen3-8B, or a local
     folder) gets one made here, as by oscar-zoo compute with its defaults, and published to your own zoo.
@@ -53,12 +67,16 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, *
     silent = quiet or as_json
     wish = _wish(flags, silent)
     wanted, request = _request(names, flags)
+    lock = request.trust.lock
+    locked_before = lock is None or lock.path.exists()
     if dry_run:
         results = pulling.plan_all(list(wanted), request)
     else:
         results = pulling.pull_all(list(wanted), request, progress=not silent)
     results = pulling.compute_missing(wanted, results, request, wish, dry_run=dry_run)
-    return _show(results, as_json=as_json, quiet=quiet, dry_run=dry_run)
+    _mention_folders(wanted.values(), results)
+    made = lock if lock is not None and not locked_before and lock.path.exists() else None
+    return _show(results, as_json=as_json, quiet=quiet, dry_run=dry_run, lock=made)
 
 
 def _wish(flags: dict[str, Any], silent: bool) -> Any:
@@ -80,16 +98,19 @@ def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, s
     from oscar_zoo.cli.targets import model_folder, wanted_reference
     from oscar_zoo.errors import UsageError
     from oscar_zoo.hubs import address, config
-    from oscar_zoo.registry.pins import PinFile
+    from oscar_zoo.registry.pins import PinFile, project_root
     from oscar_zoo.registry.trust import Trust
 
     if bool(names) == flags["everything"]:
         raise UsageError("name artifacts, or ask for --all of them.", hint="oscar-zoo list shows what there is")
-    if flags["no_lock"] and flags["locked"]:
+    if flags["lock"] is False and flags["locked"]:
         raise UsageError("--locked needs the lock that --no-lock leaves out.", hint="drop one of the two")
+    lock = None if flags["lock"] is False else PinFile.of_project()
+    wanted_here = flags["lock"] or project_root() is not None
     trust = Trust(
-        lock=None if flags["no_lock"] else PinFile.of_project(),
+        lock=lock,
         locked=flags["locked"],
+        write_lock=bool(wanted_here or (lock is not None and lock.path.exists())),
         accept_new=flags["accept_new_digest"],
         allow_downgrade=flags["allow_downgrade"],
     )
@@ -105,7 +126,21 @@ def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, s
     return wanted, Request(hubs, trust, offline, flags["output"], flags["force"], folders)
 
 
-def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool) -> int:
+def _mention_folders(names: Iterable[str], results: list[Any]) -> None:
+    """Say of names that are also folders with a model which of the two was taken, or may have been meant."""
+    from oscar_zoo.cli.targets import model_namesake, tell_namesake
+    from oscar_zoo.errors import OscarZooError
+    from oscar_zoo.registry.verification import suggest_path
+
+    for text, result in zip(names, results, strict=True):
+        folder = model_namesake(text)
+        if folder is not None and isinstance(result, OscarZooError):
+            suggest_path(folder, result)
+        elif folder is not None:
+            tell_namesake(folder)
+
+
+def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool, lock: PinFile | None) -> int:
     """Print every result; a single error is raised, several names give a line each and the first one's exit code."""
     from oscar_zoo.cli import pulling
     from oscar_zoo.cli.main import exit_code
@@ -117,9 +152,14 @@ def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool) -> i
         raise failed[0]
     if as_json:
         errors = [{"code": e.code, "message": e.message, "hint": e.hint} for e in failed]
-        render.emit_json({"schema": "oscar-zoo.pull/1", "dry_run": dry_run, "artifacts": done, "errors": errors})
+        facts = {"dry_run": dry_run, "artifacts": done, "errors": errors, "new_lock": str(lock.path) if lock else None}
+        render.emit_json({"schema": "oscar-zoo.pull/1"} | facts)
     for row in [] if as_json else done:
         pulling.print_planned(row) if dry_run else pulling.print_pulled(row, quiet=quiet)
+    if lock is not None and not as_json:
+        place = os.path.relpath(lock.path)
+        place = place if place.startswith("..") else f"./{place}"
+        render.note(f"note: pinned in {place}; commit it, or pull with --no-lock to do without", quiet=quiet)
     for error in [] if as_json else failed:
         render.print_error(error.code, error.message, error.hint, as_json=False)
     return exit_code(failed[0]) if failed else 0

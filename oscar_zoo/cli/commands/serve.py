@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from oscar_zoo.cli import options
+from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.engine_flags import EngineCommand
 from oscar_zoo.errors import UsageError
 
 
-@click.command("serve", context_settings={"ignore_unknown_options": False})
-@click.argument("artifact", metavar="NAME|DIR|MODEL")
+@click.command("serve", cls=EngineCommand)
+@click.argument("artifact", metavar="NAME|DIR|MODEL", shell_complete=completing.names_or_paths)
 @options.engine_flags_argument
 @options.served_model_options
 @click.option(
@@ -27,6 +28,7 @@ from oscar_zoo.errors import UsageError
 @click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File holding the API key.")
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.start_timeout_option("How long to wait until it is ready.")
+@click.option("--detach", is_flag=True, help="Return when it is ready; it goes on in the background.")
 @click.option("--print", "print_only", is_flag=True, help="Show the command and its variables instead of running it.")
 @click.option(
     "--engine",
@@ -36,6 +38,7 @@ from oscar_zoo.errors import UsageError
     help="With --print: for stock SGLang, or for the fork that was published with OSCAR.",
 )
 @options.computing_options
+@options.offline_option
 @options.hubs_option
 @options.device_option
 @options.quiet_option
@@ -43,11 +46,15 @@ from oscar_zoo.errors import UsageError
 def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> int:
     """Serve a model with an INT2 KV cache over the OpenAI-compatible API.
 
-    The artifact (a NAME of the zoo or a folder) is verified, rewritten from the verified arrays into a private folder,
-    and handed to stock SGLang. Everything after -- goes to SGLang, except flags that would open the server.
+    The artifact is a NAME of the zoo, or a folder that begins with ./, ../, / or ~. It is verified, rewritten from the
+    verified arrays into a private folder, and handed to stock SGLang. Everything after -- goes to SGLang, except flags
+    that would open the server.
 
     --print shows the command for a shell: stock SGLang with this plugin, which takes the artifact by its name or folder
     and reads it with the same checks. It needs neither a GPU nor SGLang; --device cuda says that a GPU will run it.
+
+    --detach returns when the server is ready, which then outlives the terminal: see it with `oscar-zoo ps` and
+    `oscar-zoo logs`, end it with `oscar-zoo stop`.
 
     Where nobody has an artifact for the model, one can be computed first: on a terminal you are asked, elsewhere
     --compute says so. It goes to your own zoo, where the next run finds it.
@@ -57,6 +64,7 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
       oscar-zoo serve Qwen3-8B
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
+      oscar-zoo serve Qwen3-8B --detach
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
       oscar-zoo serve Qwen3-8B --print --device cuda
       oscar-zoo serve Qwen3-8B --print --engine oscar-fork
@@ -64,6 +72,10 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
     from oscar_zoo.cli.choosing import ServeRequest
 
     request = ServeRequest(artifact=artifact, extra=engine_flags, **choices)  # type: ignore[arg-type]
+    if request.offline:
+        options.go_offline()
+    if request.print_only and request.detach:
+        raise UsageError("--print starts nothing that could be detached.", hint="leave out one of the two")
     if request.print_only:
         from oscar_zoo.cli.printing import print_command
 
@@ -72,6 +84,10 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
         raise UsageError(
             "oscar-zoo starts stock SGLang only.", hint=f"see the command for {request.engine}: add --print"
         )
+    if request.detach:
+        from oscar_zoo.cli.detaching import serve_detached
+
+        return serve_detached(request)
     from oscar_zoo.cli.serving import serve
 
     return serve(request)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import options
+from oscar_zoo.cli import completing, options
 
 
 @click.command("unyank")
-@click.argument("name", metavar="NAME:TAG")
+@click.argument("name", metavar="NAME:TAG", shell_complete=completing.versions)
 @options.create_pr_option
 @options.targets_option
 @options.quiet_option

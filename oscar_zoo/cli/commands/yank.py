@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from oscar_zoo.cli import options
+from oscar_zoo.cli import completing, options
 
 
 @click.command("yank")
-@click.argument("name", metavar="NAME:TAG")
+@click.argument("name", metavar="NAME:TAG", shell_complete=completing.versions)
 @options.reason_option
 @options.replaced_by_option
 @options.create_pr_option

@@ -39,7 +39,9 @@ class World:
 
     def least(self, number: int) -> int:
         """The smallest `number` of all processes."""
-        return number if self.size == 1 else int(self._reduce(torch.tensor([number]), distributed.ReduceOp.MIN))
+        if self.size == 1:
+            return number
+        return int(self._reduce(torch.tensor([number], device=self.device), distributed.ReduceOp.MIN))
 
     def _reduce(self, tensor: Tensor, operation: object) -> Tensor:
         exchanged = tensor.to(self.device, copy=True)

@@ -18,6 +18,7 @@ from oscar_zoo.artifact.specs import brief
 from oscar_zoo.compute.capture.base import RowSink
 from oscar_zoo.compute.capture.projection import OutputProjections
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate.geometry import covers_context
 from oscar_zoo.evaluate.models import BLOCKED, LoadedModel
 
 
@@ -54,8 +55,9 @@ class Tap:
     def _refuse(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **rest: Any) -> None:
         block = self.loaded.block
         reasons = [what for name, what in BLOCKED.items() if rest.get(name) is not None]
-        if rest.get("sliding_window") is not None:
-            reasons.append(f"a sliding window of {rest['sliding_window']} tokens")
+        window = rest.get("sliding_window")
+        if window is not None and not covers_context(window, self.loaded.model.config.get_text_config(decoder=True)):
+            reasons.append(f"a sliding window of {window} tokens")
         heads = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
         if heads != (block.num_q_heads, block.num_kv_heads, block.head_dim, block.v_head_dim):
             reasons.append(f"query heads, KV heads, head_dim, v_head_dim {heads}, unlike its configuration")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.compute.data.dataset_names import DatasetName
@@ -22,6 +24,12 @@ DEFAULT_PARTS = tuple(
     )
 )
 """Each gives one sequence in turn, from its first row on."""
+
+NAMED: Mapping[str, DatasetName] = {
+    "wikitext": DatasetName("Salesforce/wikitext", config="wikitext-2-raw-v1", field="text"),
+    "mmlu": DatasetName("cais/mmlu", config="all", split="validation", field="question"),
+}
+"""Names by which others call public datasets; of MMLU not the questions that are scored."""
 
 
 def default_revision() -> str:

@@ -72,6 +72,8 @@ def open_source(source: Path | str) -> Source:
         return _folder(found) if found.is_dir() else _file(found)
     if found == known.DEFAULT:
         return _default_mix()
+    if found in known.NAMED:
+        return _dataset(known.NAMED[found])
     if found in evaluation_sets.KNOWN:
         return _evaluation_set(found)
     return Source((read_file(texts.text_path(found, "calibration")),), found, split="calibration")
@@ -83,7 +85,8 @@ def check_source(source: Path | str) -> None:
     if isinstance(found, Path) and found.is_dir():
         _folder(found)
     absent = isinstance(found, str) and found in evaluation_sets.KNOWN and not evaluation_sets.copies(found)
-    if found == known.DEFAULT or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
+    named = found == known.DEFAULT or found in known.NAMED
+    if named or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
         load_library(f"the calibration text {source}")
 
 
@@ -93,7 +96,7 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
     if path.exists():
         return DatasetName(str(path)) if _holds_tables(path) else path
     text = str(source)
-    names = (known.DEFAULT, *texts.NAMES, *evaluation_sets.KNOWN)
+    names = (known.DEFAULT, *texts.NAMES, *known.NAMED, *evaluation_sets.KNOWN)
     if text in names:
         return text
     name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)

@@ -8,6 +8,7 @@ Source: composition `r_h_pbr` of OSCAR (arXiv 2605.17757).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,13 +34,13 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values, torch.where(largest < 0, -vectors, vectors)
 
 
-def hadamard_matrix(d: int) -> Tensor:
-    """`transforms.hadamard` as a `[d, d]` float64 tensor of its own.
+def hadamard_matrix(d: int, device: torch.device) -> Tensor:
+    """`transforms.hadamard` as a `[d, d]` float64 tensor of its own on `device`.
 
     Raises:
         UsageError: `d` is not a power of two.
     """
-    return torch.tensor(hadamard(d))
+    return torch.tensor(hadamard(d), device=device)
 
 
 def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +50,7 @@ def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
         UsageError: `d` is not a power of two.
     """
     d = covariance.shape[-1]
-    flat = hadamard_matrix(d)
+    flat = hadamard_matrix(d, covariance.device)
     values, vectors = eigenbasis(covariance)
-    order = torch.tensor(pbr_permutation(torch.arange(d).numpy()))  # eigenvalues ascend, so P is always the same
-    return (vectors @ flat)[..., order], values
+    order = pbr_permutation(np.arange(d))  # eigenvalues ascend, so P is always the same
+    return (vectors @ flat)[..., torch.tensor(order, device=covariance.device)], values

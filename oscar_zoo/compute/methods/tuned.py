@@ -104,8 +104,8 @@ def minimise(rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], 
     found = identity.expand_as(hessian).clone()
     hessian = hessian / ((rows @ hessian) * rows).sum(-1).mean(-1)[:, None, None]
     adam = torch.optim.Adam([found], lr=RATE)
-    draw = torch.Generator().manual_seed(SEED)
-    order = torch.randint(rows.shape[1], (STEPS, BATCH), generator=draw).to(rows.device)
+    draw = torch.Generator("cpu").manual_seed(SEED)  # the same order on every device
+    order = torch.randint(rows.shape[1], (STEPS, BATCH), generator=draw, device="cpu").to(rows.device)
     for step in range(STEPS):
         adam.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
         found.grad = gradient(rows[:, order[step]], hessian, found, group_size)

@@ -70,7 +70,7 @@ def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: D
         ComputeFailed: a matrix is singular even with damping.
         UsageError: `d` is not a power of two.
     """
-    flat = hadamard_matrix(gram.shape[-1]).flip(0)  # the strongest direction meets the constant row
+    flat = hadamard_matrix(gram.shape[-1], gram.device).flip(0)  # the strongest direction meets the constant row
     lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma, damping))
     values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma, damping) @ lower)
     if bool(failed.any()) or not bool((values[..., 0] > 0).all()):
@@ -114,7 +114,7 @@ def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
     traces = [torch.diagonal(matrix, dim1=-2, dim2=-1).sum(-1) for matrix in (gram, hessian)]
     # sigma^2 are the eigenvalues of M Hs; a relative shift far below float32 lets Cholesky take a singular Hs
     lower = torch.linalg.cholesky(
-        hessian + (1e-12 / d * traces[1])[..., None, None] * torch.eye(d, dtype=hessian.dtype)
+        hessian + (1e-12 / d * traces[1])[..., None, None] * torch.eye(d, dtype=hessian.dtype, device=hessian.device)
     )
     squares = torch.linalg.eigvalsh(lower.mT @ gram @ lower)
     return traces[0] * traces[1] / squares.clamp_min(0).sqrt().sum(-1) ** 2
@@ -129,7 +129,7 @@ def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tens
         forward, partner, gram, hessian: `[heads, d, d]` float64.
     """
     copies = [matrix.bfloat16().double() for matrix in (forward, partner)]
-    error = copies[0] @ copies[1].mT - torch.eye(gram.shape[-1], dtype=gram.dtype)
+    error = copies[0] @ copies[1].mT - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     lost = (error @ hessian @ error.mT * gram).sum((-2, -1))
     return (lost / (gram * hessian).sum((-2, -1))).clamp_min(0).sqrt()
 

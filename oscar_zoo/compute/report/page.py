@@ -47,14 +47,14 @@ p { margin: 0 0 8px; }
 .kicker, .why, figcaption, footer, .none { color: var(--muted); }
 .kicker { font-size: 13px; margin: 0 0 2px; }
 .answer { font-size: 18px; }
-.table { overflow-x: auto; margin: 18px 0 20px; }
+.table { overflow-x: auto; max-width: 100%; margin: 18px 0 20px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { padding: 6px 14px; text-align: right; border-bottom: 1px solid var(--rule); }
-th:first-child { text-align: left; padding-left: 8px; }
+th:first-child { text-align: left; padding-left: 8px; position: sticky; left: 0; background: var(--page); }
 thead th { color: var(--muted); font-weight: 600; font-size: 13px; border-bottom-width: 2px; }
 tbody th { font-weight: 400; }
-.kept > * { background: var(--soft); font-weight: 700; }
-td.mark { border: 0; padding: 6px 10px; text-align: left; font-weight: 700; background: none; }
+.kept > *, .kept > th:first-child { background: var(--soft); font-weight: 700; }
+.mark { color: var(--good); font-size: 13px; }
 .pass { color: var(--good); } .warn { color: var(--warn); } .fail { color: var(--bad); font-weight: 700; }
 .facts { display: grid; grid-template-columns: max-content 1fr max-content 1fr; gap: 2px 14px; margin: 0 0 20px;
   font-size: 13.5px; }
@@ -70,6 +70,7 @@ svg { width: 100%; min-width: 640px; height: auto; display: block; }
 footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); padding-top: 10px; }
 @media screen and (max-width: 760px) {
   .pair { grid-template-columns: 1fr; } .facts { grid-template-columns: max-content 1fr; }
+  main { padding: 20px 14px 36px; } th, td { padding: 6px 9px; }
 }
 @media print {
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
@@ -152,9 +153,9 @@ def _comparison(comparison: Comparison | None) -> str:
 def _row(row: wording.Row) -> str:
     name, *cells = row.cells
     shown = "".join(f"<td{_css(cell, row)}>{escape(cell)}</td>" for cell in cells)
-    mark = f'<td class="mark">← {wording.KEPT}</td>' if row.kept else ""
+    mark = f' <span class="mark">← {wording.KEPT}</span>' if row.kept else ""
     css = ' class="kept"' if row.kept else ""
-    return f'<tr{css}><th scope="row">{escape(name)}</th>{shown}{mark}</tr>'
+    return f'<tr{css}><th scope="row">{escape(name)}{mark}</th>{shown}</tr>'
 
 
 def _css(cell: str, row: wording.Row) -> str:

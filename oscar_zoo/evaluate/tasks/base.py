@@ -24,8 +24,8 @@ class Prompt:
     """One sequence that starts at position 0.
 
     Attributes:
-        ids: `[T]` int64.
-        scored: `[n]` int64, ascending: positions whose predictions (of the next token) the task looks at.
+        ids: `[T]` int64, in main memory.
+        scored: `[n]` int64, there too, ascending: positions whose predictions (of the next token) the task looks at.
         answers: stretches of `scored`, `[first, last)`, that belong to one answer; empty when each stands alone.
     """
 
@@ -101,8 +101,9 @@ def _all_logits(model: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Tenso
 
 def _logits(model: LoadedModel, prompt: Prompt) -> Tensor:
     ids, first = prompt.ids[None].to(model.device), int(prompt.scored[0])
+    found: Tensor
     if model.spread:  # positions would have to be on the device of the last layer
-        found: Tensor = model.model(ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
+        found = model.model(ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
         return found[(prompt.scored - first).to(found.device)]
-    output = model.model(ids, use_cache=False, logits_to_keep=prompt.scored.to(model.device))
-    return torch.as_tensor(output.logits[0])
+    found = model.model(ids, use_cache=False, logits_to_keep=prompt.scored.to(model.device)).logits[0]
+    return found

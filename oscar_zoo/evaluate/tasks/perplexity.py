@@ -47,7 +47,7 @@ class Perplexity:
             raise UsageError(f"{windows} windows of {length} tokens from position {skip} leave nothing to score.")
         number = min(windows, len(ids) // length)
         starts = [(len(ids) - length) * i // number for i in range(number)]
-        scored = torch.arange(skip, length - 1)
+        scored = torch.arange(skip, length - 1, device="cpu")
         return cls(tuple(Prompt(ids[start : start + length], scored) for start in starts))
 
     def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:

@@ -199,4 +199,4 @@ def _finish(body: list[int], tail: list[int], stretches: list[tuple[int, int]]) 
     for first, last in stretches:
         answers.append((at, at + last - first))
         at += last - first
-    return Prompt(torch.tensor(body + tail), torch.tensor(scored), tuple(answers))
+    return Prompt(torch.tensor(body + tail, device="cpu"), torch.tensor(scored, device="cpu"), tuple(answers))

@@ -12,6 +12,7 @@ from oscar_zoo.sglang_plugin.bench.run import CaseResult, SideResult, TurnResult
 from oscar_zoo.sglang_plugin.bench.sides import Cache
 
 SCHEMA = "oscar-zoo.bench-serve/1"
+NO_RATIO = "a CPU runs INT2 in plain PyTorch: times show that it works, not how fast; use a GPU"
 LABELS: dict[Cache, str] = {"bf16": "BF16", "int2": "INT2"}
 NUMBERS = ("ttft_s", "ttft_median_s", "ms_per_token", "tokens_per_second")
 IDENTITY = ("cache", "attention_backend", "batch", "context", "new_tokens")
@@ -31,6 +32,7 @@ class Report:
         cases: in order.
         sides: results by cache, in the order they ran.
         bulk: the job after the cases, or `None`.
+        stopped: the signal that ended it early, `SIGINT` or `SIGTERM`.
     """
 
     model: str
@@ -41,6 +43,12 @@ class Report:
     cases: tuple[Case, ...]
     sides: dict[Cache, SideResult]
     bulk: Bulk | None = None
+    stopped: str | None = None
+
+    @property
+    def not_compared(self) -> str | None:
+        """Why there are no ratios, or `None` where there are."""
+        return NO_RATIO if self.device == "CPU" else None
 
     @property
     def errors(self) -> dict[Cache, str]:
@@ -51,7 +59,7 @@ class Report:
     def capacity_ratio(self) -> float | None:
         """How many times the tokens of BF16 the INT2 cache holds."""
         bf16, int2 = (getattr(self.sides.get(cache), "capacity", None) for cache in ("bf16", "int2"))
-        return int2 / bf16 if bf16 and int2 else None
+        return self._ratio(int2, bf16)
 
     def note(self, cache: Cache, case: Case) -> str | None:
         """Why a case has no figures, or `None`."""
@@ -62,7 +70,7 @@ class Report:
         """How many times as fast as BF16 one decode step of INT2 is."""
         bf16, int2 = self._result("bf16", case), self._result("int2", case)
         slow, fast = _number(bf16, "ms_per_token"), _number(int2, "ms_per_token")
-        return slow / fast if slow and fast else None
+        return self._ratio(slow, fast)
 
     def turn(self, cache: Cache, number: int) -> TurnResult | None:
         """Turn 0, 1, ... of the job; `None` when it was not measured."""
@@ -78,13 +86,12 @@ class Report:
     @property
     def job_speedup(self) -> float | None:
         """How many times the throughput of BF16 INT2 has over the job."""
-        bf16, int2 = self.job_seconds("bf16"), self.job_seconds("int2")
-        return bf16 / int2 if bf16 and int2 else None
+        return self._ratio(self.job_seconds("bf16"), self.job_seconds("int2"))
 
     def turn_speedup(self, number: int) -> float | None:
         """The same for one turn of it."""
         bf16, int2 = self.turn("bf16", number), self.turn("int2", number)
-        return bf16.seconds / int2.seconds if bf16 and int2 else None
+        return self._ratio(bf16.seconds, int2.seconds) if bf16 and int2 else None
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with the schema's name."""
@@ -98,6 +105,8 @@ class Report:
             "sides": {cache: self._side(side) for cache, side in self.sides.items()},
             "speedup": [{**case.model_dump(), "int2_over_bf16": self.speedup(case)} for case in self.cases],
             "capacity_ratio": self.capacity_ratio,
+            "not_compared": self.not_compared,
+            "stopped": self.stopped,
             "job": None if self.bulk is None else self._job(self.bulk),
         }
 
@@ -116,6 +125,10 @@ class Report:
             if self.bulk is not None:
                 writer.writerows(self._job_row(cache, side, self.bulk, turn) for turn in range(self.bulk.turns))
         return stream.getvalue()
+
+    def _ratio(self, above: float | None, below: float | None) -> float | None:
+        """`above / below` where both were measured and the machine says something about INT2."""
+        return above / below if above and below and self.not_compared is None else None
 
     def _result(self, cache: Cache, case: Case) -> CaseResult | None:
         side = self.sides.get(cache)

@@ -77,6 +77,12 @@ class SideResult:
     bulk: BulkResult | None = None
     error: str | None = None
 
+    @property
+    def measured(self) -> bool:
+        """Whether there is any figure."""
+        jobs = self.bulk is not None and self.bulk.seconds is not None
+        return jobs or any(result.figures is not None for result in self.cases)
+
     def of(self, case: Case) -> CaseResult | None:
         """The result of `case`, or `None` when the side ended before it."""
         return next((result for result in self.cases if result.case == case), None)
@@ -89,7 +95,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(plan: LaunchPlan, job: Job, log: Path, *, limit: float, progress: Progress) -> SideResult:
+def measure(
+    plan: LaunchPlan,
+    job: Job,
+    log: Path,
+    *,
+    limit: float,
+    progress: Progress,
+    into: SideResult | None = None,
+) -> SideResult:
     """Run all cases of `job` in the child of `plan`.
 
     Args:
@@ -98,11 +112,16 @@ def measure(plan: LaunchPlan, job: Job, log: Path, *, limit: float, progress: Pr
         log: gets everything the child prints.
         limit: seconds for the start, and then for each case.
         progress: told often.
+        into: filled as results come, so that they outlive Ctrl-C and SIGTERM.
 
     Returns:
-        What was measured; failures are in it.
+        What was measured; failures are in it. `into`, where it is given.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM; the child is gone, and `into` says what
+            was interrupted.
     """
-    result = SideResult()
+    result = SideResult() if into is None else into
     news, total = _News(Path(job.news)), job.total_tokens
     progress(0, 0, "engine start")
     try:
@@ -128,6 +147,11 @@ def measure(plan: LaunchPlan, job: Job, log: Path, *, limit: float, progress: Pr
     except ServerFailed as error:
         result.error = error.message.rstrip(".")
         return result
+    except (KeyboardInterrupt, SystemExit):
+        for item in news:  # what it said after the last look
+            _take(item, result)
+        result.error = f"{_doing(result, job)} was interrupted"
+        raise
 
 
 def _take(item: dict[str, Any], result: SideResult) -> bool:

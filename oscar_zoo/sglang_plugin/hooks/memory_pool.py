@@ -23,7 +23,7 @@ def kv_dtype(original: Any, **kwargs: Any) -> Any:
 
 
 def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
-    """Hook 6: bytes of one token slot over all layers of this worker.
+    """Hook 6: bytes of one token slot over all layers of this worker, SGLang's own tables included.
 
     Raises:
         OscarZooError: the artifact was made for another model, or the model is one we do not serve.
@@ -34,7 +34,7 @@ def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> 
     chosen, _ = worker.served()
     worker.check_model(configurator.model_config)
     FACTS["slot_bytes"] = worker.slot_shape(configurator, num_slots=0).token_bytes(chosen.knobs.mode)
-    return FACTS["slot_bytes"]
+    return FACTS["slot_bytes"] + accounting.SLOT_TABLES
 
 
 def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:

@@ -19,6 +19,9 @@ from oscar_zoo.sglang_plugin.preflight import ITEMSIZES
 logger = logging.getLogger(__name__)
 
 MOST_COMMON_KV_HEADS = 8
+INTERPRET = "TRITON_INTERPRET"
+"""With a backend that is not its own, SGLang's allocator runs Triton kernels, which need this where there is no GPU.
+Triton reads it when a worker imports the kernels, and workers inherit it."""
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -27,7 +30,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
     for option in settings.OPTIONS.values():
         group.add_argument(
-            option.flag, action=settings.EnvironmentAction, const=option, default=argparse.SUPPRESS, help=option.help
+            *option.names, action=settings.EnvironmentAction, const=option, default=argparse.SUPPRESS, help=option.help
         )
 
 
@@ -36,12 +39,24 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     if args.kv_cache_dtype != settings.DTYPE or not server_arguments.may_set_defaults(args):
         return
     worker.served.cache_clear()  # an earlier engine of this process may have had other settings
-    if args.attention_backend is None:
-        args.attention_backend = settings.BACKEND
+    os.environ[settings.MODEL] = str(args.model_path)
+    _take_backend(args)
     if args.max_running_requests is None:
         args.max_running_requests = _requests(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
         args.cuda_graph_backend_prefill = "disabled"  # see `launch.GPU_FLAGS`
+
+
+def _take_backend(args: Any) -> None:
+    """Our backend where the user chose none, or those that the published fork is started with."""
+    for name in refusals.BACKENDS:
+        chosen = getattr(args, name)
+        if chosen in refusals.FORK_BACKENDS:
+            flag = "--" + name.replace("_", "-")
+            logger.warning("INT2 KV cache: %s %s: %s is used instead.", flag, chosen, settings.BACKEND)
+            setattr(args, name, None)
+    if args.attention_backend is None:
+        args.attention_backend = settings.BACKEND
 
 
 def _requests(args: Any) -> int:
@@ -90,10 +105,16 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
         if idle:
             logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
         return
-    refusals.check_server(server_arguments.resolved(args), os.environ, eager_only=worker.eager_only(args))
+    resolved = server_arguments.resolved(args)
+    refusals.check_server(resolved, os.environ, eager_only=worker.eager_only(args))
+    if resolved.device == "cpu":
+        os.environ.setdefault(INTERPRET, "1")
     chosen, artifact = worker.served()
     for warning in chosen.warnings:
         logger.warning("INT2 KV cache: %s", warning)
+    folder = chosen.source.value.folder
+    if folder is not None and Path(folder) != Path(artifact.where):
+        logger.info("INT2 KV cache: %s has the artifact of %s in %s", chosen.source, args.model_path, artifact.where)
     logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
 
 

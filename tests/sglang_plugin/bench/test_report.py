@@ -102,6 +102,21 @@ def test_every_turn_of_a_job_is_told(report: Report, capsys: pytest.CaptureFixtu
     assert "Turn 2   BF16 90.0 s, 50% reused · INT2 10.0 s, 50% reused (9.00 times)" in out
 
 
+def test_a_cpu_gives_no_ratio(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    object.__setattr__(report, "device", "CPU")
+    object.__setattr__(report, "bulk", Bulk(requests=64, context=1000, new_tokens=100, turns=2))
+    report.sides["bf16"].bulk, report.sides["int2"].bulk = _bulk(100.0, 90.0), _bulk(80.0, 10.0)
+    facts = report.to_json()
+    assert {case["int2_over_bf16"] for case in facts["speedup"]} == {None}
+    assert facts["capacity_ratio"] is None and facts["job"]["int2_over_bf16"] is None
+    assert facts["job"]["turns_int2_over_bf16"] == [None, None]
+    assert "plain PyTorch" in facts["not_compared"]
+    print_report(report)
+    out = capsys.readouterr().out
+    assert "vs BF16" not in out and "1.60 x" not in out and "times)" not in out
+    assert "8.00 ms" in out and "No ratio  a CPU runs INT2 in plain PyTorch" in out
+
+
 def test_one_side_alone_is_a_report_too(report: Report) -> None:
     del report.sides["bf16"]
     assert report.capacity_ratio is None and report.speedup(SMALL) is None

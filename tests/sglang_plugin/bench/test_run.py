@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,12 @@ Run = Callable[..., SideResult]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def run(
-        *news: dict[str, object], then: str = "", limit: float = 20, seen: list[int] | None = None, bulk: bool = False
+        *news: dict[str, object],
+        then: str = "",
+        limit: float = 20,
+        seen: list[int] | None = None,
+        bulk: bool = False,
+        into: SideResult | None = None,
     ) -> SideResult:
         work = Bulk(requests=3, context=10, new_tokens=9) if bulk else None
         job = Job(arguments=(), cases=(ONE, TWO), new_tokens=9, news=str(tmp_path / "news"), bulk=work)
@@ -32,7 +38,8 @@ def run(tmp_path: Path) -> Run:
         plan = LaunchPlan((sys.executable, "-c", program), dict(os.environ), "")
         states = seen if seen is not None else []
         progress: Callable[[int, int, str], None] = lambda done, total, what: states.append(done)  # noqa: E731
-        return measure(plan, job, tmp_path / "log", limit=limit, progress=progress)
+        Path(job.news).unlink(missing_ok=True)
+        return measure(plan, job, tmp_path / "log", limit=limit, progress=progress, into=into)
 
     return run
 
@@ -70,7 +77,6 @@ def test_the_job_after_the_cases_is_kept_and_named(run: Run, tmp_path: Path) -> 
     done = run(UP, *cases, {"bulk": {"turns": turns}}, {"done": True}, bulk=True)
     assert done.error is None and done.bulk == BulkResult((TurnResult(2.5, 0.0), TurnResult(0.5, 0.9)))
     assert done.bulk.seconds == 3.0
-    (tmp_path / "news").unlink()
     late = run(UP, *cases, then="time.sleep(60)", limit=1, bulk=True)
     assert late.error == "the job took longer than 1 s" and late.bulk is None
 
@@ -83,6 +89,20 @@ def test_nothing_it_started_survives(run: Run, tmp_path: Path) -> None:
     assert run(UP, then=then).error is None
     state = Path("/proc", (tmp_path / "pid").read_text(), "stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_signal_keeps_what_was_measured(run: Run) -> None:
+    """Also what the engine said after it was last looked at."""
+    for number, error in ((signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)):
+        kept = SideResult()
+        then = f"os.kill(os.getppid(), {int(number)}); time.sleep(60)"
+        with pytest.raises(error):
+            run(UP, FIRST, then=then, into=kept)
+        assert kept.measured and [one.case for one in kept.cases] == [ONE]
+        assert kept.error == "the case 2 x 10 was interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        run(UP, then=then, into=(none := SideResult()))
+    assert not none.measured
 
 
 def test_half_a_line_is_not_read_yet(run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""A folder of artifacts, laid out like the zoo (`<Model>/<tag>/files`): which of them belongs to a model.
+
+A model is called by its hub id, by its name, or by the folder it lies in; the organisation may be left out. Names are
+compared without case. An `oscar.json` that names the model counts like a folder name.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import is_path, path_text
+from oscar_zoo.artifact.verify import find_artifacts
+from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, OscarZooError, PathNotFound
+
+_CACHED = "models--"
+"""A model hub's cache keeps `ORG/NAME` in `models--ORG--NAME/snapshots/<commit>`."""
+_SHOWN = 8
+
+
+def artifact_of_model(tree: Path, model: str) -> Path:
+    """The folder of the one artifact for `model` at or below `tree`.
+
+    Args:
+        tree: a folder. When it holds an artifact itself, that one is returned for every model.
+        model: `NAME`, `ORG/NAME`, or the path of a model's folder.
+
+    Raises:
+        PathNotFound: no such folder, or nothing in it.
+        ArtifactNotFound: artifacts of other models only; the message names them.
+        AmbiguousName: several artifacts of this model; the message names them.
+        StorageError: a folder cannot be listed.
+    """
+    if not tree.is_dir():
+        raise PathNotFound.for_path(path_text(tree), "folder of rotations")
+    found = find_artifacts(tree)
+    if not found:
+        raise PathNotFound(f"no rotation files in {path_text(tree)}.", hint="its layout is <Model>/<tag>/k_rotation.pt")
+    if tree in found:
+        return tree
+    model_id = hub_id(model)
+    named = {folder: _names(folder) for folder in found}
+    mine = [folder for folder in found if "/" in model_id and model_id in named[folder]]
+    mine = mine or [folder for folder in found if _base(model_id) in {_base(name) for name in named[folder]}]
+    if len(mine) == 1:
+        return mine[0]
+    if mine:
+        raise AmbiguousName.for_name(_last(model), [path_text(folder) for folder in mine])
+    shown = [str(folder.relative_to(tree)) for folder in found]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    raise ArtifactNotFound(
+        f"no artifact in {tree} is for {_last(model)}: it has {', '.join(shown[:_SHOWN])}{more}.",
+        hint=f"if one of them fits the model, give its folder: {path_text(found[0])}",
+    )
+
+
+def hub_id(model: str) -> str:
+    """What a model is called, in lower case: `org/name` or `name`; of a folder its name, of a cached one its id."""
+    path = Path(model).expanduser()
+    if not path.is_dir() and not is_path(model):
+        return model.casefold()
+    path = path.resolve()
+    for part in (path, *path.parents):
+        if part.name.startswith(_CACHED):
+            return part.name.removeprefix(_CACHED).replace("--", "/", 1).casefold()
+    return path.name.casefold()
+
+
+def _names(folder: Path) -> set[str]:
+    """What the artifact in `folder` says its model is called, in lower case."""
+    folder = folder.resolve()
+    names = {folder.name, folder.parent.name}
+    with suppress(OscarZooError):  # no manifest, or a broken one: the folders' names remain
+        manifest = Manifest.from_bytes(read_file(folder / FILE_NAME))
+        names |= {manifest.artifact_id.model, manifest.model.id}
+        names |= {other.id for other in manifest.model.compatible_with}
+    return {name.casefold() for name in names}
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _last(model: str) -> str:
+    return model if not Path(model).is_dir() else Path(model).resolve().name

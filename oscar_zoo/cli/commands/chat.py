@@ -1,0 +1,45 @@
+"""`oscar-zoo chat`: talk to a server that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from oscar_zoo.cli import render
+
+
+@click.command("chat")
+@click.argument("name", metavar="[NAME|PORT]", required=False)
+@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File holding the API key.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    metavar="TOKENS",
+    help="Longest answer; a model that thinks first may need more.",
+)
+def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int:
+    """Talk to a server that `oscar-zoo serve` runs on this machine.
+
+    Every line is a question. /new starts another conversation, Ctrl-C ends an answer, Ctrl-D ends
+    the chat. Lines can also come from a pipe.
+
+    \b
+    Examples:
+      oscar-zoo chat
+      oscar-zoo chat 30000
+      echo Hello | oscar-zoo chat Qwen3-8B
+    """
+    import sys
+
+    from oscar_zoo.cli import server_records
+    from oscar_zoo.cli.chatting import Conversation, talk
+    from oscar_zoo.cli.serving import client_url, read_key
+
+    record = server_records.find(name, "chat")
+    key = read_key(api_key_file) if api_key_file else None
+    render.note(f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.", quiet=not sys.stdin.isatty())
+    talk(Conversation(client_url(record.url), record.model, key=key, most=max_tokens))
+    return 0

@@ -1,0 +1,35 @@
+"""`oscar-zoo stop`: end a server that runs."""
+
+from __future__ import annotations
+
+import click
+
+from oscar_zoo.cli import options, render
+
+
+@click.command("stop")
+@click.argument("name", metavar="[NAME|PORT]", required=False)
+@click.option("--now", is_flag=True, help="Do not wait for requests that run; they fail.")
+@options.quiet_option
+@options.json_option
+def command(name: str | None, now: bool, quiet: bool, as_json: bool) -> int:
+    """Stop a server that `oscar-zoo serve` runs, and wait until it is gone.
+
+    Requests that run may finish, for up to five minutes. A server is named by its port, its model
+    or its artifact; where only one runs, it needs no name.
+
+    \b
+    Examples:
+      oscar-zoo stop
+      oscar-zoo stop 30000
+      oscar-zoo stop Qwen3-8B --now
+    """
+    from oscar_zoo.cli import server_control
+
+    record = server_control.stop(name, now=now, quiet=quiet or as_json)
+    if as_json:
+        told = {"port": record.port, "model_id": record.model, "pid": record.process.pid}
+        render.emit_json({"schema": "oscar-zoo.stop/1", "stopped": told})
+    else:
+        render.out().print(render.clean(f"Stopped {record.model} on port {record.port}."))
+    return 0

@@ -1,0 +1,51 @@
+"""Paths and command lines as they are printed, so that they can be pasted.
+
+A name is a name; a path begins with `./`, `../` or `/`, or `Model/tag` would be read as a name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.names import path_text
+from oscar_zoo.cli import render
+from oscar_zoo.registry.catalog import can_be_found
+
+
+def typed(path: Path | str) -> str:
+    """`path` as one types it; a relative one always begins with `./` or `../`."""
+    text = path_text(Path(path))
+    return text if text.startswith(("/", "./", "../")) or text in (".", "..") else f"./{text}"
+
+
+def pasted(path: Path | str) -> str:
+    """`typed`, quoted for a shell."""
+    return quote(typed(path))
+
+
+def model_argument(text: str) -> str:
+    """The MODEL that somebody gave, for another command line: a folder as a path, else the name."""
+    path = Path(text).expanduser()
+    return pasted(path) if path.is_dir() else quote(text)
+
+
+def saved(folder: Path, manifest: Manifest) -> str:
+    """The line about an artifact that was written to `folder`; its id stands there unless the folder says it."""
+    named = folder.parts[-2:] == tuple(manifest.id.split("/"))
+    return f"Saved {render.clean(typed(folder))}  {'' if named else f'{manifest.id}  '}{manifest.digest}"
+
+
+def measuring(folder: Path, model_id: str) -> str:
+    """What to do next with an artifact made without its model, whose id may mean nothing on another machine."""
+    if can_be_found(model_id):
+        return f"Next: oscar-zoo eval {pasted(folder)} --model {quote(model_id)}"
+    return f"To measure it, give the folder of {model_id}: oscar-zoo eval {pasted(folder)} --model FOLDER"
+
+
+def serving(reference: str, model_id: str) -> str:
+    """What to do next with an artifact that was pulled and is for the model `model_id`."""
+    if can_be_found(model_id):
+        return f"Next: oscar-zoo serve {reference}"
+    return f"To serve it, give the folder of the model: oscar-zoo serve {reference} --model FOLDER"

@@ -1,0 +1,155 @@
+"""The servers that run: one file of the state folder for each, which nobody else can read.
+
+A record names the process that supervises a server. The process writes it, and removes it at its
+end. A record whose process is gone is removed by whoever reads it. Records of other machines and
+containers that share the folder are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
+from oscar_zoo.errors import ServerNotFound, UsageError
+from oscar_zoo.sglang_plugin.processes import Process
+
+State = Literal["starting", "ready"]
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """One server.
+
+    Attributes:
+        process: that supervises it.
+        port: it listens on.
+        url: of its API.
+        model: id that requests name.
+        artifact: label of what is served.
+        log: of the engine.
+        since: when it was started, UTC.
+        state: what it is doing.
+    """
+
+    process: Process
+    port: int
+    url: str
+    model: str
+    artifact: str
+    log: str
+    since: str
+    state: State
+
+    @classmethod
+    def parse(cls, data: bytes) -> ServerRecord:
+        """The record in a file; raises `ValueError` when it is none."""
+        try:
+            value = dict(json.loads(data))
+            return cls(**(value | {"process": Process(**value["process"])}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a record of a server: {error}") from None
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` means this server: its port, its model or its artifact, without case."""
+        name = name.casefold()
+        names = {self.model, self.model.rpartition("/")[2], self.artifact, self.artifact.partition(":")[0]}
+        return name in {str(self.port), *(one.casefold() for one in names)}
+
+    @property
+    def seconds(self) -> float:
+        """Since its start."""
+        return (datetime.now(UTC) - datetime.fromisoformat(self.since)).total_seconds()
+
+
+def folder() -> Path:
+    """Where the records are."""
+    return paths.state_dir() / "servers"
+
+
+def running() -> list[ServerRecord]:
+    """Records of the servers that run here, by port; removes those whose process is gone."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        try:
+            record = ServerRecord.parse(path.read_bytes())
+        except (OSError, ValueError):
+            continue  # it is being removed, or it was written by another version
+        if record.process.alive:
+            found.append(record)
+        elif not record.process.elsewhere:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+    return sorted(found, key=lambda record: record.port)
+
+
+def find(name: str | None, command: str) -> ServerRecord:
+    """The server that `name` means; without a name the only one. `command` is what wants it, for the hint.
+
+    Raises:
+        ServerNotFound: there is none.
+        UsageError: there are several.
+    """
+    all_of_them = running()
+    found = [record for record in all_of_them if name is None or record.is_called(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(
+            f"{len(found)} servers run: {_shown(found)}.",
+            hint=f"name one by its port: oscar-zoo {command} {found[0].port}",
+        )
+    if not all_of_them:
+        raise ServerNotFound("no server of yours runs here.", hint="start one: oscar-zoo serve NAME")
+    raise ServerNotFound(f"no server here is called {name}: {_shown(all_of_them)}.", hint="see them: oscar-zoo ps")
+
+
+@contextlib.contextmanager
+def registered(record: ServerRecord) -> Iterator[Entry]:
+    """Keep `record` while the block runs.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    path = folder() / f"{record.port}-{record.process.pid}.json"
+    with storage_errors(f"cannot write {path}"):
+        make_folders(path.parent, mode=0o700)
+        _write(path, record)
+    try:
+        yield Entry(path, record)
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+@dataclass
+class Entry:
+    """A record that is kept; changes go to its file."""
+
+    path: Path
+    record: ServerRecord
+
+    def change(self, **changes: Any) -> None:
+        """Write the record with other values; a full disk keeps the old ones."""
+        self.record = replace(self.record, **changes)
+        with contextlib.suppress(OSError):
+            _write(self.path, self.record)
+
+
+def now() -> str:
+    """The time for `since`."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _write(path: Path, record: ServerRecord) -> None:
+    replace_file(path, json.dumps(asdict(record), indent=1).encode() + b"\n", mode=0o600)
+
+
+def _shown(records: Sequence[ServerRecord]) -> str:
+    return ", ".join(f"{record.model} on port {record.port}" for record in records)

@@ -1,0 +1,71 @@
+"""Output streams that take any text: what their encoding lacks becomes plain ASCII, never an error."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import unicodedata
+
+_HANDLER = "oscar-zoo.ascii"
+_PLAIN = {
+    "→": "->",
+    "←": "<-",
+    "↑": "^",
+    "↓": "v",
+    "–": "-",
+    "—": "-",
+    "━": "-",
+    "─": "-",
+    "╸": "-",
+    "╺": "-",
+    "│": "|",
+    "·": ".",
+    "•": "*",
+    "×": "x",
+    "≤": "<=",
+    "≥": ">=",
+    "±": "+-",
+    "µ": "u",
+    "μ": "u",
+    "‘": "'",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+    "✓": "ok",
+}
+
+
+def ascii_text(text: str) -> str:
+    """`text` in ASCII: characters with an equivalent become that, letters lose their accents, the others become `?`."""
+    return "".join(character if character.isascii() else _plain(character) for character in text)
+
+
+def accept_any_text() -> None:
+    """Let stdout and stderr replace what their encoding cannot write."""
+    codecs.register_error(_HANDLER, _replace)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=_HANDLER)
+
+
+def can_write(text: str) -> bool:
+    """Whether stdout writes every character of `text` as it is."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _plain(character: str) -> str:
+    known = _PLAIN.get(character)
+    if known is None:
+        known = "".join(part for part in unicodedata.normalize("NFKD", character) if part.isascii())
+    return known or "?"
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return ascii_text(error.object[error.start : error.end]), error.end

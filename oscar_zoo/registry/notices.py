@@ -1,0 +1,87 @@
+"""What is known about the status of a version that is here already: whether it was yanked or deprecated since.
+
+A stored copy is used without asking a hub, so nobody would hear of it. What counts is the index of the hub that it
+came from. A hub in a folder is read. Of a remote hub the indexes count that this machine has read before; a command
+that may use the network asks again once a day. A hub that does not answer is no error here, and no request waits long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.errors import OscarZooError
+from oscar_zoo.hubs import address
+from oscar_zoo.hubs.base import INDEX_NAME, Hub
+from oscar_zoo.hubs.deadline import within
+from oscar_zoo.hubs.remote import RemoteHub
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.view import status_sentence
+
+DAY = 24 * 3600.0
+"""A remote hub is asked again when nobody has for so long, in seconds."""
+PATIENCE = 4.0
+"""Seconds that asking may take."""
+
+
+def status_warnings(record: Record, catalog: Catalog | None = None, *, ask: bool = False) -> tuple[str, ...]:
+    """A sentence where `record` was yanked or deprecated, with the reason; nothing where it is offered.
+
+    Args:
+        record: of the store.
+        catalog: whose manifests count where the hub says nothing.
+        ask: whether a remote hub may be asked.
+    """
+    for hub in _source(record):
+        entry = _index(hub, ask=ask).entry(record.id)
+        if entry is not None and entry.digest == record.digest:
+            if entry.status.state != "active":
+                return (status_sentence(record.id, entry.status),)
+            return ()
+    packaged = (catalog or Catalog.packaged()).manifest(record.id)
+    same = packaged is not None and packaged.digest in (None, record.digest)
+    status = packaged.registry.status if packaged and packaged.registry and same else Status()
+    return () if status.state == "active" else (status_sentence(record.id, status),)
+
+
+def stored_warnings(names: Iterable[str]) -> tuple[str, ...]:
+    """The same for what `names` mean in the local store; whatever is no such name has none. No hub is asked."""
+    found: list[str] = []
+    for name in names:
+        with contextlib.suppress(OscarZooError):
+            record = find_installed(Reference.parse(name), Store())
+            found += status_warnings(record) if record is not None else ()
+    return tuple(dict.fromkeys(found))
+
+
+def _source(record: Record) -> Iterator[Hub]:
+    with contextlib.suppress(OscarZooError):  # it may have been a hub of another time
+        yield address.open_hub(record.source)
+
+
+def _index(hub: Hub, *, ask: bool) -> Index:
+    """The last known index of `hub`; an empty one where none can be had."""
+    if not isinstance(hub, RemoteHub):
+        with contextlib.suppress(OscarZooError):
+            return _parsed(hub.root_file(INDEX_NAME))
+        return Index.empty()
+    age = hub.seconds_since_answer()
+    if ask and (age is None or age > DAY):
+        with contextlib.suppress(OscarZooError):
+            nearby = address.is_nearby(hub.name)
+            within(PATIENCE, lambda: hub.root_file(INDEX_NAME), error=lambda: OscarZooError("late"), nearby=nearby)
+    known = []
+    for data in hub.kept_root_files(INDEX_NAME):
+        with contextlib.suppress(OscarZooError):
+            known.append(_parsed(data))
+    return max(known, key=lambda index: index.serial, default=Index.empty())
+
+
+def _parsed(data: bytes | None) -> Index:
+    return Index.empty() if data is None else Index.from_bytes(data)

@@ -1,0 +1,210 @@
+"""`verify` of paths and of names in the store: what the command line and `oscar_zoo.verify` share."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import Reference, is_path, path_text
+from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    MalformedFile,
+    OscarZooError,
+    PathNotFound,
+    UsageError,
+)
+from oscar_zoo.registry.catalog import Catalog, recipe_for
+from oscar_zoo.registry.known_names import close_names, find_stored
+from oscar_zoo.registry.store import Store
+
+WANTED = "give a rotation file, or a folder that holds a K/V pair"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One artifact that was verified.
+
+    Attributes:
+        label: how to call it: its path, or its reference in the store.
+        outcome: what verification found.
+        stored: whether it is in the local store.
+    """
+
+    label: str
+    outcome: Outcome
+    stored: bool = False
+
+
+def check_path(
+    path: Path, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
+) -> list[Checked]:
+    """Verify a rotation file, an artifact folder, or every artifact in a tree; arguments as for `check_one`.
+
+    Raises:
+        PathNotFound: no rotation file is there.
+        UsageError: `digest` with several artifacts.
+    """
+    found = [path] if path.is_file() else artifact_folders(path)
+    if digest is not None and len(found) > 1:
+        raise UsageError(f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them")
+    return [check_one(item, geometry=geometry, digest=digest, strict=strict) for item in found]
+
+
+def check_one(
+    path: Path, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
+) -> Checked:
+    """Verify one rotation file or artifact folder.
+
+    Args:
+        path: as `existing_path` returns it.
+        geometry: of the model; default that of the model which a folder of `path` is named after.
+        digest: what the artifact must have; see `verify_files`.
+        strict: apply the rules of publishing.
+    """
+    from oscar_zoo.artifact.verify import verify_path
+
+    geometry = geometry or geometry_from_path(path)
+    return Checked(path_text(path), verify_path(path, expected_digest=digest, geometry=geometry, strict=strict))
+
+
+def check_installed(
+    reference: Reference, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
+) -> Checked:
+    """Verify what `reference` means in the local store; a damaged or missing file is an outcome, not an exception.
+
+    Args:
+        reference: see `find_installed`.
+        geometry: of the model; default that of the artifact's own model, where the zoo knows it.
+        digest, strict: as for `check_path`.
+
+    Raises:
+        ArtifactNotFound: the store does not have it.
+        AmbiguousName: it means several versions.
+    """
+    from oscar_zoo.artifact.verify import verify_files
+
+    store = Store()
+    record = find_stored(reference, store)
+    if record is None:
+        close = close_names(reference.name)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"fetch it: oscar-zoo pull {reference}"
+        raise ArtifactNotFound(f"{reference} is not in the store.", hint=hint)
+    label = record.id.reference
+    try:
+        stored = store.open(record.digest, record.id)
+    except DigestMismatchError as error:
+        damage = DigestMismatch(error.what, error.want, error.got, (Check("bytes", "failed", error.message),))
+        return Checked(label, damage, stored=True)
+    except MalformedFile as error:
+        return Checked(label, Unreadable(error.message, label), stored=True)
+    recipe = recipe_for(record.id.model)
+    outcome = verify_files(
+        stored.payload,
+        manifest=stored.manifest,
+        expected=record.files,
+        expected_digest=digest,
+        geometry=geometry or (recipe.geometry if recipe else None),
+        what=label,
+        strict=strict,
+    )
+    return Checked(label, outcome, stored=True)
+
+
+def existing_path(text: str | Path) -> Path:
+    """The file or folder `text` names: a manifest means its folder, a link to a folder the folder itself.
+
+    Raises:
+        PathNotFound: nothing is there.
+        UsageError: a pipe, a device or a socket.
+    """
+    path = Path(text).expanduser()
+    if path.is_symlink() and not path.exists():
+        raise PathNotFound(f"{text} is a symbolic link that leads nowhere.", hint=f"see where: ls -l {text}")
+    if not path.exists():
+        raise PathNotFound.for_path(text)
+    if path.is_dir():
+        return path.resolve() if path.is_symlink() else path
+    if not path.is_file():
+        raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
+    return path.parent if path.name == FILE_NAME else path
+
+
+def namesake(text: str) -> Path | None:
+    """The file or folder of the current folder that has the name `text`; `None` for paths, or when there is none."""
+    if is_path(text) or not os.path.lexists(text):
+        return None
+    return Path(text)
+
+
+def suggest_path(place: Path, error: OscarZooError) -> None:
+    """Let `error` of a name that is not known ask whether `place` was meant."""
+    kind = "folder" if place.is_dir() else "file"
+    error.hint = f"did you mean the {kind} {shlex.quote(path_text(place))}?"
+
+
+def artifact_folders(path: Path) -> list[Path]:
+    """The folders of artifacts at and below `path`; raises `PathNotFound` when there are none."""
+    from oscar_zoo.artifact.verify import find_artifacts
+
+    found = find_artifacts(path)
+    if not found:
+        raise PathNotFound(f"no rotation files in {path_text(path)}.", hint=WANTED)
+    return found
+
+
+def one_artifact(path: Path) -> Path:
+    """The file `path`, or the folder of the one artifact at or below it.
+
+    Raises:
+        PathNotFound: there is none.
+        UsageError: there are several, and `path` itself is none.
+    """
+    if path.is_file():
+        return path
+    found = artifact_folders(path)
+    if path not in found and len(found) > 1:
+        raise UsageError(f"{path} holds {len(found)} artifacts.", hint=f"name one, for example {path_text(found[0])}")
+    return path if path in found else found[0]
+
+
+def geometry_from_path(path: Path) -> Geometry | None:
+    """Geometry of the model whose recipe is named by a folder of `path`, as in `<Model>/<tag>/file`."""
+    for part in (path, *path.absolute().parents[:3]):
+        recipe = recipe_for(part.name)
+        if recipe is not None:
+            return recipe.geometry
+    return None
+
+
+def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
+    """Geometry of a model given as a name of the zoo or as a folder with a `config.json`.
+
+    Args:
+        model: a name of the zoo wins over a folder of that name.
+        describe: reads the geometry of a folder.
+
+    Raises:
+        PathNotFound: a path that leads nowhere.
+        UsageError: the model is unknown and is no folder.
+        InvalidModel, UnsupportedModel: the folder holds no model, or one without a KV cache of rows.
+    """
+    catalog, path = Catalog.packaged(), Path(model).expanduser()
+    recipe = catalog.recipe(model) if isinstance(model, str) else None
+    if recipe is not None:
+        return recipe.geometry
+    if path.is_dir():
+        return describe(path)
+    if path.exists():
+        raise UsageError(f"{model} is a file, not a model folder.", hint="give the folder that holds config.json")
+    if isinstance(model, Path) or is_path(model):
+        raise PathNotFound.for_path(model, "model folder")
+    close = catalog.close_matches(model)
+    hint = f"did you mean {close[0]}?" if close else "give a folder with a config.json, or a name of the zoo"
+    raise UsageError(f"no model is called {model!r}.", hint=hint)

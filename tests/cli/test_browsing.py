@@ -1,0 +1,125 @@
+"""`list` and `info`, in process, over hubs in folders and the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hub_folders import HARD, hub_with
+from measured_artifacts import measured_files
+from own_cli import Cli
+from tiny_artifacts import artifact_files, write_folder
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def test_measured_quality_is_shown_everywhere_and_apart_from_scores(cli: Cli, tmp_path: Path) -> None:
+    folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
+    cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
+    head, *rows = cli(0, "list", "--hub", hub).splitlines()
+    assert head.split() == "MODEL TAG FMT BITS PERPLEXITY RECALL BF16 → INT2 GPQA BF16 → INT2 STATUS".split()
+    row = next(line for line in rows if line.startswith(HARD.model))
+    assert "+0.90 %" in row and "99.2 → 98.4 %" in row and "not reported" in row  # GPQA stays what it is
+    assert "measured on held-out text" in cli.out
+
+    listed = next(r for r in cli.json(0, "list", "--hub", hub)["artifacts"] if r["id"] == str(HARD))
+    assert (listed["measured"]["change_percent"], listed["measured"]["recall_bf16"]) == (0.9, 0.992)
+    assert listed["scores"] == []
+
+    shown = cli(0, "info", HARD.model, "--hub", hub)
+    by = "measured by tests on 4,096 held-out tokens"
+    assert f"perplexity   BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11), {by}" in shown
+    assert f"recall       BF16 99.2 %, INT2 98.4 % of facts beyond the BF16 windows, {by}" in shown
+    assert cli.json(0, "info", HARD.model, "--hub", hub)["measured"][str(HARD)]["tokens"] == 4096
+
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert (
+        "perplexity BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11); recall BF16 99.2 %, INT2 98.4 % of facts"
+        in card
+    )
+    assert by in card and "..." not in card
+
+
+def test_an_installed_version_that_was_yanked_is_marked_wherever_it_is_named(cli: Cli, tmp_path: Path) -> None:
+    folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
+    cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
+    cli(0, "pull", HARD.model, "--hub", hub)
+    cli(0, "yank", HARD.reference, "--hub", hub, "--reason", "wrong data")
+    sentence = f"{HARD.reference} is yanked: wrong data"
+    for words in (
+        ["pull", HARD.model],
+        ["pull", HARD.model, "--offline"],
+        ["info", HARD.model],
+        ["verify", HARD.model],
+    ):
+        cli(0, *words)
+        assert cli.err.splitlines().count(f"warning: {sentence}") == 1, words
+    assert cli.json(0, "pull", HARD.model)["artifacts"][0]["warnings"][0] == sentence
+    assert cli.json(0, "info", HARD.model)["warnings"] == [sentence]
+    assert cli.json(0, "verify", HARD.model, folder)["warnings"] == [sentence]
+
+
+def test_nothing_measured_takes_no_columns(cli: Cli, tmp_path: Path) -> None:
+    hub_with(tmp_path / "hub", artifact_files())
+    assert "PERPLEXITY" not in cli(0, "list", "--hub", f"file:{tmp_path}/hub")
+
+
+def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
+    one = f"file:{hub_with(tmp_path / 'one', artifact_files()).root}"
+    two = f"file:{hub_with(tmp_path / 'two', artifact_files(seed=1)).root}"
+    other = f"file:{hub_with(tmp_path / 'other', artifact_files(artifact='alone/tag'), 'alone/tag').root}"
+    cli(0, "pull", HARD.model, "--hub", one)
+    cli(0, "pull", "alone", "--hub", other)
+
+    def rows(*words: str) -> dict[str, str]:
+        value = cli.json(0, "list", *words)
+        assert value["recipes_without_artifact"] == [] or "--hub" not in words
+        return {row["id"]: row["status"] for row in value["artifacts"]}
+
+    assert rows("--hub", one) == {str(HARD): "installed"}
+    assert rows("--hub", two) == {str(HARD): "local"}  # installed are other bytes, of another hub
+    assert rows("--hub", one, "--hub", other) == {str(HARD): "installed", "alone/tag": "installed"}
+    assert rows("--hub", one, "--installed") == {str(HARD): "installed"}
+    assert rows("--hub", two, "--installed") == {}
+    everything = rows("--offline")
+    assert {str(HARD), "alone/tag"} < everything.keys() and any(name.startswith("Qwen3-8B/") for name in everything)
+    assert "Recipes" not in cli(0, "list", "--hub", one)
+
+
+def test_a_hub_of_the_environment_counts_as_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{hub.root}")
+    assert [row["id"] for row in cli.json(0, "list")["artifacts"]] == [str(HARD)]
+
+
+def test_what_fits_a_gpu_is_an_estimate_from_shapes(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = f"file:{hub_with(tmp_path / 'hub', artifact_files()).root}"
+    memory = cli.json(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "80GB")["memory"]
+    # 36 layers, 8 heads, K and V of 128: 32 bytes of codes and 4 of scales a row, or 256 bytes in BF16
+    assert (memory["int2_token_bytes"], memory["bf16_token_bytes"]) == (36 * 8 * 2 * 36, 36 * 8 * 2 * 256)
+    assert memory["window_bytes_per_request"] == (256 + 2 * 64) * memory["bf16_token_bytes"]
+    (card,) = memory["gpus"]
+    left = 0.85 * 80e9 - memory["weights_bytes"]
+    assert card["bf16_tokens"] == int(left // memory["bf16_token_bytes"])
+    windows = card["requests"] * memory["window_bytes_per_request"]
+    assert card["int2_tokens"] == int((left - windows) // memory["int2_token_bytes"])
+    assert "estimate: weights 16.4 GB in BF16; cache per token 20.7 kB INT2" in cli(0, "info", "Qwen3-8B", "--hub", hub)
+    assert "no, weights and windows" in cli(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB")
+    assert "weights not known" in cli(0, "info", "Qwen3.5-4B", "--hub", hub, "--gpu-memory", "24")
+    four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]["gpus"][0]
+    assert four["gpus"] == 4 and four["int2_tokens"] > card["int2_tokens"]
+    for text in ("much", "0", "-3GB", "24TB", ""):
+        assert cli.json(2, "info", "Qwen3-8B", "--hub", hub, f"--gpu-memory={text}")["error"]["code"] == "usage"
+
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nprintf '0, GPU-a, NVIDIA T, 81559, 81000\\n1, GPU-b, NVIDIA T, 81559, 81000\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = cli.json(0, "info", "Qwen3-8B", "--hub", hub)["memory"]["gpus"]
+    assert [(one["name"], one["memory_bytes"]) for one in seen] == [("NVIDIA T", 81559 << 20)]
+    assert "fits         NVIDIA T with 86 GB: about " in cli(0, "info", "Qwen3-8B", "--hub", hub)

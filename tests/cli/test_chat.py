@@ -1,0 +1,110 @@
+"""`oscar-zoo chat` against a server that answers as SGLang does: events, turns, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from oscar_zoo.cli import server_records
+from oscar_zoo.cli.main import run
+from oscar_zoo.sglang_plugin.processes import Process
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Says back the last question in two parts, with a control character; `bad` is refused."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body | {"key": self.headers["Authorization"], "path": self.path})
+        text = body["messages"][-1]["content"]
+        if text == "bad":
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"object": "error", "message": "too long\\n by far"}')
+            return
+        self.send_response(200)
+        self.end_headers()
+        for part in ("You said \x1b[2J", text):
+            event: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": part}}]}
+            if body["max_tokens"] < 5:
+                event["choices"][0]["finish_reason"] = "length"
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def asked() -> Iterator[list[dict[str, Any]]]:
+    """What a server that is recorded as running here was asked."""
+    Handler.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    me = Process.of(os.getpid())
+    assert me is not None
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    one = server_records.ServerRecord(
+        me, server.server_port, url, "org/a-model", "a:b", "/tmp/log", server_records.now(), "ready"
+    )
+    with server_records.registered(one):
+        yield Handler.asked
+    server.shutdown()
+    server.server_close()
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    return run(["chat", *arguments])
+
+
+def test_every_line_is_a_turn_of_one_conversation(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(monkeypatch, "one\n\ntwo\n/new\nthree", "a-model") == 0
+    assert capsys.readouterr().out == "You said [2Jone\nYou said [2Jtwo\nYou said [2Jthree\n"
+    assert [len(body["messages"]) for body in asked] == [1, 3, 1]
+    assert asked[1]["messages"][1] == {"role": "assistant", "content": "You said \x1b[2Jone"}
+    assert asked[0]["model"] == "org/a-model" and asked[0]["path"] == "/v1/chat/completions"
+    assert asked[0]["key"] is None and asked[0]["max_tokens"] == 1024
+
+
+def test_a_key_comes_from_its_file(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    assert chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "key"), "--max-tokens", "7") == 0
+    assert asked[0]["key"] == "Bearer secret" and asked[0]["max_tokens"] == 7
+    assert chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "nothing")) == 3
+
+
+def test_an_answer_that_was_cut_off_is_told(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for most, told in ((3, 1), (7, 0)):
+        assert chat(monkeypatch, "one\n", "--max-tokens", str(most)) == 0
+        assert capsys.readouterr().err.count("--max-tokens N") == told
+
+
+def test_a_refusal_is_one_line(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(monkeypatch, "bad\none\n") == 1
+    captured = capsys.readouterr()
+    assert captured.err.strip() == "error: the server answered 400: too long by far" and not captured.out
+    assert len(asked) == 1
+
+
+def test_nobody_to_talk_to(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(monkeypatch, "one\n") == 3
+    assert "oscar-zoo serve NAME" in capsys.readouterr().err

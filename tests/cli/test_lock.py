@@ -1,0 +1,76 @@
+"""When `pull` writes `oscar-zoo.lock`, where, and what it says about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hub_folders import HARD, hub_with
+from own_cli import Cli
+from tiny_artifacts import artifact_files
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def pull(tmp_path: Path) -> tuple[str, ...]:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    return ("pull", HARD.model, "--hub", f"file:{hub.root}")
+
+
+def locks(tmp_path: Path) -> list[str]:
+    return [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("oscar-zoo.lock")]
+
+
+def test_outside_of_a_project_no_lock_is_written_unless_asked_for(
+    cli: Cli, pull: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    cli(0, *pull)
+    assert locks(tmp_path) == [] and "oscar-zoo.lock" not in cli.err
+    cli(2, *pull, "--locked")
+    assert "oscar-zoo.lock" in cli.err and "--lock" in cli.err
+    cli(0, *pull, "--lock")
+    assert locks(tmp_path) == ["work/oscar-zoo.lock"]
+    note = "note: pinned in ./oscar-zoo.lock; commit it, or pull with --no-lock to do without"
+    assert note in cli.err.splitlines()
+    cli(0, *pull)  # it is there now: it is used, and no longer mentioned
+    assert "oscar-zoo.lock" not in cli.err
+    cli(0, *pull, "--locked")
+
+
+@pytest.mark.parametrize("marker", [".git", ".hg", "pyproject.toml"])
+def test_a_project_gets_a_lock_in_its_root_and_is_told_once(
+    cli: Cli, pull: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str
+) -> None:
+    inner = tmp_path / "project" / "src"
+    inner.mkdir(parents=True)
+    (tmp_path / "project" / marker).touch()
+    monkeypatch.chdir(inner)
+    cli(0, *pull, "--no-lock")
+    assert locks(tmp_path) == []
+    assert cli.json(0, *pull)["new_lock"] == str(tmp_path / "project" / "oscar-zoo.lock")
+    assert locks(tmp_path) == ["project/oscar-zoo.lock"]
+    assert [pin["id"] for pin in json.loads((tmp_path / locks(tmp_path)[0]).read_bytes())["artifacts"]] == [str(HARD)]
+    assert cli.json(0, *pull)["new_lock"] is None
+    (tmp_path / "project" / "oscar-zoo.lock").unlink()
+    cli(0, *pull)
+    assert cli.err.count("pinned in ../oscar-zoo.lock") == 1
+    cli(0, *pull, "-q")
+    assert cli.err == ""
+
+
+def test_a_home_folder_stays_clean(
+    cli: Cli, pull: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / ".git").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    cli(0, *pull)
+    assert locks(tmp_path) == []

@@ -1,0 +1,139 @@
+"""The command line of `serve`: what an error suggests for it, and how a parsed one is written again."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from oscar_zoo.cli.choosing import ServeRequest
+from oscar_zoo.cli.commands.serve import command
+from oscar_zoo.cli.main import run
+from oscar_zoo.cli.serve_command import PORT, TIMEOUT, arguments, command_line
+from oscar_zoo.cli.serving import without_model
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.sglang_plugin.server import check_port_free
+
+MEANT = {
+    "X --tp 2": "X -- --tp=2",
+    "X --tp=2 --context_length 8192": "X -- --tp=2 --context_length=8192",
+    "--tp 2 X": "X -- --tp=2",
+    "--context-length=8192 X --port 3 -- --dp=2": "X --port 3 -- --dp=2 --context-length=8192",
+    "--enable-metrics X --clip 0.9,0.9": "X --clip 0.9,0.9 -- --enable-metrics",
+    "X --chat-template 'a b'": "X -- '--chat-template=a b'",
+    "X --host 0.0.0.0": "X --expose 0.0.0.0 --api-key-file FILE",
+    "X --host=0.0.0.0 --api-key-file key -- --tp=2": "X --expose=0.0.0.0 --api-key-file key -- --tp=2",
+    "X --daemon": "X --detach",
+    "X --model-path ./m": "X --model ./m",
+}
+
+
+@pytest.mark.parametrize("text", MEANT)
+def test_the_line_that_was_meant(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", *shlex.split(text)]) == 2
+    line = capsys.readouterr().err.strip()
+    assert line.endswith(f" oscar-zoo serve {MEANT[text]}") and "\n" not in line
+    meant = shlex.split(MEANT[text])
+    assert command.make_context("serve", meant).params["artifact"] == "X"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("X --prot 3", "--port"),
+        ("X --kv-cache-dtype auto", "serve always runs the INT2 cache"),
+        ("X --trust-remote-code", "it runs code from the model repository"),
+        ("X --api-key secret-canary", "--api-key-file FILE"),
+        ("X -x", "-x"),
+        ("X --foo-bar 1", "serve has no --foo-bar"),
+        ("X --tp 2 --foo-bar 1", "serve has no --foo-bar"),
+    ],
+)
+def test_what_has_no_other_line(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", *text.split()]) == 2
+    line = capsys.readouterr().err.strip()
+    assert words in line and "canary" not in line and " -- -" not in line
+
+
+def test_known_flags_are_none_of_ours() -> None:
+    from oscar_zoo.cli.engine_flags import KNOWN, OURS
+
+    ours = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+    assert not ours & (KNOWN | OURS.keys())
+
+
+@pytest.mark.parametrize("words", [["serve"], ["serve", "--print"], ["bench", "serve"]], ids=" ".join)
+def test_offline_asks_no_hub(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
+        monkeypatch.setenv(variable, "")  # so that what the command sets is gone afterwards
+    monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
+    for module in ("serving", "benching"):
+        monkeypatch.setattr(f"oscar_zoo.cli.{module}.require_serve", lambda: None)  # not what this is about
+    assert run([*words, "Qwen3-8B", "--offline", "--device", "cpu"]) == 5
+    assert "Qwen3-8B is not on this machine, and offline mode asks no hub" in capsys.readouterr().err
+
+
+def parsed(words: list[str]) -> ServeRequest:
+    """The request of a command line without `serve`."""
+    values = dict(command.make_context("serve", words).params)
+    return ServeRequest(extra=values.pop("engine_flags"), **values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Qwen3-8B",
+        "./a\\ b --model ./m --revision abc --port 31000 --clip 0.9,0.8 --device cuda:1 -- --tp=2 --name='x y'",
+        "X --expose 0.0.0.0 --api-key-file key --timeout 60.5 --hub file:/a --hub hf:b/c --json --quiet",
+        "X --compute --calib-data manuals --detach --offline",
+    ],
+)
+def test_a_request_as_a_command_line_again(text: str) -> None:
+    request = parsed(shlex.split(text))
+    assert parsed(arguments(request)[1:]) == request
+    assert parsed(shlex.split(command_line(request))[2:]) == request
+    other = parsed(arguments(request, port=4711, detach=None, json=True)[1:])
+    assert other == replace(request, port=4711, detach=False, as_json=True)
+
+
+def test_the_defaults_are_those_of_the_options() -> None:
+    request = parsed(["X"])
+    assert (request.port, request.timeout) == (PORT, TIMEOUT)
+
+
+def test_a_taken_port_shows_the_command_with_a_free_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oscar_zoo.cli.serving.require_serve", lambda: None)  # not what this is about
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["serve", "Qwen3-8B", "--port", str(port), "--clip", "0.9,0.9", "--", "--tp=2"]) == 1
+        line = capsys.readouterr().err.strip()
+        assert f"port {port} on 127.0.0.1 is taken" in line
+        again = parsed(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
+        check_port_free("127.0.0.1", again.port)
+    assert (again.artifact, again.clip, again.extra) == ("Qwen3-8B", "0.9,0.9", ("--tp=2",))
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files", True),
+        ("OSError: a/b is not a local folder and is not a valid model identifier", True),
+        ("ValueError: --frob", False),
+    ],
+)
+def test_a_model_that_no_hub_has_may_lie_in_a_folder(tmp_path: Path, said: str, helps: bool) -> None:
+    failed, request = ServerFailed(f"the server ended: {said}.", hint="log: x"), parsed(["X", "--port", "31000"])
+    told = without_model(request, "a/b", failed)
+    assert told.message == failed.message and str(told.hint).endswith("log: x")
+    assert ("oscar-zoo serve X --model DIR --port 31000" in str(told.hint)) == helps
+    assert without_model(request, str(tmp_path), failed) is failed

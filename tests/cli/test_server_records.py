@@ -1,0 +1,166 @@
+"""Records of servers: a reused process id is never taken for a server, and what is left behind goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.cli import server_control, server_records
+from oscar_zoo.cli.main import run
+from oscar_zoo.cli.server_records import ServerRecord
+from oscar_zoo.cli.serving import log_file
+from oscar_zoo.errors import ServerNotFound, UsageError
+from oscar_zoo.sglang_plugin.processes import Process
+
+SLEEPER = "print('up', flush=True); import time; time.sleep(600)"
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def identity(process: subprocess.Popen[str]) -> Process:
+    found = Process.of(process.pid)
+    assert found is not None
+    return found
+
+
+def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") -> ServerRecord:
+    url = f"http://127.0.0.1:{port}/v1"
+    label = "Qwen3-8B:seq20000_prompt83_group128"
+    return ServerRecord(process, port, url, model, label, f"/tmp/{port}.log", server_records.now(), "ready")
+
+
+def left(one: ServerRecord) -> Path:
+    """The file of `one`, as a killed process leaves it."""
+    folder = server_records.folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{one.port}-{one.process.pid}.json"
+    path.write_text(json.dumps(asdict(one)))
+    return path
+
+
+def test_a_record_is_private_and_gone_afterwards(child: subprocess.Popen[str]) -> None:
+    with server_records.registered(replace(record(identity(child)), state="starting")) as entry:
+        assert entry.path.stat().st_mode & 0o777 == 0o600 and entry.path.parent.stat().st_mode & 0o777 == 0o700
+        entry.change(state="ready", model="a-name")
+        (found,) = server_records.running()
+        assert (found.state, found.model) == ("ready", "a-name") and found == entry.record
+    assert not entry.path.exists() and server_records.running() == []
+
+
+def test_another_process_with_the_same_number_is_not_the_server(child: subprocess.Popen[str]) -> None:
+    """The number was given to a process that started later; it must not get a signal."""
+    earlier = replace(identity(child), start=identity(child).start - 1)
+    path = left(record(earlier))
+    assert not earlier.alive and not earlier.send(signal.SIGKILL) and earlier.wait(0)
+    assert run(["stop", "30000"]) == 3
+    assert not path.exists() and child.poll() is None
+
+
+@pytest.mark.parametrize(("change", "kept"), [({"boot": "another"}, False), ({"place": "other-host/1"}, True)])
+def test_records_of_before_a_restart_go_and_those_of_other_machines_stay(
+    child: subprocess.Popen[str], change: dict[str, str], kept: bool
+) -> None:
+    path = left(record(replace(identity(child), **change)))
+    assert server_records.running() == [] and path.exists() == kept
+    assert run(["stop"]) == 3 and child.poll() is None
+
+
+def test_a_process_that_has_ended_is_gone_before_its_parent_looks(child: subprocess.Popen[str]) -> None:
+    one = identity(child)
+    assert one.alive and not one.wait(0)
+    assert one.send(signal.SIGKILL) and one.wait(60)
+    assert not one.alive and not one.send(signal.SIGTERM)
+
+
+def test_what_is_no_record_is_ignored(child: subprocess.Popen[str]) -> None:
+    for number, text in enumerate(("{", "[]", '{"process": {}}', '{"process": {"pid": 1}, "odd": 2}')):
+        left(record(identity(child))).with_name(f"{number}.json").write_text(text)
+    assert len(server_records.running()) == 1
+
+
+def test_a_server_is_called_by_port_model_or_artifact(
+    child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = identity(child)
+    left(record(one))
+    for name in ("30000", "qwen3-8b", "Qwen/Qwen3-8B", "Qwen3-8B:seq20000_prompt83_group128", None):
+        assert server_records.find(name, "stop").port == 30000
+    with pytest.raises(ServerNotFound, match=r"no server here is called 30001: Qwen/Qwen3-8B on port 30000"):
+        server_records.find("30001", "stop")
+    left(record(one, port=30001))
+    with pytest.raises(UsageError, match="2 servers run") as caught:
+        server_records.find("qwen3-8b", "logs")
+    assert str(caught.value.hint).endswith("oscar-zoo logs 30000")
+    assert run(["ps"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["PORT", "30000", "30001"]
+
+
+def test_stop_waits_for_the_end(child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    left(record(identity(child)))
+    assert run(["stop", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["stopped"] == {"port": 30000, "model_id": "Qwen/Qwen3-8B", "pid": child.pid}
+    assert child.wait() == -signal.SIGTERM and not list(server_records.folder().iterdir())
+
+
+def test_stop_now_interrupts(child: subprocess.Popen[str]) -> None:
+    left(record(identity(child)))
+    assert run(["stop", "--now", "-q"]) == 0
+    assert child.wait() == -signal.SIGINT
+
+
+def test_the_end_of_a_log_without_control_characters(
+    child: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntwo \x1b[31mred\x1b[0m\nthree \xff\n")
+    left(replace(record(identity(child)), log=str(log)))
+    assert run(["logs", "-n", "2"]) == 0
+    assert capsys.readouterr().out == "two [31mred[0m\nthree \ufffd\n"
+    assert run(["logs", "30001"]) == 3
+
+
+def test_without_a_server_the_newest_log_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["logs"]) == 3
+    assert "Start one: oscar-zoo serve NAME" in capsys.readouterr().err
+    for age, port in enumerate((30001, 30002, 30000)):
+        log = log_file(port)
+        log.write_text(f"of {port}\n")
+        os.utime(log, (1000 - 100 * age,) * 2)
+    log_file(30002).with_name("serve-else.log").write_text("")
+    log_file(30002).with_name("bench-int2.log").write_text("")
+    assert run(["logs"]) == 3
+    line = capsys.readouterr().err.strip()
+    assert "no server of yours runs here" in line and line.endswith("oscar-zoo logs 30001")
+    assert run(["logs", "30001"]) == 0 and capsys.readouterr().out == "of 30001\n"
+    assert run(["stop"]) == 3 and "oscar-zoo logs" not in capsys.readouterr().err
+
+
+def test_follow_shows_what_was_written_just_before_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text("first\n")
+    answers = iter((True, False))
+
+    def goes_on() -> bool:
+        with log.open("a") as stream:
+            stream.write("later\n")
+        return next(answers)
+
+    server_control.show_log(log, lines=1, follow=goes_on)
+    assert capsys.readouterr().out == "first\nlater\nlater\n"

@@ -1,0 +1,135 @@
+"""Narrow terminals and poor encodings: lines break between words, and no character is an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.cli.main import cli, run
+from oscar_zoo.cli.streams import ascii_text
+
+PROGRAM = [sys.executable, "-m", "oscar_zoo"]
+
+
+def every_command() -> list[tuple[str, ...]]:
+    """The words of every command and of every command of a group."""
+    found: list[tuple[str, ...]] = [()]
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        found.append((name,))
+        found += [(name, inner) for inner in getattr(command, "commands", {})]
+    return found
+
+
+def on_a_terminal(columns: int, *words: str) -> str:
+    """What a command shows on a terminal of so many columns, without colours."""
+    ours, theirs = pty.openpty()
+    variables = os.environ | {"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}
+    with subprocess.Popen([*PROGRAM, *words], stdout=theirs, stderr=subprocess.PIPE, env=variables) as child:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other side was closed
+                break
+            if not part:
+                break
+            shown += part
+        assert child.wait() == 0, child.stderr and child.stderr.read()
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("words", every_command(), ids=lambda words: " ".join(words) or "oscar-zoo")
+def test_help_breaks_between_words(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {}
+    for columns in (40, 60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run([*words, "--help"]) == 0
+        texts[columns] = capsys.readouterr().out
+        for line in texts[columns].splitlines():
+            words_of_line = line.removesuffix(" \\").split()
+            unbreakable = len(words_of_line) == 1 or (words_of_line[:1] or [""])[0].startswith("-")
+            assert len(line) <= columns or unbreakable, line
+    known = texts[200].split()
+    for columns, text in texts.items():
+        assert [word for word in text.split() if word != "\\"] == known, columns
+    assert max(map(len, texts[200].splitlines())) <= 100
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80])
+def test_a_table_that_does_not_fit_becomes_a_block_per_row(columns: int) -> None:
+    shown = on_a_terminal(columns, "list", "--offline")
+    wide = on_a_terminal(200, "list", "--offline")
+    assert max(map(len, shown.splitlines())) <= columns
+    assert {"GLM-4.7-FP8", "seq10000_prompt43_group128"} <= {*shown.split()} <= {*wide.split(), "-"}
+    assert max(map(len, wide.splitlines())) > 80
+
+
+def test_what_is_not_a_terminal_gets_every_row_in_one_line() -> None:
+    done = subprocess.run(
+        [*PROGRAM, "list", "--offline"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "30"}
+    )
+    assert any("GLM-4.7-FP8" in line and "seq10000_prompt43_group128" in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["latin-1", "ascii", "C"],
+)
+def test_an_encoding_that_lacks_characters_gets_others(variables: dict[str, str], tmp_path: Path) -> None:
+    write_folder(tmp_path / "größe→", artifact_files())
+    place = f"{tmp_path}/größe→"
+    commands = (["list", "--offline"], ["info", "Qwen3-8B", "--offline"], ["verify", place], ["verify", f"{place}/x"])
+    for words in commands:
+        for more in ([], ["--json"]):
+            done = subprocess.run([*PROGRAM, *words, *more], capture_output=True, env=os.environ | variables)
+            shown = (done.stdout + done.stderr).decode("latin-1")
+            assert done.returncode == (3 if words[-1].endswith("/x") else 0), shown
+            assert "internal" not in shown and "Traceback" not in shown
+            if more:
+                json.loads(done.stdout.decode("ascii" if "latin-1" not in variables.values() else "latin-1"))
+    listed = subprocess.run([*PROGRAM, "list", "--offline"], capture_output=True, env=os.environ | variables).stdout
+    assert b"56.67 -> 55.56 u" in listed
+
+
+def test_json_keeps_what_cannot_be_encoded() -> None:
+    done = subprocess.run(
+        [*PROGRAM, "verify", "./→", "--json"], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert json.loads(done.stdout)["error"]["message"].endswith("./→") and b"\\u2192" in done.stdout
+
+
+def test_characters_without_an_equivalent_are_question_marks() -> None:
+    assert ascii_text("a → b … “c” größe ᵘ ═ 漢") == 'a -> b ... "c" große u ? ?'.replace("ß", "?").replace("ö", "o")
+
+
+def test_examples_go_on_as_one_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert run(["yank", "--help"]) == 0
+    narrow = capsys.readouterr().out.partition("Examples:\n")[2].partition("\nOptions")[0]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["yank", "--help"]) == 0
+    wide = capsys.readouterr().out.partition("Examples:\n")[2].partition("\nOptions")[0]
+    assert " \\\n" in narrow and " \\\n" not in wide
+    assert [shlex.split(line) for line in narrow.replace("\\\n", "").splitlines()] == [
+        shlex.split(line) for line in wide.splitlines()
+    ]

@@ -1,0 +1,174 @@
+"""`verify`: the command and the Python call say the same of files, folders and what is stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_artifacts import K_NAME, TINY, artifact_files, payload, write_folder
+
+import oscar_zoo
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.outcome import DigestMismatch, Rejected, Verified
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.cli.main import run
+from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.registry.store import Store
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+NAME, TAG = "tiny-qwen3-hard", "seq512_prompt2_group64"
+WRONG = "sha256:" + "0" * 64
+SPARSE = TINY.model_copy(update={"num_layers": 8, "attention_layers": (1, 3, 5, 7)})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "artifact", artifact_files())
+
+
+@pytest.fixture
+def stored() -> str:
+    """The digest of an artifact in the store."""
+    return Store().put(ArtifactId(NAME, TAG), artifact_files(), source="test").record.digest
+
+
+def result(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, object]:
+    """The one result of `verify ... --json`, which must end with `code`."""
+    assert run(["verify", *map(str, arguments), "--json"]) == code
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert len(rows) == 1
+    found: dict[str, object] = rows[0]
+    return found
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_wrong_digest_fails_for_a_stored_artifact_as_for_a_folder(
+    capsys: pytest.CaptureFixture[str], folder: Path, stored: str
+) -> None:
+    for target in (NAME, folder):
+        found = result(capsys, 4, target, "--digest", WRONG)
+        assert (found["outcome"], found["want"], found["got"]) == ("digest_mismatch", WRONG, stored)
+        assert result(capsys, 0, target, "--digest", stored)["outcome"] == "verified"
+        outcome = oscar_zoo.verify(target, digest=WRONG)
+        assert isinstance(outcome, DigestMismatch) and (outcome.want, outcome.got) == (WRONG, stored)
+        assert isinstance(oscar_zoo.verify(target, digest=stored.removeprefix("sha256:").upper()), Verified)
+
+
+def test_another_model_fails_for_a_stored_artifact_as_for_a_folder(
+    capsys: pytest.CaptureFixture[str], folder: Path, stored: str, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(MODEL, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
+    for target in (NAME, folder):
+        for model in ("Qwen3-8B", str(other)):
+            assert result(capsys, 4, target, "--model", model)["code"] in ("layers.missing", "model.geometry")
+            assert isinstance(oscar_zoo.verify(target, model=model), Rejected)
+        for model in (NAME, str(MODEL)):
+            assert result(capsys, 0, target, "--model", model)["outcome"] == "verified"
+            assert isinstance(oscar_zoo.verify(target, model=model), Verified)
+
+
+def test_strict_counts_for_a_stored_artifact(capsys: pytest.CaptureFixture[str]) -> None:
+    files = payload()
+    renamed = {name.replace("qqt", "ktk"): data for name, data in files.items()}
+    Store().put(ArtifactId("plain", "one"), renamed, source="test")
+    assert result(capsys, 0, "plain")["outcome"] == "verified"
+    assert result(capsys, 4, "plain", "--strict")["code"] == "role.file_name"
+    assert isinstance(oscar_zoo.verify("plain"), Verified)
+    strict = oscar_zoo.verify("plain", strict=True)
+    assert isinstance(strict, Rejected) and strict.code == "role.file_name"
+
+
+def test_a_damaged_stored_file_is_an_outcome(capsys: pytest.CaptureFixture[str], stored: str) -> None:
+    damage(next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}")))
+    found = result(capsys, 4, NAME)
+    outcome = oscar_zoo.verify(NAME)
+    assert isinstance(outcome, DigestMismatch) and found["outcome"] == "digest_mismatch"
+    assert (outcome.want, outcome.got) == (found["want"], found["got"]) and outcome.want != outcome.got
+
+
+def test_a_stored_file_that_is_missing_is_an_outcome(capsys: pytest.CaptureFixture[str], stored: str) -> None:
+    next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}")).unlink()
+    assert result(capsys, 4, NAME)["got"] == "no file"
+    assert isinstance(oscar_zoo.verify(NAME), DigestMismatch)
+
+
+def test_an_artifact_has_a_short_form(stored: str) -> None:
+    (artifact,) = oscar_zoo.installed(NAME)
+    assert repr(artifact) == f"Artifact('{NAME}/{TAG}', '{stored[:19]}', path={str(artifact.path)!r})"
+
+
+def test_what_python_cannot_verify_is_an_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactNotFound):
+        oscar_zoo.verify("nobody-has-this")
+    with pytest.raises(PathNotFound):
+        oscar_zoo.verify(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no model is called"):
+        oscar_zoo.verify(folder, model="Qwen3-7B")
+    with pytest.raises(UsageError, match="not a digest"):
+        oscar_zoo.verify(folder, digest="zz")
+    shutil.copytree(folder, tmp_path / "tree/one")
+    assert isinstance(oscar_zoo.verify(tmp_path / "tree"), Verified)
+    shutil.copytree(folder, tmp_path / "tree/two")
+    with pytest.raises(UsageError, match="holds 2 artifacts"):
+        oscar_zoo.verify(tmp_path / "tree")
+
+
+def test_a_model_that_is_no_model_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for model, code, words in (
+        (tmp_path / "empty", 1, "has no config.json"),
+        (tmp_path / "nowhere", 3, "no such model folder"),
+        (MODEL / "config.json", 2, "is a file, not a model folder"),
+        ("Qwen3-7B", 2, "Did you mean Qwen3-8B?"),
+    ):
+        assert run(["verify", str(folder), "--model", str(model)]) == code
+        assert words in capsys.readouterr().err
+
+
+def test_a_misfit_names_the_model_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str], folder: Path, stored: str
+) -> None:
+    for target in (str(folder), NAME):
+        assert run(["verify", target, "--model", "Qwen3-8B"]) == 4
+        assert "Next: it does not fit Qwen3-8B; name the model that it was made for" in capsys.readouterr().err
+
+
+def test_quiet_prints_failures_only(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    assert run(["verify", str(folder), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    bad = write_folder(tmp_path / "bad", artifact_files())
+    damage(bad / K_NAME)
+    assert run(["verify", str(folder), str(bad), "-q"]) == 4
+    out, err = capsys.readouterr()
+    assert f"{bad}  FAILED" in out.replace("\n", "") and f"{folder}  OK" not in out and "passed" not in out
+    assert "Next, " in err
+
+
+def test_layers_with_gaps_pass_where_the_model_is_not_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "some", payload(geometry=SPARSE))
+    assert run(["verify", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "layers 1, 3, 5, 7" in text and "cover of layers not checked" in text
+    assert "layers.not_checked" in text
+    found = result(capsys, 4, folder, "--strict")
+    assert found["code"] == "layers.gaps"
+    gap: Geometry = SPARSE.model_copy(update={"attention_layers": (0, 1, 3, 5, 7)})
+    config = json.loads((MODEL / "config.json").read_text())
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": gap.num_layers}))
+    assert result(capsys, 4, folder, "--model", model)["code"] == "layers.missing"

@@ -1,0 +1,88 @@
+"""The GPU check where there is no GPU: what it says then, and the document that it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+FACTS = {"GPU": "1 x NVIDIA H100 80GB HBM3, 80 GiB", "driver": "580.1", "torch": "2.11.0+cu130"}
+
+
+@pytest.fixture(scope="module")
+def document() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_check_document", FOLDER / "document.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _section(document: ModuleType, gpu: str, date: str, *, passed: bool = True) -> str:
+    results = [
+        document.StepResult("compute with defaults", True, 12.4, "`wush-tuned` chosen"),
+        document.StepResult("serve", passed, 31.0, "ready | answered\nright"),
+    ]
+    return str(document.section(FACTS | {"GPU": gpu}, results, date=date, commit="abc1234", seconds=43.4))
+
+
+def test_without_a_gpu_one_line_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, FOLDER / "run.py", "--work", tmp_path / "work", "--document", tmp_path / "written.md"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the GPU check needs an NVIDIA GPU")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "work").exists() and not (tmp_path / "written.md").exists()
+
+
+def test_make_says_the_same_before_it_installs_anything(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["make", "-s", "gpu-check"], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert "error: the GPU check needs an NVIDIA GPU" in done.stderr
+    assert "venv-gpu" not in done.stdout
+
+
+def test_a_section_says_machine_commit_and_every_figure(document: ModuleType) -> None:
+    made = _section(document, FACTS["GPU"], "2026-01-02")
+    assert made.startswith("## 1 x NVIDIA H100 80GB HBM3, 80 GiB\n")
+    assert "**passed** on 2026-01-02, commit abc1234, 43 seconds in all.\ndriver 580.1, torch 2.11.0+cu130." in made
+    assert "| serve | passed | 31 | ready \\| answered right |" in made
+
+
+def test_one_failed_step_fails_the_run(document: ModuleType) -> None:
+    made = _section(document, FACTS["GPU"], "2026-01-02", passed=False)
+    assert "**FAILED** on 2026-01-02" in made and "| serve | **FAILED** | 31 |" in made
+
+
+def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) -> None:
+    first = document.merge("", _section(document, "1 x H100", "2026-01-01"))
+    both = document.merge(first, _section(document, "1 x H200", "2026-01-02"))
+    again = document.merge(both, _section(document, "1 x H100", "2026-01-03"))
+    assert again.count("## 1 x") == 2 and again.startswith("# GPU check\n")
+    assert again.index("1 x H100") < again.index("1 x H200")
+    assert "2026-01-01" not in again and "2026-01-02" in again and "2026-01-03" in again
+    assert document.merge(again, _section(document, "1 x H100", "2026-01-03")) == again
+
+
+def test_every_gpu_test_file_that_the_check_runs_exists() -> None:
+    source = (FOLDER / "steps.py").read_text("utf-8")
+    named = [word for word in source.replace('"', " ").replace(",", " ").split() if word.startswith("tests/")]
+    assert named and all((ROOT / name).exists() for name in named)

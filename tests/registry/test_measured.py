@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hub_folders import HARD
+from measured_artifacts import SELECTION, measured_files, measured_manifest
+from tiny_artifacts import artifact_files
+
+from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.version import Version
+
+
+def test_figures_come_with_both_values_the_tool_and_the_text() -> None:
+    found = Measured.of(measured_manifest())
+    assert found is not None
+    assert found.short_perplexity == "+0.90 %"
+    assert found.short_recall == "99.2 → 98.4 %"
+    assert found.perplexity_line == "BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11)"
+    assert found.recall_line == "BF16 99.2 %, INT2 98.4 % of facts beyond the BF16 windows"
+    assert found.by == "measured by tests on 4,096 held-out tokens"
+    assert found.text_sha256 == "a" * 64
+
+
+def test_recall_that_was_not_measured_is_not_there() -> None:
+    chosen = SELECTION["chosen"] | {"recall": None}
+    found = Measured.of(measured_manifest(SELECTION | {"chosen": chosen, "bf16_recall": None}))
+    assert found is not None and (found.short_recall, found.recall_line) == (None, None)
+    assert found.short_perplexity == "+0.90 %"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        None,
+        {},
+        {"chosen": "oscar"},
+        SELECTION | {"chosen": {"perplexity": 9, "change_percent": None, "recall": None}},
+        SELECTION | {"chosen": SELECTION["chosen"] | {"recall": 7}},
+        SELECTION | {"chosen": SELECTION["chosen"] | {"perplexity": -1}},
+        SELECTION | {"heldout": {"tokens": "many"}},
+        SELECTION | {"bf16_perplexity": True, "chosen": {"recall": True}},
+    ],
+)
+def test_a_manifest_that_says_nothing_or_nonsense_has_no_figures(selection: Any) -> None:
+    assert Measured.of(measured_manifest(selection)) is None
+
+
+def test_the_index_carries_figures_and_spares_older_readers_the_empty_ones() -> None:
+    for files, there in ((measured_files(), True), (artifact_files(), False)):
+        index = Index.empty().with_entry(Version.of(HARD, files).entry())
+        data = index.to_bytes()
+        assert Index.from_bytes(data) == index
+        assert (b"measured" in data) is there

@@ -1,0 +1,95 @@
+"""A version that is stored or locked, and was yanked or deprecated since."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_folders import HARD
+from hub_server import HubServer
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.hubs.huggingface import open_huggingface
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.notices import status_warnings
+from oscar_zoo.registry.pins import PinFile
+from oscar_zoo.registry.publish import publish
+from oscar_zoo.registry.pull import PullResult, pull
+from oscar_zoo.registry.status import set_status
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.trust import Trust
+
+SENTENCE = f"{HARD.reference} is yanked: wrong data; use tiny-qwen3-hard:better"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> LocalHub:
+    hub = LocalHub(tmp_path / "hub", must_exist=False)
+    publish(write_folder(tmp_path / "made", artifact_files()), hub, allow_warnings=True)
+    other = write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/better", seed=1))
+    publish(other, hub, allow_warnings=True)
+    return hub
+
+
+def pulled(hub: LocalHub, tmp_path: Path, *, cache: str = "cache", **options: bool) -> PullResult:
+    trust = Trust(lock=PinFile(tmp_path / "oscar-zoo.lock"))
+    return pull(HARD.reference, hub, Store(tmp_path / cache), trust=trust, **options)
+
+
+def test_a_stored_or_locked_version_says_that_it_was_yanked(hub: LocalHub, tmp_path: Path) -> None:
+    assert pulled(hub, tmp_path).warnings == ()
+    set_status(hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better")
+    for options in ({}, {"offline": True}, {"prefer_installed": True}, {"cache": "fresh"}):
+        assert pulled(hub, tmp_path, **options).warnings == (SENTENCE,)  # type: ignore[arg-type]
+    set_status(hub, HARD.reference, "deprecated", reason="old")
+    assert pulled(hub, tmp_path).warnings == (f"{HARD.reference} is deprecated: old",)
+    set_status(hub, HARD.reference, "active")
+    assert pulled(hub, tmp_path).warnings == ()
+
+
+def test_a_hub_that_is_gone_or_has_other_bytes_says_nothing(hub: LocalHub, tmp_path: Path) -> None:
+    record = pulled(hub, tmp_path).artifact.record
+    set_status(hub, HARD.reference, "yanked", reason="wrong data")
+    assert "wrong data" in status_warnings(record)[0]
+    shutil.rmtree(hub.root)
+    assert status_warnings(record) == ()
+    hub = LocalHub(hub.root, must_exist=False)
+    publish(write_folder(tmp_path / "third", artifact_files(seed=7)), hub, allow_warnings=True)
+    set_status(hub, HARD.reference, "deprecated", reason="another one")
+    assert status_warnings(record) == ()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def test_a_remote_hub_is_asked_once_a_day_and_remembered(hub: LocalHub, tmp_path: Path, server: HubServer) -> None:
+    def files() -> dict[str, bytes]:
+        return {p.relative_to(hub.root).as_posix(): p.read_bytes() for p in hub.root.rglob("*") if p.is_file()}
+
+    def again(**options: bool) -> PullResult:
+        remote = open_huggingface("org/zoo")
+        trust = Trust(lock=PinFile(tmp_path / "oscar-zoo.lock"))
+        return pull(HARD.reference, remote, Store(), trust=trust, **options)
+
+    repo = server.repository("org/zoo", files=files())
+    assert again().warnings == ()
+    set_status(hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better")
+    repo.commit(files())
+    server.clear()
+    assert again().warnings == () and server.requests == []  # a day has not passed
+    (answered,) = Store().root.glob("hubs/*/answered")
+    os.utime(answered, (1, 1))
+    for options in ({"offline": True}, {"prefer_installed": True}):
+        assert again(**options).warnings == () and server.requests == []
+    assert again().warnings == (SENTENCE,)
+    server.clear()
+    assert again().warnings == again(offline=True).warnings == (SENTENCE,)
+    assert server.requests == []

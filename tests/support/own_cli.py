@@ -1,0 +1,27 @@
+"""The command line in this process, for tests of what it prints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from oscar_zoo.cli.main import run
+
+
+class Cli:
+    """Runs command lines; what was printed stays for looking at."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys, self.out, self.err = capsys, "", ""
+
+    def __call__(self, code: int, *words: object) -> str:
+        """What is printed on stdout; the exit code must be `code`."""
+        assert run([str(word) for word in words]) == code
+        self.out, self.err = self.capsys.readouterr()
+        return self.out
+
+    def json(self, code: int, *words: object) -> Any:
+        """The JSON object that is printed."""
+        return json.loads(self(code, *words, "--json"))
