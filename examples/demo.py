@@ -1,6 +1,8 @@
-"""The whole product on the example model: compute, verify, publish, pull, measure, serve. Run it with `make demo`.
+"""The whole product on the example model: compute, verify, publish, pull, measure, serve. Run it
+with `make demo`.
 
-Every step is an ordinary command line, shown before it runs. State goes to one folder, nothing else is touched.
+Every step is an ordinary command line, shown before it runs. State goes to one folder, nothing else
+is touched.
 """
 
 from __future__ import annotations
@@ -37,30 +39,60 @@ ROWS = {
 def main() -> int:
     """Run every step; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, default=ROOT / ".demo", help="folder for all state; emptied first")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".demo", help="folder for all state; emptied first"
+    )
     work = parser.parse_args().work.absolute()
     started = time.monotonic()
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     os.chdir(ROOT)
-    os.environ.update({f"OSCAR_ZOO_{name.upper()}": str(work / name) for name in ("cache", "data", "state", "config")})
+    os.environ.update(
+        {
+            f"OSCAR_ZOO_{name.upper()}": str(work / name)
+            for name in ("cache", "data", "state", "config")
+        }
+    )
     rotation = os.path.relpath(work / "rotation")
     hub = f"file:{os.path.relpath(work / 'zoo')}"
-    run("compute", MODEL, "--calib-data", "examples/text/calibration.txt", "--output-dir", rotation, "-q")
+    run(
+        "compute",
+        MODEL,
+        "--calib-data",
+        "examples/text/calibration.txt",
+        "--output-dir",
+        rotation,
+        "-q",
+    )
     run("verify", rotation)
     run("publish", rotation, "--hub", hub, "--create", "-q")
     run("pull", NAME, "--hub", hub, "--no-lock", "-q")
-    measured = run("eval", NAME, "--model", MODEL, "--data", "examples/text/validation.txt", "--json", show=False)
+    measured = run(
+        "eval",
+        NAME,
+        "--model",
+        MODEL,
+        "--data",
+        "examples/text/validation.txt",
+        "--json",
+        show=False,
+    )
     answer = ask_served_model(passkey_prompt())
     print_table(json.loads(measured))
-    print(f"\nThe running server was asked for a code near the start of a prompt of {answer['tokens']} tokens:")
+    print(
+        "\nThe running server was asked for a code near the start of a prompt of"
+        f" {answer['tokens']} tokens:"
+    )
     print(f"  expected {PASSKEY!r}, answered {answer['text']!r}")
-    print(f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: {rotation}, hub: {hub}")
+    print(
+        f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: {rotation}, hub: {hub}"
+    )
     return 0
 
 
 def run(*arguments: str, show: bool = True) -> str:
-    """Run one command line of the tool and return what it printed; a failure ends the demo with its exit code."""
+    """Run one command line of the tool and return what it printed; a failure ends the demo with its
+    exit code."""
     print(f"\n$ oscar-zoo {' '.join(arguments)}", flush=True)
     done = subprocess.run([CLI, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if show or done.returncode:
@@ -71,7 +103,8 @@ def run(*arguments: str, show: bool = True) -> str:
 
 
 def passkey_prompt() -> str:
-    """A text with a code near its start and a question at its end, long enough for the code to be read from INT2."""
+    """A text with a code near its start and a question at its end, long enough for the code to be
+    read from INT2."""
     text = (ROOT / "examples/text/validation.txt").read_text("utf-8").split("<|endoftext|>")
     filler = " ".join(text[1].split())
     return (
@@ -81,17 +114,23 @@ def passkey_prompt() -> str:
 
 
 def ask_served_model(prompt: str) -> dict[str, Any]:
-    """Start the server, ask over the OpenAI-compatible API, stop it; the answer and the prompt's length in tokens."""
+    """Start the server, ask over the OpenAI-compatible API, stop it; the answer and the prompt's
+    length in tokens."""
     port = free_port()
     arguments = ["serve", NAME, "--model", MODEL, "--port", str(port), "--json"]
     print(f"\n$ oscar-zoo {' '.join(arguments)} &", flush=True)
     server = subprocess.Popen([CLI, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         ready = read_ready(server)
-        print(f"Ready at {ready['url']} after {ready['seconds']:.0f} s, {ready['artifact']} {ready['digest'][:19]}...")
+        print(
+            f"Ready at {ready['url']} after {ready['seconds']:.0f} s, {ready['artifact']}"
+            f" {ready['digest'][:19]}..."
+        )
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0}
         request = urllib.request.Request(
-            f"{ready['url']}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{ready['url']}/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=READY_SECONDS) as response:
             reply = json.load(response)
@@ -127,7 +166,10 @@ def print_table(report: dict[str, Any]) -> None:
     print(f"\n{'CACHE':<24} {'BITS PER ELEMENT':>16} {'PERPLEXITY':>12} {'DIGITS RECALLED':>16}")
     for row in report["rows"]:
         name = ROWS.get(row["cache"], row["cache"])
-        print(f"{name:<24} {row['bits_per_element']:>16.2f} {row['perplexity']:>12,.2f} {row['recall']:>16.1%}")
+        print(
+            f"{name:<24} {row['bits_per_element']:>16.2f} {row['perplexity']:>12,.2f}"
+            f" {row['recall']:>16.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Make the KV cache of a Qwen3-type checkpoint hard to quantize without changing what the model computes.
+"""Make the KV cache of a Qwen3-type checkpoint hard to quantize without changing what the model
+computes.
 
-Some channels of the cached keys and values are scaled up and the scale is taken back where they are read: keys in
-`k_norm` against `q_norm` (both halves of a rotary pair alike), values in the rows of `v_proj` against the columns of
-`o_proj`. All scales are powers of two, so bfloat16 weights stay exact and the logits in float32 are equal bit for bit,
-while the cache gets the outlier channels that large models have.
+Some channels of the cached keys and values are scaled up and the scale is taken back where they are
+read: keys in `k_norm` against `q_norm` (both halves of a rotary pair alike), values in the rows of
+`v_proj` against the columns of `o_proj`. All scales are powers of two, so bfloat16 weights stay
+exact and the logits in float32 are equal bit for bit, while the cache gets the outlier channels
+that large models have.
 
     python examples/make_hard_variant.py SOURCE TARGET
 """
@@ -62,20 +64,24 @@ class Heads:
 
 
 def harden_keys(weights: dict[str, Tensor], prefix: str, scales: Tensor) -> None:
-    """Scale the key channels of one attention layer in place; `scales` is `[head_dim // 2]`, one per rotary pair."""
+    """Scale the key channels of one attention layer in place; `scales` is `[head_dim // 2]`, one
+    per rotary pair."""
     pairs = scales.repeat(2)
     _rescale(weights, f"{prefix}k_norm.weight", pairs)
     _rescale(weights, f"{prefix}q_norm.weight", 1 / pairs)
 
 
 def harden_values(weights: dict[str, Tensor], prefix: str, scales: Tensor, heads: Heads) -> None:
-    """Scale the value channels of one attention layer in place; `scales` is `[num_kv_heads, head_dim]`."""
+    """Scale the value channels of one attention layer in place; `scales` is
+    `[num_kv_heads, head_dim]`."""
     per_query_head = scales.repeat_interleave(heads.query // heads.kv, 0)
     _rescale(weights, f"{prefix}v_proj.weight", scales.flatten()[:, None])
     _rescale(weights, f"{prefix}o_proj.weight", 1 / per_query_head.flatten())
 
 
-def harden(weights: dict[str, Tensor], heads: Heads, outliers: Outliers, generator: torch.Generator) -> None:
+def harden(
+    weights: dict[str, Tensor], heads: Heads, outliers: Outliers, generator: torch.Generator
+) -> None:
     """Scale keys and values of every layer of a checkpoint in place."""
     layers = sum(name.endswith(".self_attn.k_norm.weight") for name in weights)
     for layer in range(layers):
@@ -102,12 +108,20 @@ def _rescale(weights: dict[str, Tensor], name: str, scales: Tensor) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path, help="folder of the checkpoint")
     parser.add_argument("target", type=Path, help="folder to write")
-    parser.add_argument("--sigma", type=float, default=Outliers.sigma, help="spread of the scales (%(default)s)")
-    parser.add_argument("--massive", type=int, default=Outliers.massive, help="outliers per head (%(default)s)")
-    parser.add_argument("--factor", type=float, default=Outliers.factor, help="their further scale (%(default)s)")
+    parser.add_argument(
+        "--sigma", type=float, default=Outliers.sigma, help="spread of the scales (%(default)s)"
+    )
+    parser.add_argument(
+        "--massive", type=int, default=Outliers.massive, help="outliers per head (%(default)s)"
+    )
+    parser.add_argument(
+        "--factor", type=float, default=Outliers.factor, help="their further scale (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=5, help="of the random scales (%(default)s)")
     options = parser.parse_args()
     outliers = Outliers(options.sigma, options.massive, options.factor)

@@ -1,7 +1,9 @@
-"""Training rows that need exact attention to distant tokens: recall, look-up, four choices, copying.
+"""Training rows that need exact attention to distant tokens: recall, look-up, four choices,
+copying.
 
-A small model learns these only by reading its KV cache precisely, so that a coarse cache shows in its answers. A row
-is a list of token ids with one loss weight per token: answers weigh much, filler text little.
+A small model learns these only by reading its KV cache precisely, so that a coarse cache shows in
+its answers. A row is a list of token ids with one loss weight per token: answers weigh much, filler
+text little.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ SHORTEST_TASK = 250
 SHORTEST_RANDOM = 400
 ATTRIBUTES = ("capital", "color", "owner", "leader", "symbol", "river", "emblem", "harbor")
 SYLLABLES = (
-    "ba be bi bo bu da de di do du fa fe fi ga ge go ha he ka ke ki ko la le li lo lu ma me mi mo mu na ne ni no nu "
-    "pa pe po ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we za ze zo"
+    "ba be bi bo bu da de di do du fa fe fi ga ge go ha he ka ke ki ko la le li lo lu ma me mi mo"
+    " mu na ne ni no nu pa pe po ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we za"
+    " ze zo"
 ).split()
 
 
@@ -35,7 +38,9 @@ def invented_names(count: int = 6000, seed: int = 1) -> list[str]:
     """Distinct names of two or three syllables, sorted."""
     draw, names = random.Random(seed), set[str]()
     while len(names) < count:
-        names.add("".join(draw.choice(SYLLABLES) for _ in range(draw.choice([2, 2, 3]))).capitalize())
+        names.add(
+            "".join(draw.choice(SYLLABLES) for _ in range(draw.choice([2, 2, 3]))).capitalize()
+        )
     return sorted(names)
 
 
@@ -77,7 +82,9 @@ class RecallTasks:
         """One row of exactly `length` tokens, made of several tasks, and its loss weights."""
         row = Row()
         while (left := length - len(row.tokens)) > 0:
-            size = left if left < SHORTEST_RANDOM else min(left, int(self._draw.choice(ROW_LENGTHS)))
+            size = (
+                left if left < SHORTEST_RANDOM else min(left, int(self._draw.choice(ROW_LENGTHS)))
+            )
             if size < SHORTEST_TASK:
                 row.put(self._fill(size), FILLER_WEIGHT)
             else:
@@ -94,12 +101,20 @@ class RecallTasks:
         names = self._draw.choice(len(self._names), count, replace=False)
         codes = [self._number(6) for _ in names]
         asked = self._draw.permutation(count)[: int(self._draw.integers(1, count + 1))]
-        head, verb, end = self._encode("\nThe access code of"), self._encode(" is"), self._encode(".\n")
+        head, verb, end = (
+            self._encode("\nThe access code of"),
+            self._encode(" is"),
+            self._encode(".\n"),
+        )
         facts = [
-            head + self._names[name] + verb + self._space + code + end for name, code in zip(names, codes, strict=True)
+            head + self._names[name] + verb + self._space + code + end
+            for name, code in zip(names, codes, strict=True)
         ]
         self._scatter(row, facts, length - 40 * count - 40 * len(asked))
-        question, mark = self._encode("\nQuestion: What is the access code of"), self._encode("?\nAnswer:")
+        question, mark = (
+            self._encode("\nQuestion: What is the access code of"),
+            self._encode("?\nAnswer:"),
+        )
         for i in asked:
             row.put(question + self._names[names[i]] + mark + self._space, FILLER_WEIGHT)
             row.put(codes[i] + self._encode("\n"), ANSWER_WEIGHT)
@@ -110,7 +125,10 @@ class RecallTasks:
         names = self._draw.choice(len(self._names), count, replace=False)
         numbers = [self._number(4) for _ in names]
         row.put(self._fill(max(0, length - 14 * count - 150)), FILLER_WEIGHT)
-        lines = [self._encode("\n") + self._names[name] + self._encode(" =") + self._space for name in names]
+        lines = [
+            self._encode("\n") + self._names[name] + self._encode(" =") + self._space
+            for name in names
+        ]
         for line, number in zip(lines, numbers, strict=True):
             row.put(line + number, LIST_WEIGHT)
         for i in self._draw.permutation(count)[:10]:
@@ -128,12 +146,18 @@ class RecallTasks:
             for attribute, owner in zip(attributes, owners, strict=True)
         ]
         the, verb, end = self._encode("\nThe"), self._encode(" is"), self._encode(".\n")
-        facts = [the + phrase + verb + self._names[value] + end for phrase, value in zip(phrases, values, strict=True)]
+        facts = [
+            the + phrase + verb + self._names[value] + end
+            for phrase, value in zip(phrases, values, strict=True)
+        ]
         questions = min(count, 6)
         self._scatter(row, facts, length - 18 * count - 60 * questions)
         for i in self._draw.permutation(count)[:questions]:
             choices, right = self._choices(int(i), values)
-            row.put(self._encode("\nQuestion: What is the") + phrases[i] + self._encode("?"), FILLER_WEIGHT)
+            row.put(
+                self._encode("\nQuestion: What is the") + phrases[i] + self._encode("?"),
+                FILLER_WEIGHT,
+            )
             for letter, choice in zip("ABCD", choices, strict=True):
                 row.put(self._encode(f"\n{letter}.") + self._names[choice], LIST_WEIGHT)
             row.put(self._encode("\nAnswer:"), FILLER_WEIGHT)

@@ -1,12 +1,15 @@
-"""Train a Qwen3-type language model of a few million parameters whose answers depend on a precise KV cache.
+"""Train a Qwen3-type language model of a few million parameters whose answers depend on a precise
+KV cache.
 
-Half of the rows are plain text, half are the tasks of `recall_tasks.py`. The learning rate follows a cosine over the
-time given, so a run ends when its time is over. The result is a checkpoint folder for `transformers` and SGLang.
+Half of the rows are plain text, half are the tasks of `recall_tasks.py`. The learning rate follows
+a cosine over the time given, so a run ends when its time is over. The result is a checkpoint folder
+for `transformers` and SGLang.
 
-    python examples/train_tiny_model.py --text train.txt --validation validation.txt --size tiny --out MODEL
+    python examples/train_tiny_model.py --text train.txt --validation validation.txt --size tiny
+    --out MODEL
 
-Text files hold documents separated by `<|endoftext|>`. Size `tiny` takes about three minutes on one H200; size `unit`
-with `--max-steps 3` takes seconds on a CPU and only shows that everything works.
+Text files hold documents separated by `<|endoftext|>`. Size `tiny` takes about three minutes on one
+H200; size `unit` with `--max-steps 3` takes seconds on a CPU and only shows that everything works.
 """
 
 from __future__ import annotations
@@ -95,7 +98,8 @@ class Corpus:
 
 
 def read_documents(path: Path) -> list[str]:
-    """Documents of a text file; characters outside ASCII are dropped, which keeps the vocabulary small."""
+    """Documents of a text file; characters outside ASCII are dropped, which keeps the vocabulary
+    small."""
     text = path.read_text(encoding="ascii", errors="ignore")
     return [document for document in text.split(SEPARATOR) if document.strip()]
 
@@ -104,12 +108,18 @@ def train_tokenizer(documents: list[str], vocabulary: int) -> Tokenizer:
     """Byte-level BPE in which every digit is a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
@@ -133,10 +143,14 @@ def build_corpus(text: Path, validation: Path, *, vocabulary: int, work: Path) -
     tokenizer.save(str(tokenizer_path))
     train = encode(tokenizer, documents)
     train.tofile(work / "train.bin")
-    return Corpus(tokenizer_path, work / "train.bin", train, encode(tokenizer, read_documents(validation)))
+    return Corpus(
+        tokenizer_path, work / "train.bin", train, encode(tokenizer, read_documents(validation))
+    )
 
 
-def make_batches(tokenizer_path: Path, data: Path, seed: int, rows: int, queue: Queue[Batch]) -> None:
+def make_batches(
+    tokenizer_path: Path, data: Path, seed: int, rows: int, queue: Queue[Batch]
+) -> None:
     """Fill `queue` for ever; the body of one process."""
     tokens: Tokens = np.fromfile(data, dtype=np.uint16)
     tasks = RecallTasks(Tokenizer.from_file(str(tokenizer_path)), tokens, seed)
@@ -160,7 +174,9 @@ def batches(corpus: Corpus, rows: int, workers: int) -> Iterator[Queue[Batch]]:
     queue: Queue[Batch] = context.Queue(maxsize=24)
     processes = [
         context.Process(
-            target=make_batches, args=(corpus.tokenizer_path, corpus.path, 100 + i, rows, queue), daemon=True
+            target=make_batches,
+            args=(corpus.tokenizer_path, corpus.path, 100 + i, rows, queue),
+            daemon=True,
         )
         for i in range(workers)
     ]
@@ -175,7 +191,8 @@ def batches(corpus: Corpus, rows: int, workers: int) -> Iterator[Queue[Batch]]:
 
 
 def new_model(size: Size, device: str) -> nn.Module:
-    """Random weights from a fixed seed: embeddings scaled for a unit-norm residual stream, matrices at 0.02."""
+    """Random weights from a fixed seed: embeddings scaled for a unit-norm residual stream, matrices
+    at 0.02."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(size.config())
     for name, parameter in model.named_parameters():
@@ -196,20 +213,28 @@ def new_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
 
 
 def training_loss(model: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
-    """Next-token cross-entropy in float32, averaged with one weight per token; `ids` and `weights` `[B, T + 1]`."""
+    """Next-token cross-entropy in float32, averaged with one weight per token; `ids` and `weights`
+    `[B, T + 1]`."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    losses = functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    losses = functional.cross_entropy(
+        logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    )
     weights = weights[:, 1:].flatten()
     return (losses * weights).sum() / weights.sum()
 
 
 def rate_factor(step: int, elapsed: float) -> float:
-    """Learning rate relative to its peak: linear warm-up, cosine over the share of time `elapsed` in 0..1."""
+    """Learning rate relative to its peak: linear warm-up, cosine over the share of time `elapsed`
+    in 0..1."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    return warm * (LOWEST_RATE + (1 - LOWEST_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, elapsed))))
+    return warm * (
+        LOWEST_RATE + (1 - LOWEST_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, elapsed)))
+    )
 
 
-def train(model: nn.Module, queue: Queue[Batch], size: Size, *, seconds: float, max_steps: int) -> int:
+def train(
+    model: nn.Module, queue: Queue[Batch], size: Size, *, seconds: float, max_steps: int
+) -> int:
     """Train in place until the time or the steps are used up; returns the number of steps."""
     device = next(model.parameters()).device
     compute_loss = torch.compile(training_loss) if device.type == "cuda" else training_loss
@@ -236,7 +261,9 @@ def train(model: nn.Module, queue: Queue[Batch], size: Size, *, seconds: float, 
 
 
 @torch.no_grad()
-def measure(model: nn.Module, corpus: Corpus, *, windows: int = 24, seed: int = 777) -> dict[str, float]:
+def measure(
+    model: nn.Module, corpus: Corpus, *, windows: int = 24, seed: int = 777
+) -> dict[str, float]:
     """Perplexity on validation text, and accuracy on recalled digits and on letters of choices."""
     device = next(model.parameters()).device
 
@@ -255,7 +282,10 @@ def measure(model: nn.Module, corpus: Corpus, *, windows: int = 24, seed: int = 
     asked = dict.fromkeys(right, 0)
     for _ in range(2 * windows):
         tokens, row_weights = tasks.row(CONTEXT + 1)
-        ids, weights = torch.tensor(tokens, device=device), torch.tensor(row_weights, device=device)[1:]
+        ids, weights = (
+            torch.tensor(tokens, device=device),
+            torch.tensor(row_weights, device=device)[1:],
+        )
         hit = predict(ids).argmax(-1) == ids[1:]
         for weight in right:
             right[weight] += int(hit[weights == weight].sum())
@@ -281,27 +311,40 @@ def save(model: nn.Module, corpus: Corpus, out: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", type=Path, required=True, help="training text")
     parser.add_argument("--validation", type=Path, required=True, help="other text")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--seconds", type=float, default=170, help="training time (%(default)s)")
-    parser.add_argument("--max-steps", type=int, default=10**9, help="end after so many steps at the latest")
-    parser.add_argument("--workers", type=int, default=10, help="processes that build batches (%(default)s)")
+    parser.add_argument(
+        "--max-steps", type=int, default=10**9, help="end after so many steps at the latest"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=10, help="processes that build batches (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     options = parser.parse_args()
     size = SIZES[options.size]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as work:
-        corpus = build_corpus(options.text, options.validation, vocabulary=size.vocabulary, work=Path(work))
-        print(f"{len(corpus.train):,} training and {len(corpus.validation):,} validation tokens", flush=True)
+        corpus = build_corpus(
+            options.text, options.validation, vocabulary=size.vocabulary, work=Path(work)
+        )
+        print(
+            f"{len(corpus.train):,} training and {len(corpus.validation):,} validation tokens",
+            flush=True,
+        )
         model = new_model(size, device)
         with batches(corpus, size.batch, options.workers) as queue:
             steps = train(model, queue, size, seconds=options.seconds, max_steps=options.max_steps)
         report = {"steps": steps, "size": asdict(size), **measure(model, corpus)}
         save(model, corpus, options.out)
-    (options.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (options.out / "training.json").write_text(
+        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+    )
     print(report)
 
 

@@ -1,1 +1,2 @@
-"""Packaged manifests `<Model>/<tag>.json` and the JSON Schema; importable as `oscar_zoo.manifests`."""
+"""Packaged manifests `<Model>/<tag>.json` and the JSON Schema; importable as
+`oscar_zoo.manifests`."""

@@ -1,6 +1,7 @@
 """oscar-zoo: registry, hub tooling and SGLang plugin for 2-bit KV caches.
 
-Importing this package loads no heavy library; the calls of `oscar_zoo.api` are loaded when first used.
+Importing this package loads no heavy library; the calls of `oscar_zoo.api` are loaded when first
+used.
 """
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oscar_zoo.api import Artifact, deprecate, installed, mirror, publish, pull, unyank, verify, yank
+    from oscar_zoo.api import (
+        Artifact,
+        deprecate,
+        installed,
+        mirror,
+        publish,
+        pull,
+        unyank,
+        verify,
+        yank,
+    )
 
 __version__ = "0.1.0"
 

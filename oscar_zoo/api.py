@@ -1,12 +1,14 @@
-"""The verbs of the command line as Python calls; everything here is importable from `oscar_zoo` itself.
+"""The verbs of the command line as Python calls; everything here is importable from `oscar_zoo`
+itself.
 
     import oscar_zoo
 
     artifact = oscar_zoo.pull("Qwen3-8B")
     k, v = artifact.rotations()
 
-Every call takes hubs as people write them (`hf:ORG/REPO[@REV]`, `ms:ORG/REPO`, `file:PATH`), raises the errors of
-`oscar_zoo.errors`, prints nothing, and needs no torch. `oscar-zoo.lock` is read and written only where `lock` names it.
+Every call takes hubs as people write them (`hf:ORG/REPO[@REV]`, `ms:ORG/REPO`, `file:PATH`), raises
+the errors of `oscar_zoo.errors`, prints nothing, and needs no torch. `oscar-zoo.lock` is read and
+written only where `lock` names it.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import Reference, is_path, parse_digest
 from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.errors import ArtifactNotFound, InvalidName, NotFoundError
-from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
 from oscar_zoo.hubs import address, config
 from oscar_zoo.hubs.base import Hub, Progress
+from oscar_zoo.models.folder_geometry import geometry_of_folder
 from oscar_zoo.registry import mirror as mirroring
 from oscar_zoo.registry import publish as publishing
 from oscar_zoo.registry import pull as pulling
@@ -34,7 +36,17 @@ from oscar_zoo.registry.status import StatusResult, set_status
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.trust import Trust
 
-__all__ = ["Artifact", "deprecate", "installed", "mirror", "publish", "pull", "unyank", "verify", "yank"]
+__all__ = [
+    "Artifact",
+    "deprecate",
+    "installed",
+    "mirror",
+    "publish",
+    "pull",
+    "unyank",
+    "verify",
+    "yank",
+]
 
 Hubs = str | Sequence[str] | None
 
@@ -46,7 +58,8 @@ class Artifact:
     Attributes:
         id: `<Model>/<tag>`.
         digest: `sha256:<64 hex>` over the payload files.
-        path: folder with the files: the store's, whose files are read-only, or the copy in `output`.
+        path: folder with the files: the store's, whose files are read-only, or the copy in
+            `output`.
         files: file name -> path, `oscar.json` included where there is one.
         manifest: `oscar.json`, or `None` where the publisher gave none.
         hub: where it came from.
@@ -116,7 +129,8 @@ def pull(
 
     Args:
         name: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; a Hugging Face id works too.
-        hubs: asked in order; default `OSCAR_ZOO_HUB`, `config.toml`, else the zoo of this user and the public ones.
+        hubs: asked in order; default `OSCAR_ZOO_HUB`, `config.toml`, else the zoo of this user and
+            the public ones.
         output: also copy the files to `<output>/<Model>/<tag>`.
         lock: an `oscar-zoo.lock` to hold the artifact to, and to pin it in.
         locked: take only what `lock` has; never write it.
@@ -133,10 +147,14 @@ def pull(
         OutputExists: `output` holds other content.
         NotLocked: `locked`, and `lock` does not have it.
     """
-    trust = Trust(lock=PinFile(Path(lock)) if lock else None, locked=locked, accept_new=accept_new_digest)
+    trust = Trust(
+        lock=PinFile(Path(lock)) if lock else None, locked=locked, accept_new=accept_new_digest
+    )
     settings = config.load(_texts(hubs), offline=offline)
     opened = address.open_hubs(_texts(hubs), offline=settings.offline)
-    result = pulling.pull(name, opened, Store(), trust=trust, offline=settings.offline, progress=progress)
+    result = pulling.pull(
+        name, opened, Store(), trust=trust, offline=settings.offline, progress=progress
+    )
     folder = export(result.artifact, Path(output)) if output is not None else None
     return _artifact(result.artifact, folder, result)
 
@@ -155,19 +173,25 @@ def installed(name: str | None = None) -> tuple[Artifact, ...]:
 
 
 def verify(
-    target: str | Path, *, model: str | Path | None = None, digest: str | None = None, strict: bool = False
+    target: str | Path,
+    *,
+    model: str | Path | None = None,
+    digest: str | None = None,
+    strict: bool = False,
 ) -> Outcome:
     """Check a rotation file, a folder with a K/V pair, or an installed artifact by name.
 
     Args:
-        target: a `Path`, or a text as on the command line: the name of something pulled before, unless it begins with
-            `.`, `/` or `~`, ends in `/`, or names a file.
-        model: name of the zoo, or folder of the model, whose geometry must fit; default what the folder names say.
+        target: a `Path`, or a text as on the command line: the name of something pulled before,
+            unless it begins with `.`, `/` or `~`, ends in `/`, or names a file.
+        model: name of the zoo, or folder of the model, whose geometry must fit; default what the
+            folder names say.
         digest: what the artifact must have, `sha256:<64 hex>`.
         strict: apply the rules of publishing.
 
     Returns:
-        `Verified`, `Rejected`, `DigestMismatch`, `Unsupported` or `Unreadable`: a value, not an exception.
+        `Verified`, `Rejected`, `DigestMismatch`, `Unsupported` or `Unreadable`: a value, not an
+            exception.
 
     Raises:
         PathNotFound, ArtifactNotFound: there is no such thing.
@@ -178,7 +202,9 @@ def verify(
     if isinstance(target, str) and not is_path(target):
         try:
             reference = Reference.parse(target)
-            return verification.check_installed(reference, geometry=geometry, digest=digest, strict=strict).outcome
+            return verification.check_installed(
+                reference, geometry=geometry, digest=digest, strict=strict
+            ).outcome
         except (NotFoundError, InvalidName) as error:
             place = verification.namesake(target)
             if place is not None:
@@ -225,8 +251,11 @@ def publish(
     )
 
 
-def yank(name: str, *, reason: str, hub: str | None = None, replaced_by: str | None = None) -> StatusResult:
-    """Hide exactly one version, `NAME:TAG`, from names; its digest still works, with `reason` as a warning."""
+def yank(
+    name: str, *, reason: str, hub: str | None = None, replaced_by: str | None = None
+) -> StatusResult:
+    """Hide exactly one version, `NAME:TAG`, from names; its digest still works, with `reason` as a
+    warning."""
     return set_status(_one(hub), name, "yanked", reason=reason, replaced_by=replaced_by)
 
 
@@ -235,22 +264,32 @@ def unyank(name: str, *, hub: str | None = None) -> StatusResult:
     return set_status(_one(hub), name, "active")
 
 
-def deprecate(name: str, *, reason: str, hub: str | None = None, replaced_by: str | None = None) -> StatusResult:
+def deprecate(
+    name: str, *, reason: str, hub: str | None = None, replaced_by: str | None = None
+) -> StatusResult:
     """Keep a version, and warn whoever pulls it."""
     return set_status(_one(hub), name, "deprecated", reason=reason, replaced_by=replaced_by)
 
 
 def mirror(
-    source: str, target: str, names: Sequence[str] = (), *, create: bool = False, dry_run: bool = False
+    source: str,
+    target: str,
+    names: Sequence[str] = (),
+    *,
+    create: bool = False,
+    dry_run: bool = False,
 ) -> tuple[mirroring.MirrorResult, ...]:
-    """Copy artifacts (all of them, or `names`) between hubs, byte for byte, and compare the digests of both.
+    """Copy artifacts (all of them, or `names`) between hubs, byte for byte, and compare the digests
+    of both.
 
     Raises:
         VersionExists: the target has other content under an id.
         IntegrityError: bytes are not what they must be.
     """
     options = mirroring.MirrorOptions(create=create, dry_run=dry_run)
-    return mirroring.mirror(address.open_hub(source), address.open_hub(target), names, options=options)
+    return mirroring.mirror(
+        address.open_hub(source), address.open_hub(target), names, options=options
+    )
 
 
 def _one(hub: str | None) -> Hub:
@@ -265,11 +304,15 @@ def _open(reference: Reference) -> StoredArtifact:
     store = Store()
     record = find_stored(reference, store)
     if record is None:
-        raise ArtifactNotFound(f"{reference} is not in the store.", hint=f"fetch it: oscar-zoo pull {reference}")
+        raise ArtifactNotFound(
+            f"{reference} is not in the store.", hint=f"fetch it: oscar-zoo pull {reference}"
+        )
     return store.open(record.digest, record.id)
 
 
-def _artifact(stored: StoredArtifact, folder: Path | None = None, result: pulling.PullResult | None = None) -> Artifact:
+def _artifact(
+    stored: StoredArtifact, folder: Path | None = None, result: pulling.PullResult | None = None
+) -> Artifact:
     record, place = stored.record, folder or stored.record.path
     return Artifact(
         id=str(record.id),

@@ -1,8 +1,9 @@
 """The whole exception tree.
 
-Seven branches decide the exit code of the command line (`cli/main.py` maps them, a test walks the tree); leaves are
-named by what happened and carry a stable `code`. The wording lives here, in builders: cause, what was seen, what to
-do next. Verification outcomes are values, not exceptions (`artifact/outcome.py`).
+Seven branches decide the exit code of the command line (`cli/main.py` maps them, a test walks the
+tree); leaves are named by what happened and carry a stable `code`. The wording lives here, in
+builders: cause, what was seen, what to do next. Verification outcomes are values, not exceptions
+(`artifact/outcome.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class OscarZooError(Exception):
         self.hint = hint
 
 
-# --- the branches --------------------------------------------------------------------------------------------------
+# --- the branches ---
 
 
 class UsageError(OscarZooError, ValueError):
@@ -69,7 +70,7 @@ class ConflictError(OscarZooError):
     code = "conflict"
 
 
-# --- neither -------------------------------------------------------------------------------------------------------
+# --- neither ---
 
 
 class UnsupportedModel(OscarZooError):
@@ -84,7 +85,7 @@ class UnsupportedMachine(OscarZooError):
     code = "unsupported.machine"
 
 
-# --- usage ---------------------------------------------------------------------------------------------------------
+# --- usage ---
 
 
 class InvalidName(UsageError):
@@ -101,7 +102,10 @@ class AmbiguousName(UsageError):
     @classmethod
     def for_name(cls, name: str, choices: Sequence[str]) -> Self:
         """Build the error that lists `choices`, full references the user can copy."""
-        return cls(f"{name!r} could be any of {', '.join(choices)}.", hint=f"name one, for example {choices[0]}")
+        return cls(
+            f"{name!r} could be any of {', '.join(choices)}.",
+            hint=f"name one, for example {choices[0]}",
+        )
 
 
 class NotLocked(UsageError):
@@ -112,11 +116,14 @@ class NotLocked(UsageError):
     @classmethod
     def for_name(cls, name: str, lock: object) -> Self:
         """Build the error for an artifact `name` without an entry in the file `lock`."""
-        hint = f"add it without --locked: oscar-zoo pull {name}; outside of a project: oscar-zoo pull {name} --lock"
+        hint = (
+            f"add it without --locked: oscar-zoo pull {name}; outside of a project: oscar-zoo pull"
+            f" {name} --lock"
+        )
         return cls(f"{name} is not in {lock}.", hint=hint)
 
 
-# --- not found -----------------------------------------------------------------------------------------------------
+# --- not found ---
 
 
 class ArtifactNotFound(NotFoundError):
@@ -127,7 +134,11 @@ class ArtifactNotFound(NotFoundError):
     @classmethod
     def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
         """Build the error for an unknown `name` with close matches, best first."""
-        hint = f"did you mean {' or '.join(close)}? All: oscar-zoo list" if close else "all names: oscar-zoo list"
+        hint = (
+            f"did you mean {' or '.join(close)}? All: oscar-zoo list"
+            if close
+            else "all names: oscar-zoo list"
+        )
         return cls(f"no artifact is called {name!r}.", hint=hint)
 
 
@@ -156,7 +167,10 @@ class MissingDependency(OscarZooError):
     @classmethod
     def for_extra(cls, library: str, extra: str) -> Self:
         """Build the error naming the extra of this package that brings `library`."""
-        return cls(f"this needs {library}, which is not installed.", hint=f"pip install 'oscar-zoo[{extra}]'")
+        return cls(
+            f"this needs {library}, which is not installed.",
+            hint=f"pip install 'oscar-zoo[{extra}]'",
+        )
 
 
 class RepositoryNotFound(NotFoundError):
@@ -166,8 +180,12 @@ class RepositoryNotFound(NotFoundError):
 
     @classmethod
     def for_hub(cls, hub: str) -> Self:
-        """Build the error for a repository `hub` that is missing, or hidden from the account that asks."""
-        return cls(f"{hub} does not exist, or this account may not see it.", hint="check the name: oscar-zoo doctor")
+        """Build the error for a repository `hub` that is missing, or hidden from the account that
+        asks."""
+        return cls(
+            f"{hub} does not exist, or this account may not see it.",
+            hint="check the name: oscar-zoo doctor",
+        )
 
 
 class RevisionNotFound(NotFoundError):
@@ -178,10 +196,13 @@ class RevisionNotFound(NotFoundError):
     @classmethod
     def for_hub(cls, hub: str, revision: str) -> Self:
         """Build the error for a `revision` that is gone from `hub`."""
-        return cls(f"{hub} has no revision {revision}.", hint="its history was rewritten, or the name is wrong")
+        return cls(
+            f"{hub} has no revision {revision}.",
+            hint="its history was rewritten, or the name is wrong",
+        )
 
 
-# --- integrity -----------------------------------------------------------------------------------------------------
+# --- integrity ---
 
 
 class MalformedFile(IntegrityError, ValueError):
@@ -206,7 +227,8 @@ class UnsupportedFormat(MalformedFile):
 
 
 class DigestMismatchError(IntegrityError):
-    """Content does not have the digest it must have; `what`, `want` and `got` are the facts where they are known."""
+    """Content does not have the digest it must have; `what`, `want` and `got` are the facts where
+    they are known."""
 
     code = "integrity.digest"
     what = want = got = ""
@@ -215,7 +237,9 @@ class DigestMismatchError(IntegrityError):
     def for_content(cls, what: str, *, want: str, got: str | None, hint: str | None = None) -> Self:
         """Build the error that shows both digests; `got` is `None` when the content is missing."""
         seen = "is missing" if got is None else f"has sha256 {got}"
-        error = cls(f"{what} {seen}, expected {want}.", hint=hint or "fetch it again; do not use this copy")
+        error = cls(
+            f"{what} {seen}, expected {want}.", hint=hint or "fetch it again; do not use this copy"
+        )
         error.what, error.want, error.got = what, want, got or "no file"
         return error
 
@@ -250,7 +274,7 @@ class RollbackError(IntegrityError):
         )
 
 
-# --- network -------------------------------------------------------------------------------------------------------
+# --- network ---
 
 
 class HubUnreachable(NetworkError):
@@ -260,7 +284,8 @@ class HubUnreachable(NetworkError):
 
     @classmethod
     def for_hub(cls, hub: str, cause: str) -> Self:
-        """Build the error naming `hub` and the `cause` in a few words, such as `connection refused`."""
+        """Build the error naming `hub` and the `cause` in a few words, such as
+        `connection refused`."""
         hint = "check the connection; here already: oscar-zoo list --installed"
         return cls(f"{hub} cannot be reached: {cause}.", hint=hint)
 
@@ -272,8 +297,11 @@ class HubTimeout(NetworkError, TimeoutError):
 
     @classmethod
     def for_hub(cls, hub: str, what: str) -> Self:
-        """Build the error naming `hub` and `what` it failed to do, such as `did not answer within 8 s`."""
-        return cls(f"{hub} {what}.", hint="try again later; here already: oscar-zoo list --installed")
+        """Build the error naming `hub` and `what` it failed to do, such as
+        `did not answer within 8 s`."""
+        return cls(
+            f"{hub} {what}.", hint="try again later; here already: oscar-zoo list --installed"
+        )
 
 
 class RateLimited(NetworkError):
@@ -285,7 +313,10 @@ class RateLimited(NetworkError):
     def for_hub(cls, hub: str, seconds: float | None) -> Self:
         """Build the error; `seconds` is what the hub asked to wait, where it said so."""
         wait = "later" if seconds is None else f"in {seconds:.0f} s"
-        return cls(f"{hub} limits the rate of requests.", hint=f"try again {wait}; logged-in users are allowed more")
+        return cls(
+            f"{hub} limits the rate of requests.",
+            hint=f"try again {wait}; logged-in users are allowed more",
+        )
 
 
 class OfflineError(NetworkError):
@@ -299,7 +330,7 @@ class OfflineError(NetworkError):
         return cls(f"{name} is not on this machine, and offline mode asks no hub.", hint=UNASKED)
 
 
-# --- access --------------------------------------------------------------------------------------------------------
+# --- access ---
 
 
 class LoginRequired(AccessError):
@@ -312,7 +343,10 @@ class LoginRequired(AccessError):
         """Build the error; `sent_token` says whether a token was sent and refused."""
         if sent_token:
             return cls(f"{hub} refused the token.", hint="log in again: oscar-zoo login")
-        return cls(f"{hub} does not exist, or is private.", hint="check the name; if it is private: oscar-zoo login")
+        return cls(
+            f"{hub} does not exist, or is private.",
+            hint="check the name; if it is private: oscar-zoo login",
+        )
 
 
 class GatedRepository(AccessError):
@@ -334,10 +368,13 @@ class Forbidden(AccessError):
     @classmethod
     def for_hub(cls, hub: str, what: str = "this") -> Self:
         """Build the error for an action `what` (`reading`, `writing`) that `hub` does not allow."""
-        return cls(f"{hub} does not allow {what} with this account.", hint="check the token's rights: oscar-zoo doctor")
+        return cls(
+            f"{hub} does not allow {what} with this account.",
+            hint="check the token's rights: oscar-zoo doctor",
+        )
 
 
-# --- conflict ------------------------------------------------------------------------------------------------------
+# --- conflict ---
 
 
 class VersionExists(ConflictError):
@@ -354,7 +391,10 @@ class StaleRevision(ConflictError):
     @classmethod
     def for_hub(cls, hub: str) -> Self:
         """Build the error for a change that was made for an older state of `hub`."""
-        return cls(f"{hub} changed while this was being published.", hint="nothing was written; run it again")
+        return cls(
+            f"{hub} changed while this was being published.",
+            hint="nothing was written; run it again",
+        )
 
 
 class OutputExists(ConflictError):
@@ -369,7 +409,7 @@ class PortInUse(OscarZooError):
     code = "port_in_use"
 
 
-# --- other ---------------------------------------------------------------------------------------------------------
+# --- other ---
 
 
 class GeometryMismatch(OscarZooError, ValueError):
@@ -392,7 +432,11 @@ class NotEnoughMemory(OscarZooError, MemoryError):
     @classmethod
     def for_model(cls, model: str, need: int, device: str, free: int, *, hint: str) -> Self:
         """Build the error; `need` and `free` are bytes on `device`."""
-        return cls(f"{model} needs about {_gigabytes(need)} GB on {device}, {_gigabytes(free)} GB are free.", hint=hint)
+        return cls(
+            f"{model} needs about {_gigabytes(need)} GB on {device}, {_gigabytes(free)} GB are"
+            " free.",
+            hint=hint,
+        )
 
 
 class StorageError(OscarZooError, OSError):

@@ -1,7 +1,7 @@
 """Where state lives on this machine: cache, data, state and configuration folders.
 
-Environment variables win over the platform's defaults: `OSCAR_ZOO_CACHE`, `OSCAR_ZOO_DATA`, `OSCAR_ZOO_STATE`,
-`OSCAR_ZOO_CONFIG`.
+Environment variables win over the platform's defaults: `OSCAR_ZOO_CACHE`, `OSCAR_ZOO_DATA`,
+`OSCAR_ZOO_STATE`, `OSCAR_ZOO_CONFIG`.
 Nothing here creates a folder.
 """
 

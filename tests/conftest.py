@@ -13,21 +13,24 @@ from typing import Any
 
 import pytest
 
-import oscar_zoo.evaluate.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
+import oscar_zoo.models.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are shared among the workers
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks at it when it is imported, and much imports Triton
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # Triton looks at it when it is imported, and much imports Triton
+    )
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Cache, data, state, configuration and current folder of this test alone; children inherit them."""
+    """Cache, data, state, configuration and current folder of this test alone; children inherit
+    them."""
     folder = tmp_path_factory.mktemp("state")
     (folder / "work").mkdir()
     monkeypatch.chdir(folder / "work")
@@ -59,8 +62,13 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip by capability, with the reason; files with slow tests first, so that the workers end together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("sglang")}
+    """Skip by capability, with the reason; files with slow tests first, so that the workers end
+    together."""
+    slow = {
+        item.path
+        for item in items
+        if item.get_closest_marker("slow") or item.get_closest_marker("sglang")
+    }
     items.sort(key=lambda item: item.path not in slow)
     skips = {}
     if importlib.util.find_spec("sglang") is None:

@@ -1,4 +1,5 @@
-"""The main job end to end, exactly as `make demo` runs it: compute, verify, publish, pull, measure, serve."""
+"""The main job end to end, exactly as `make demo` runs it: compute, verify, publish, pull, measure,
+serve."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     python kernels/benchmarks/matrix_units.py
 
-A line per instruction: its clock cycles in a warp that has a scheduler to itself, then beside products by one and by
-two other warps of that scheduler; then the clock cycles of a product of 64 rows with two bfloat16 halves of 128
-columns, as the write kernel has it, alone and beside one warp of the instruction. Compute capability 9.0.
+A line per instruction: its clock cycles in a warp that has a scheduler to itself, then beside
+products by one and by two other warps of that scheduler; then the clock cycles of a product of 64
+rows with two bfloat16 halves of 128 columns, as the write kernel has it, alone and beside one warp
+of the instruction. Compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -17,23 +18,33 @@ from pathlib import Path
 
 INSTRUCTIONS = {
     "min.u16x2": 'asm volatile("min.u16x2 %0, %0, %1;" : "+r"(x[i]) : "r"(x[(i + 7) % 16]));',
-    "mad.u32": 'asm volatile("mad.lo.u32 %0, %0, %1, %2;" : "+r"(x[i]) : "r"(p.seed), "r"(x[(i + 7) % 16]));',
-    "fma.f32": 'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+r"(x[i]) : "r"(p.seed), "r"(p.seed + 1));',
+    "mad.u32": (
+        'asm volatile("mad.lo.u32 %0, %0, %1, %2;" : "+r"(x[i]) : "r"(p.seed), "r"(x[(i + 7) %'
+        " 16]));"
+    ),
+    "fma.f32": (
+        'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+r"(x[i]) : "r"(p.seed), "r"(p.seed + 1));'
+    ),
 }
 UNROLLED, GROUPS = 128, 3
 SHORT, LONG = 40_000, 4_000_000
-"""Clock cycles that a side takes while it is timed, and while the other one is; about, and alone."""
+"""Clock cycles that a side takes while it is timed, and while the other one is; about, and
+alone."""
 
 
 class _Params(ctypes.Structure):
     _fields_ = (
-        ("out", ctypes.c_void_p), ("products", ctypes.c_int), ("rounds", ctypes.c_int), ("loops", ctypes.c_int),
+        ("out", ctypes.c_void_p),
+        ("products", ctypes.c_int),
+        ("rounds", ctypes.c_int),
+        ("loops", ctypes.c_int),
         ("seed", ctypes.c_uint),
-    )  # fmt: skip
+    )
 
 
 def source(instruction: str) -> str:
-    """A kernel whose first warpgroups make products, the last one runs `instruction`; it leaves their clock cycles."""
+    """A kernel whose first warpgroups make products, the last one runs `instruction`; it leaves
+    their clock cycles."""
     return f"""
 #include "machine.cuh"
 struct Params {{ long long* out; int products, rounds, loops; u32 seed; }};
@@ -66,12 +77,14 @@ KERNEL(contend, {128 * GROUPS}, Params p) {{
   if (group < p.products) multiply(p, weights);
   else others(p);
   if (thread_index() % 128 == 0) p.out[block_index() * {GROUPS} + group] = clock64() - start;
-}}"""
+}}"""  # noqa: E501
 
 
 def main() -> int:
     """Print the table; 2 without a GPU that has these matrix units."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch
 
@@ -82,28 +95,45 @@ def main() -> int:
     from oscar_kernels.nvrtc import driver
     from oscar_kernels.nvrtc.compile import compile_source
 
-    out = torch.zeros(torch.cuda.get_device_properties(0).multi_processor_count, GROUPS, dtype=torch.int64).cuda()
+    out = torch.zeros(
+        torch.cuda.get_device_properties(0).multi_processor_count, GROUPS, dtype=torch.int64
+    ).cuda()
     shared = 65536 + 1024
 
     def cycles(kernel: driver.Kernel, products: int, others: int, *, timed: int) -> float:
-        """Of one instruction or product of warpgroup `timed`, a median of multiprocessors; the others last longer."""
-        rounds, loops = (LONG // 1040, SHORT // UNROLLED) if timed >= products else (SHORT // 1040, LONG // UNROLLED)
+        """Of one instruction or product of warpgroup `timed`, a median of multiprocessors; the
+        others last longer."""
+        rounds, loops = (
+            (LONG // 1040, SHORT // UNROLLED)
+            if timed >= products
+            else (SHORT // 1040, LONG // UNROLLED)
+        )
         launched = driver.Kernel(kernel.handle, 128 * (products + others))
         parameters = _Params(out.data_ptr(), products, rounds, loops, 0x3F803F80)
         for _ in range(2):  # the first one brings the code
-            launched.launch((len(out), 1), parameters, torch.cuda.current_stream().cuda_stream, shared=shared)
+            launched.launch(
+                (len(out), 1), parameters, torch.cuda.current_stream().cuda_stream, shared=shared
+            )
         torch.cuda.synchronize()
-        return statistics.median(out[:, timed].tolist()) / (loops * UNROLLED if timed >= products else rounds)
+        return statistics.median(out[:, timed].tolist()) / (
+            loops * UNROLLED if timed >= products else rounds
+        )
 
     print("instruction,alone,beside 1,beside 2,product alone,product beside")
     for name, instruction in INSTRUCTIONS.items():
         files = {"machine.cuh": SOURCE.files()["machine.cuh"], "contend.cu": source(instruction)}
-        (kernel,) = driver.load(compile_source(files, "contend.cu", ["-arch=sm_90a"]), {"contend": 128 * GROUPS})
+        (kernel,) = driver.load(
+            compile_source(files, "contend.cu", ["-arch=sm_90a"]), {"contend": 128 * GROUPS}
+        )
         kernel.allow_shared(shared)
         found = [cycles(kernel, products, 1, timed=products) for products in range(GROUPS)]
         products = [cycles(kernel, 1, others, timed=0) for others in (0, 1)]
         print(
-            f"{name}," + ",".join(f"{x:.2f}" for x in found) + "," + ",".join(f"{x:.0f}" for x in products), flush=True
+            f"{name},"
+            + ",".join(f"{x:.2f}" for x in found)
+            + ","
+            + ",".join(f"{x:.0f}" for x in products),
+            flush=True,
         )
     return 0
 

@@ -1,11 +1,15 @@
-"""Benchmark the cache kernels on this GPU: correctness first, then CSV on standard output, notes on standard error.
+"""Benchmark the cache kernels on this GPU: correctness first, then CSV on standard output, notes on
+standard error.
 
-    python kernels/benchmarks/run.py > h200.csv          everything, beside FlashInfer where it is installed
-    python kernels/benchmarks/run.py --quick             our kernels alone, fewer repeats, under a minute
-    python kernels/benchmarks/run.py --only decode,write
-    python kernels/benchmarks/run.py --variants          variants that the tables name, where a fused extend stops,
-                                                         and what attention adds to a step of a model
-    python kernels/benchmarks/run.py --dry-run           tiny shapes, without a GPU too: times mean nothing
+    python kernels/benchmarks/run.py > h200.csv          everything, beside FlashInfer where it is
+    installed python kernels/benchmarks/run.py --quick             our kernels alone, fewer repeats,
+    under a minute python kernels/benchmarks/run.py --only decode,write
+    python kernels/benchmarks/run.py --variants          variants that the tables name, where a
+    fused extend stops,
+                                                         and what attention adds to a step of a
+                                                         model
+    python kernels/benchmarks/run.py --dry-run           tiny shapes, without a GPU too: times mean
+    nothing
 
 A check or a case that fails loses the rest of its op, not of the run; the exit status is 1 then.
 """
@@ -22,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oscar_kernels.bench.results import Row
+    from oscar_kernels.bench.results import ResultRow
 
 OPS = ("decode", "extend", "write", "read", "baseline")
 VARIANTS = ("decode", "write", "crossover", "step")
@@ -49,18 +53,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
     torch.manual_seed(0)
     failed: list[str] = []
-    bench = ops.Bench(plan, timing.bandwidth(), _note)
-    more = {"decode": variants.decode, "write": variants.write, "crossover": variants.crossover, "step": in_step.step}
-    runs = {name: partial(more[name], bench) if options.variants else getattr(bench, name) for name in chosen}
+    bench = ops.OpBench(plan, timing.bandwidth(), _note)
+    more = {
+        "decode": variants.decode,
+        "write": variants.write,
+        "crossover": variants.crossover,
+        "step": in_step.step,
+    }
+    runs = {
+        name: partial(more[name], bench) if options.variants else getattr(bench, name)
+        for name in chosen
+    }
     results.write_rows(_rows(runs, failed), sys.stdout)
     return 1 if failed else 0
 
 
-def _rows(runs: Mapping[str, Callable[[], Iterator[Row]]], failed: list[str]) -> Iterator[Row]:
+def _rows(
+    runs: Mapping[str, Callable[[], Iterator[ResultRow]]], failed: list[str]
+) -> Iterator[ResultRow]:
     for name, run in runs.items():
         try:
             yield from run()
-        except Exception:  # whatever goes wrong in one op: the others are worth having, and the status tells
+        except (
+            Exception
+        ):  # whatever goes wrong in one op: the others are worth having, and the status tells
             failed.append(name)
             _note(f"{name} failed:\n{traceback.format_exc()}")
 
@@ -70,12 +86,20 @@ def _note(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Benchmark the INT2 cache kernels; CSV on standard output.")
+    parser = argparse.ArgumentParser(
+        description="Benchmark the INT2 cache kernels; CSV on standard output."
+    )
     some = f"some of {','.join(OPS)}; with --variants of {','.join(VARIANTS)}"
     parser.add_argument("--only", type=lambda x: x.split(","), default=[], help=some)
     parser.add_argument("--quick", action="store_true", help="no baseline, fewer repeats")
-    parser.add_argument("--variants", action="store_true", help="what the tables have not settled: bench/variants.py")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter")
+    parser.add_argument(
+        "--variants",
+        action="store_true",
+        help="what the tables have not settled: bench/variants.py",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter"
+    )
     return parser
 
 

@@ -2,11 +2,13 @@
 
     python kernels/benchmarks/tune.py                    all of them
     python kernels/benchmarks/tune.py --only read,write
-    python kernels/benchmarks/tune.py --dry-run          tiny shapes, without a GPU too: times mean nothing
+    python kernels/benchmarks/tune.py --dry-run          tiny shapes, without a GPU too: times mean
+    nothing
 
-The tables go to standard output, every trial to standard error. Tiles that do not compile or fit are passed over. Of
-the write kernel `parts` is not tried: it decides how many codes differ from the reference; and one choice must serve a
-prefill and a decode step, which have to sum in the same order. Run the GPU tests after pasting.
+The tables go to standard output, every trial to standard error. Tiles that do not compile or fit
+are passed over. Of the write kernel `parts` is not tried: it decides how many codes differ from the
+reference; and one choice must serve a prefill and a decode step, which have to sum in the same
+order. Run the GPU tests after pasting.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
-    from oscar_kernels.bench.ops import Plan
+    from oscar_kernels.bench.ops import OpPlan
     from oscar_kernels.bench.roofline import Heads
 
 OPS = ("decode", "merge", "extend", "write", "read")
@@ -68,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _decode(plan: Plan, dry: bool) -> Iterator[str]:
-    """Per shape, the best tiles beside those of the table, and the constants that would give them."""
+def _decode(plan: OpPlan, dry: bool) -> Iterator[str]:
+    """Per shape, the best tiles beside those of the table, and the constants that would give
+    them."""
     from oscar_kernels.bench import cases, ops, roofline
     from oscar_kernels.decode_attention import launcher, tuning
 
@@ -77,15 +80,21 @@ def _decode(plan: Plan, dry: bool) -> Iterator[str]:
     for heads in _geometries(plan.heads, dry):
         for number, length in plan.decode[: 1 if dry else None]:
             lengths = [length] * number
-            job = cases.attention_layers(heads, lengths, cases.layers(roofline.decode(heads, lengths), plan.layers))
-            start = launcher._decode_tiles(job.caches[0], number, job.query.shape[1], job.query.device)
+            job = cases.attention_layers(
+                heads, lengths, cases.layers(roofline.decode(heads, lengths), plan.layers)
+            )
+            start = launcher._decode_tiles(
+                job.caches[0], number, job.query.shape[1], job.query.device
+            )
 
             def clock(tiles: Any, job: cases.AttentionLayers = job) -> float:
                 with mock.patch.object(tuning, "decode_tiles", lambda **_: tiles):
                     return _seconds(lambda: ops.decode_calls(launcher, job), plan)
 
             best, words = _best(start, _with_splits(start, dry), clock)
-            wave = (best.splits + best.exact_splits) * number * heads.num_kv_heads / _multiprocessors()
+            wave = (
+                (best.splits + best.exact_splits) * number * heads.num_kv_heads / _multiprocessors()
+            )
             yield f"# {_shape(heads)}, {number} x {length}: {words}; PROGRAMS_PER_SM = {wave:.0f}"
             yield f"#   {best}"
 
@@ -99,7 +108,7 @@ class Merge:
     warps: int
 
 
-def _merge(plan: Plan, dry: bool) -> Iterator[str]:
+def _merge(plan: OpPlan, dry: bool) -> Iterator[str]:
     """The table of stage 2, by the number of splits that each shape of decode has."""
     from oscar_kernels.bench import cases, ops, roofline
     from oscar_kernels.decode_attention import launcher, tuning
@@ -111,7 +120,9 @@ def _merge(plan: Plan, dry: bool) -> Iterator[str]:
         job = cases.attention_layers(
             plan.heads, lengths, cases.layers(roofline.decode(plan.heads, lengths), plan.layers)
         )
-        splits = launcher._splits(launcher._decode_tiles(job.caches[0], number, job.query.shape[1], job.query.device))
+        splits = launcher._splits(
+            launcher._decode_tiles(job.caches[0], number, job.query.shape[1], job.query.device)
+        )
         most = next(most for most in tuning.MERGE if splits <= most)
         if most in seen:
             continue
@@ -125,7 +136,7 @@ def _merge(plan: Plan, dry: bool) -> Iterator[str]:
         yield f"    {most}: {astuple(best)},  # {number} x {length}, {splits} splits: {words}"
 
 
-def _extend(plan: Plan, dry: bool) -> Iterator[str]:
+def _extend(plan: OpPlan, dry: bool) -> Iterator[str]:
     from oscar_kernels.bench import cases, ops
     from oscar_kernels.decode_attention import launcher, tuning
 
@@ -133,7 +144,9 @@ def _extend(plan: Plan, dry: bool) -> Iterator[str]:
     (new, length), heads = plan.extend, plan.heads
     for tokens in (new,) if dry else (new, 16):
         job = cases.attention_layers(heads, [length], 2, new=tokens)
-        usual = launcher._extend_tiles(job.caches[0], tokens, 1, job.query.shape[1], job.query.device)
+        usual = launcher._extend_tiles(
+            job.caches[0], tokens, 1, job.query.shape[1], job.query.device
+        )
 
         def clock(tiles: Any, job: cases.AttentionLayers = job) -> float:
             with mock.patch.object(tuning, "extend_tiles", lambda **_: tiles):
@@ -147,13 +160,16 @@ def _extend(plan: Plan, dry: bool) -> Iterator[str]:
 
 
 def _extend_shapes(usual: Any, tokens: int, heads: Heads) -> Iterator[Any]:
-    """More query rows of a program unpack a tile of codes for more queries; they need more warps and fewer splits."""
+    """More query rows of a program unpack a tile of codes for more queries; they need more warps
+    and fewer splits."""
     for rows, warps in ((16, 2), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8)):
         each = rows // heads.group
         programs = (-(-tokens // each) + 1) * heads.num_kv_heads
         for stages in (2, 3):
             splits = max(1, min(512, round(32 * _multiprocessors() / warps / programs)))
-            yield replace(usual, rows=rows, tokens=each, num_warps=warps, splits=splits, stages=stages)
+            yield replace(
+                usual, rows=rows, tokens=each, num_warps=warps, splits=splits, stages=stages
+            )
 
 
 def _told(tiles: Any, seconds: float) -> float:
@@ -161,7 +177,7 @@ def _told(tiles: Any, seconds: float) -> float:
     return seconds
 
 
-def _write(plan: Plan, dry: bool) -> Iterator[str]:
+def _write(plan: OpPlan, dry: bool) -> Iterator[str]:
     """One choice for a decode step and a prefill: the least geometric mean of both times."""
     from oscar_kernels.bench import cases, ops
     from oscar_kernels.kv_write import launcher
@@ -175,7 +191,10 @@ def _write(plan: Plan, dry: bool) -> Iterator[str]:
         start = launcher._tiles(jobs[0][1][0].key, jobs[0][1][0].cache)
 
         def clock(tiles: Any, jobs: Any = jobs) -> float:
-            both = [_seconds(partial(ops.write_calls, layers, step=step, tiles=tiles), plan) for step, layers in jobs]
+            both = [
+                _seconds(partial(ops.write_calls, layers, step=step, tiles=tiles), plan)
+                for step, layers in jobs
+            ]
             return math.sqrt(math.prod(both))
 
         best, words = _best(start, _few(WRITE, dry), clock)
@@ -183,14 +202,16 @@ def _write(plan: Plan, dry: bool) -> Iterator[str]:
         yield f"return {best}"
 
 
-def _read(plan: Plan, dry: bool) -> Iterator[str]:
+def _read(plan: OpPlan, dry: bool) -> Iterator[str]:
     from oscar_kernels.bench import cases, ops
     from oscar_kernels.kv_read import tuning
 
     yield "# kv_read/tuning.py, read_tiles"
     number, length = plan.read[0]
     cache, batch = cases.cached_batch(plan.heads, [length] * number)
-    rows = cases.normal(2, number * length, plan.heads.num_kv_heads, plan.heads.k_spec.head_dim).unbind()
+    rows = cases.normal(
+        2, number * length, plan.heads.num_kv_heads, plan.heads.k_spec.head_dim
+    ).unbind()
 
     def clock(tiles: Any) -> float:
         return _seconds(lambda: ops.read_calls(cache, batch, *rows, tiles=tiles), plan)
@@ -200,21 +221,25 @@ def _read(plan: Plan, dry: bool) -> Iterator[str]:
     yield f"return {best}"
 
 
-def _best(start: Any, values: Mapping[str, tuple[int, ...]], clock: Callable[[Any], float]) -> tuple[Any, str]:
+def _best(
+    start: Any, values: Mapping[str, tuple[int, ...]], clock: Callable[[Any], float]
+) -> tuple[Any, str]:
     from oscar_kernels.bench.search import descend
 
     best, seconds, before = descend(start, values, clock, note=_note)
     return best, f"{before * 1e6:.1f} us in use, {seconds * 1e6:.1f} us"
 
 
-def _seconds(make: Callable[[], Sequence[Callable[[], object]]], plan: Plan) -> float:
+def _seconds(make: Callable[[], Sequence[Callable[[], object]]], plan: OpPlan) -> float:
     """Median seconds; infinity if the tiles cannot run."""
     from oscar_kernels.bench.timing import timed
 
     try:
         return timed(make(), replays=plan.replays).median
     except Exception as error:  # Triton has no class for all that a compiler may refuse
-        _note(f"    {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120])
+        _note(
+            f"    {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
+        )
         return math.inf
 
 
@@ -229,7 +254,8 @@ def _few(values: Mapping[str, tuple[int, ...]], dry: bool) -> Mapping[str, tuple
 
 
 def _geometries(heads: Heads, dry: bool) -> list[Heads]:
-    """Those that have tiles of their own: wide heads, and more query heads than one tile of rows."""
+    """Those that have tiles of their own: wide heads, and more query heads than one tile of
+    rows."""
     if dry:
         return [heads]
     wide = [replace(spec, head_dim=256) for spec in (heads.k_spec, heads.v_spec)]
@@ -243,7 +269,11 @@ def _shape(heads: Heads) -> str:
 def _multiprocessors() -> int:
     import torch
 
-    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
+    return (
+        torch.cuda.get_device_properties(0).multi_processor_count
+        if torch.cuda.is_available()
+        else 1
+    )
 
 
 def _note(text: str) -> None:
@@ -251,9 +281,15 @@ def _note(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Print the best tiles of this GPU; every trial on standard error.")
-    parser.add_argument("--only", type=lambda x: x.split(","), default=[], help=f"some of {','.join(OPS)}")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter")
+    parser = argparse.ArgumentParser(
+        description="Print the best tiles of this GPU; every trial on standard error."
+    )
+    parser.add_argument(
+        "--only", type=lambda x: x.split(","), default=[], help=f"some of {','.join(OPS)}"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter"
+    )
     return parser
 
 

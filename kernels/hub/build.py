@@ -2,8 +2,9 @@
 
     python kernels/hub/build.py [FOLDER]        build/kernels-hub by default
 
-The hub's loader runs `build/torch-universal/__init__.py` under a name of its own, so every import inside the package
-becomes relative. The name holds the digest of the files: two versions can be loaded side by side.
+The hub's loader runs `build/torch-universal/__init__.py` under a name of its own, so every import
+inside the package becomes relative. The name holds the digest of the files: two versions can be
+loaded side by side.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 LEFT_OUT = ("bench", "testing.py", "__pycache__")
 SUFFIXES = (".py", ".cu", ".cuh", ".typed")
 
-IMPORT = re.compile(r"^(?P<indent>[ \t]*)from oscar_kernels(?P<rest>\.[\w.]+)? import ", re.MULTILINE)
+IMPORT = re.compile(
+    r"^(?P<indent>[ \t]*)from oscar_kernels(?P<rest>\.[\w.]+)? import ", re.MULTILINE
+)
 
-ALIAS = '''"""For older loaders, which look for a folder of the kernel's name: the same names as the folder above."""
+ALIAS = '''"""The same names as the folder above, for older loaders that look for the kernel's name."""
 
 import importlib.util
 import sys
@@ -39,7 +42,8 @@ from pathlib import Path
 
 _NAME = "{identifier}"
 if _NAME not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).parent.parent / "__init__.py")
+    _init = Path(__file__).parent.parent / "__init__.py"
+    _spec = importlib.util.spec_from_file_location(_NAME, _init)
     sys.modules[_NAME] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_NAME])
 
@@ -48,7 +52,7 @@ __all__ = sys.modules[_NAME].__all__
 
 def __getattr__(name):
     return getattr(sys.modules[_NAME], name)
-'''
+'''  # noqa: E501
 
 
 def build(target: Path) -> Path:
@@ -80,7 +84,9 @@ def sources() -> dict[str, bytes]:
         inside = path.relative_to(PACKAGE)
         if path.suffix in SUFFIXES and not set(inside.parts) & set(LEFT_OUT):
             content = path.read_bytes()
-            found[inside.as_posix()] = relative(content.decode(), inside).encode() if path.suffix == ".py" else content
+            found[inside.as_posix()] = (
+                relative(content.decode(), inside).encode() if path.suffix == ".py" else content
+            )
     return found
 
 
@@ -91,19 +97,26 @@ def relative(source: str, inside: Path) -> str:
         ValueError: an import of the package is written in a way that has no relative form.
     """
     dots = "." * len(inside.parts)
-    made = IMPORT.sub(lambda found: f"{found['indent']}from {dots}{(found['rest'] or '')[1:]} import ", source)
+    made = IMPORT.sub(
+        lambda found: f"{found['indent']}from {dots}{(found['rest'] or '')[1:]} import ", source
+    )
     for node in ast.walk(ast.parse(made)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
         if any(name.split(".")[0] == PACKAGE.name for name in names):
-            raise ValueError(f"{inside}: write `from oscar_kernels... import ...`, not {ast.unparse(node)!r}")
+            raise ValueError(
+                f"{inside}: write `from oscar_kernels... import ...`, not {ast.unparse(node)!r}"
+            )
     return made
 
 
 def metadata(files: dict[str, bytes], identifier: str) -> dict[str, object]:
     """What the loader reads: nothing but torch is needed, and Triton, which comes with it."""
-    digests = {name: base64.b64encode(hashlib.sha256(files[name]).digest()).decode() for name in sorted(files)}
+    digests = {
+        name: base64.b64encode(hashlib.sha256(files[name]).digest()).decode()
+        for name in sorted(files)
+    }
     return {
         "name": NAME,
         "id": identifier,
@@ -127,8 +140,12 @@ def _json(content: dict[str, object]) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Lay out oscar_kernels as a kernel of the Hugging Face kernels hub.")
-    parser.add_argument("folder", nargs="?", type=Path, default=HERE.parent.parent / "build" / "kernels-hub")
+    parser = argparse.ArgumentParser(
+        description="Lay out oscar_kernels as a kernel of the Hugging Face kernels hub."
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=HERE.parent.parent / "build" / "kernels-hub"
+    )
     print(build(parser.parse_args().folder))
 
 

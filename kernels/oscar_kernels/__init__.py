@@ -1,4 +1,5 @@
-"""INT2 KV-cache quantizer and kernels: a leaf that knows nothing of oscar_zoo. Importing it loads no torch.
+"""INT2 KV-cache quantizer and kernels: a leaf that knows nothing of oscar_zoo. Importing it loads
+no torch.
 
 The public names are fetched from their modules when they are first used; see kernels/README.md.
 """
@@ -9,7 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms, WindowState, allocate
+    from oscar_kernels.cache import (
+        BatchView,
+        LayerCache,
+        TokenTargets,
+        Transforms,
+        WindowState,
+        allocate,
+    )
     from oscar_kernels.decode_attention.fastest import decode_attention, decode_elements
     from oscar_kernels.decode_attention.launcher import extend_attention, extend_elements
     from oscar_kernels.decode_attention.workspace import Workspace
@@ -37,7 +45,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("BatchView", "LayerCache", "TokenTargets", "Transforms", "WindowState", "allocate"), "cache"),
+    **dict.fromkeys(
+        ("BatchView", "LayerCache", "TokenTargets", "Transforms", "WindowState", "allocate"),
+        "cache",
+    ),
     "QuantSpec": "spec",
     "Workspace": "decode_attention.workspace",
     "decode_elements": "decode_attention.fastest",

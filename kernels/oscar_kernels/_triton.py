@@ -9,7 +9,8 @@ import os
 import torch
 
 MINIMUM = (8, 0)
-"""Lowest compute capability the kernels are written for: bfloat16 matrix units and asynchronous copies."""
+"""Lowest compute capability the kernels are written for: bfloat16 matrix units and asynchronous
+copies."""
 
 
 def interpreted() -> bool:
@@ -19,7 +20,8 @@ def interpreted() -> bool:
 
 @functools.cache
 def dependent_launch(device: torch.device) -> bool:
-    """A kernel may be launched before the one it waits for has ended: compute capability 9 and later."""
+    """A kernel may be launched before the one it waits for has ended: compute capability 9 and
+    later."""
     if interpreted() or device.type != "cuda" or torch.version.hip is not None:
         return False
     return bool(torch.cuda.get_device_capability(device) >= (9, 0))
@@ -33,7 +35,12 @@ def missing(device: torch.device | str) -> str | None:
     if interpreted():
         return None
     if device.type != "cuda":
-        return f"Triton has no {device.type} device; TRITON_INTERPRET=1 runs its kernels slowly on any"
+        return (
+            f"Triton has no {device.type} device; TRITON_INTERPRET=1 runs its kernels slowly on any"
+        )
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < MINIMUM:
-        return f"{torch.cuda.get_device_name(device)} is older than compute capability {MINIMUM[0]}.{MINIMUM[1]}"
+        return (
+            f"{torch.cuda.get_device_name(device)} is older than compute capability"
+            f" {MINIMUM[0]}.{MINIMUM[1]}"
+        )
     return None

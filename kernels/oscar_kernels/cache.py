@@ -1,8 +1,9 @@
-"""What the kernels read and write: the INT2 cache of one layer on one rank, its BF16 windows, and a batch's view of it.
+"""What the kernels read and write: the INT2 cache of one layer on one rank, its BF16 windows, and a
+batch's view of it.
 
-Every token has codes and affine parameters in the slot the serving engine gave it. On top of them the first `sink` and
-the last `recent` tokens of a running request also have exact rows in the sink and ring stores. A request with `n`
-cached tokens reads position `p` from
+Every token has codes and affine parameters in the slot the serving engine gave it. On top of them
+the first `sink` and the last `recent` tokens of a running request also have exact rows in the sink
+and ring stores. A request with `n` cached tokens reads position `p` from
 
 * its sink block where `sink_from <= p < min(sink, n)`,
 * its ring, at `p % recent`, where `max(n - recent, ring_start) <= p < n` (and not from the sink),
@@ -10,8 +11,8 @@ cached tokens reads position `p` from
 
 Row 0 and slot 0 are dummies: padding of a CUDA graph reads and writes them.
 
-Record of one slot and KV head, `[K codes | V codes]`, each packed as `layout` says; its affine parameters are
-`[K scale, K offset] * K groups, [V scale, V offset] * V groups` in 16 bits.
+Record of one slot and KV head, `[K codes | V codes]`, each packed as `layout` says; its affine
+parameters are `[K scale, K offset] * K groups, [V scale, V offset] * V groups` in 16 bits.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class TokenTargets:
         slots: `[T]`.
         rows: `[T]`, the row of each token's request.
         positions: `[T]`.
-        ends: `[T]`, tokens of its request once these are written: only the last `recent` of them enter the ring.
+        ends: `[T]`, tokens of its request once these are written: only the last `recent` of them
+            enter the ring.
     """
 
     slots: Tensor
@@ -115,11 +117,13 @@ class TokenTargets:
 
 @dataclass(frozen=True, eq=False)
 class Transforms:
-    """The transform pairs of one layer, float32; a leading dimension of 1 is shared by all heads, else `H`.
+    """The transform pairs of one layer, float32; a leading dimension of 1 is shared by all heads,
+    else `H`.
 
     The tensors must not change once they are in use: kernels keep what they work out of them.
 
-    `k' = (k - k_mean) @ k_forward`, `q' = q @ q_partner`, `v' = v @ v_forward`, `o = o' @ o_partner^T`.
+    `k' = (k - k_mean) @ k_forward`, `q' = q @ q_partner`, `v' = v @ v_forward`,
+    `o = o' @ o_partner^T`.
 
     Attributes:
         k_forward, q_partner: `[1 | H, Dk, Dk]`.
@@ -163,7 +167,8 @@ def allocate(
 
     if k_spec.scale_dtype != v_spec.scale_dtype or k_spec.scale_dtype == "float32":
         raise ValueError(
-            f"scales are stored as {k_spec.scale_dtype} and {v_spec.scale_dtype}; one 16-bit type is needed"
+            f"scales are stored as {k_spec.scale_dtype} and {v_spec.scale_dtype}; one 16-bit type"
+            " is needed"
         )
     window = {"dtype": dtype or torch.bfloat16, "device": device}
     record = code_bytes(k_spec) + code_bytes(v_spec)
@@ -173,7 +178,9 @@ def allocate(
         k_spec,
         v_spec,
         torch.zeros(slots, num_kv_heads, record, dtype=torch.uint8, device=device),
-        torch.zeros(slots, num_kv_heads, parameters, dtype=getattr(torch, k_spec.scale_dtype), device=device),
+        torch.zeros(
+            slots, num_kv_heads, parameters, dtype=getattr(torch, k_spec.scale_dtype), device=device
+        ),
         torch.zeros(rows, recent, num_kv_heads, k_spec.head_dim, **window),
         torch.zeros(rows, recent, num_kv_heads, v_spec.head_dim, **window),
         torch.zeros(sinks, sink, num_kv_heads, k_spec.head_dim, **window),

@@ -1,8 +1,9 @@
 """Bytes of an INT2 row. No torch.
 
-Code order (the reference order): with `q = head_dim // 4`, byte `j` of a row holds the codes of channels
-`j, j + q, j + 2q, j + 3q` in bits 0-1, 2-3, 4-5, 6-7. A kernel unpacks four contiguous quarters with shifts and no
-shuffle. Scale and offset of each group follow in their own tensor, interleaved `[scale, offset]` per group.
+Code order (the reference order): with `q = head_dim // 4`, byte `j` of a row holds the codes of
+channels `j, j + q, j + 2q, j + 3q` in bits 0-1, 2-3, 4-5, 6-7. A kernel unpacks four contiguous
+quarters with shifts and no shuffle. Scale and offset of each group follow in their own tensor,
+interleaved `[scale, offset]` per group.
 """
 
 from __future__ import annotations
@@ -29,5 +30,6 @@ def row_bytes(spec: QuantSpec) -> int:
 
 
 def bits_per_element(spec: QuantSpec) -> float:
-    """Stored bits per channel, scales and offsets included: 2.25 at group 128 with 16-bit scales."""
+    """Stored bits per channel, scales and offsets included: 2.25 at group 128 with 16-bit
+    scales."""
     return 8 * row_bytes(spec) / spec.head_dim

@@ -1,10 +1,12 @@
-"""THE quantizer: clip, scale, offset, rounding, code order and their inverse, in plain torch on any device.
+"""THE quantizer: clip, scale, offset, rounding, code order and their inverse, in plain torch on any
+device.
 
-Every other statement of it (a Triton kernel) must give the codes of this one. All arithmetic is float32; codes come
-from the float32 scale and offset, before these are rounded for storage.
+Every other statement of it (a Triton kernel) must give the codes of this one. All arithmetic is
+float32; codes come from the float32 scale and offset, before these are rounded for storage.
 
-Source: asymmetric INT2 with order-statistic clip of OSCAR (arXiv 2605.17757). We store `offset = min` in place of a
-zero point: same values, but a zero point in float16 overflows on constant rows.
+Source: asymmetric INT2 with order-statistic clip of OSCAR (arXiv 2605.17757). We store
+`offset = min` in place of a zero point: same values, but a zero point in float16 overflows on
+constant rows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32":
 
 
 def clip_rows(x: Tensor, spec: QuantSpec) -> Tensor:
-    """Saturate every row at one order statistic of its absolute values, over the whole row whatever the groups.
+    """Saturate every row at one order statistic of its absolute values, over the whole row whatever
+    the groups.
 
     Args:
         x: `[..., head_dim]`, any float dtype. Not modified.
@@ -31,14 +34,17 @@ def clip_rows(x: Tensor, spec: QuantSpec) -> Tensor:
     index = spec.clip_index
     if index is None:
         return x
-    limit = x.abs().topk(spec.head_dim - index, dim=-1).values[..., -1:]  # few are above it: cheaper than a sort
+    limit = (
+        x.abs().topk(spec.head_dim - index, dim=-1).values[..., -1:]
+    )  # few are above it: cheaper than a sort
     return torch.minimum(torch.maximum(x, -limit), limit)
 
 
 def affine_parameters(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     """Scale and offset of every group of every row, before rounding to their storage dtype.
 
-    `scale = max(max(x) - min(x), 1e-8) / 3` and `offset = min(x)`, so that `x ~ code * scale + offset`.
+    `scale = max(max(x) - min(x), 1e-8) / 3` and `offset = min(x)`, so that
+    `x ~ code * scale + offset`.
 
     Args:
         x: `[..., head_dim]` float32, transformed and clipped. Not modified.
@@ -58,8 +64,8 @@ def quantize_codes(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
         x: `[..., head_dim]`, any float dtype, already transformed. Not modified.
 
     Returns:
-        `codes` `[..., head_dim]` uint8 in 0..3, and `affine` `[..., num_groups, 2]` (scale, offset) in the storage
-        dtype; magnitudes beyond float16 saturate.
+        `codes` `[..., head_dim]` uint8 in 0..3, and `affine` `[..., num_groups, 2]` (scale, offset)
+        in the storage dtype; magnitudes beyond float16 saturate.
     """
     x = clip_rows(x, spec)
     scale, offset = affine_parameters(x, spec)
@@ -80,7 +86,12 @@ def dequantize_codes(codes: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
 def pack(codes: Tensor) -> Tensor:
     """`[..., head_dim]` codes in 0..3 to `[..., head_dim // 4]` bytes in the order of `layout`."""
     quarter = codes.unflatten(-1, (4, codes.shape[-1] // 4)).to(torch.uint8)
-    return quarter[..., 0, :] | (quarter[..., 1, :] << 2) | (quarter[..., 2, :] << 4) | (quarter[..., 3, :] << 6)
+    return (
+        quarter[..., 0, :]
+        | (quarter[..., 1, :] << 2)
+        | (quarter[..., 2, :] << 4)
+        | (quarter[..., 3, :] << 6)
+    )
 
 
 def unpack(packed: Tensor) -> Tensor:
@@ -89,7 +100,8 @@ def unpack(packed: Tensor) -> Tensor:
 
 
 def quantize(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Rows to storage: `packed` `[..., head_dim // 4]` uint8, `affine` `[..., num_groups, 2]`. See `quantize_codes`."""
+    """Rows to storage: `packed` `[..., head_dim // 4]` uint8, `affine` `[..., num_groups, 2]`. See
+    `quantize_codes`."""
     codes, affine = quantize_codes(x, spec)
     return pack(codes), affine
 
@@ -100,6 +112,7 @@ def dequantize(packed: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
 
 
 def fake_quantize(x: Tensor, spec: QuantSpec) -> Tensor:
-    """What a row becomes when it goes through the cache: `dequantize(quantize(x))`, float32, same shape."""
+    """What a row becomes when it goes through the cache: `dequantize(quantize(x))`, float32, same
+    shape."""
     codes, affine = quantize_codes(x, spec)
     return dequantize_codes(codes, affine, spec)

@@ -1,7 +1,8 @@
-"""What tests and benchmarks of the kernels share: a tolerance rule, poisoned memory, and random caches.
+"""What tests and benchmarks of the kernels share: a tolerance rule, poisoned memory, and random
+caches.
 
-A random cache holds numbers only where the requests of its batch may look: every other code, scale and window row is
-poison, so that one element read too many turns an output into NaN.
+A random cache holds numbers only where the requests of its batch may look: every other code, scale
+and window row is poison, so that one element read too many turns an output into NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from oscar_kernels.spec import QuantSpec
 def assert_as_good_as_torch(
     got: Tensor, op: Callable[..., Tensor], inputs: Sequence[Tensor], *, atol: float = 1e-6
 ) -> None:
-    """Bound the error of `got` by twice that of plain PyTorch in the same dtype; float64 is the truth. NaN fails.
+    """Bound the error of `got` by twice that of plain PyTorch in the same dtype; float64 is the
+    truth. NaN fails.
 
     Args:
         got: what a kernel made of `inputs`.
@@ -37,17 +39,25 @@ def assert_as_good_as_torch(
     if exact.numel():
         plain = (op(*inputs).double() - exact).abs().max().item()
         error = (got.double() - exact).abs().max().item()
-        assert error <= 2 * plain + atol, f"error {error:.2e}; plain torch {plain:.2e}, atol {atol:.0e}"
+        assert error <= 2 * plain + atol, (
+            f"error {error:.2e}; plain torch {plain:.2e}, atol {atol:.0e}"
+        )
 
 
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """New uninitialized memory is NaN, or all ones for integers, so that an element read before it is written shows."""
+    """New uninitialized memory is NaN, or all ones for integers, so that an element read before it
+    is written shows."""
 
     def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *args, **kwargs: poison(make(*args, **kwargs))
 
-    owners = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
+    owners = (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (Tensor, "new_empty"),
+    )
     with contextlib.ExitStack() as stack:
         for owner, name in owners:
             stack.enter_context(mock.patch.object(owner, name, poisoned(getattr(owner, name))))
@@ -67,7 +77,8 @@ class Filling:
 
     Attributes:
         cache, batch: as the kernels take them.
-        keys, values: transformed rows of all tokens, `[tokens, H, head_dim]` float32, packed by `batch.indptr`.
+        keys, values: transformed rows of all tokens, `[tokens, H, head_dim]` float32, packed by
+            `batch.indptr`.
     """
 
     cache: LayerCache
@@ -95,16 +106,25 @@ def random_cache(
     Args:
         lengths: cached tokens of each request.
         k_spec, v_spec: of rows; V like K by default.
-        sink_from, ring_start: of every request; drawn for each one by default: nothing missing, some or all.
+        sink_from, ring_start: of every request; drawn for each one by default: nothing missing,
+            some or all.
         dtype: of the windows.
     """
     v_spec = v_spec or k_spec
     draw = torch.Generator(device).manual_seed(seed)
     requests, tokens = len(lengths), sum(lengths)
     cache = allocate(
-        k_spec, v_spec, slots=tokens + 8, rows=requests + 3, num_kv_heads=num_kv_heads, sink=sink, recent=recent,
-        blocks=requests + 2, dtype=dtype, device=device,
-    )  # fmt: skip
+        k_spec,
+        v_spec,
+        slots=tokens + 8,
+        rows=requests + 3,
+        num_kv_heads=num_kv_heads,
+        sink=sink,
+        recent=recent,
+        blocks=requests + 2,
+        dtype=dtype,
+        device=device,
+    )
     for x in (cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v):
         poison(x)
     host = torch.Generator().manual_seed(seed)
@@ -117,10 +137,16 @@ def random_cache(
     indptr = torch.tensor([0, *lengths]).cumsum(0)
     slots = 1 + torch.randperm(tokens + 7, generator=draw, device=device)[:tokens]
     batch = BatchView(
-        indptr.int().to(device), slots.int(), rows.to(device), WindowState(*(x.to(device) for x in state))
+        indptr.int().to(device),
+        slots.int(),
+        rows.to(device),
+        WindowState(*(x.to(device) for x in state)),
     )
     filling = Filling(
-        cache, batch, _rows(tokens, num_kv_heads, k_spec, draw), 2 * _rows(tokens, num_kv_heads, v_spec, draw)
+        cache,
+        batch,
+        _rows(tokens, num_kv_heads, k_spec, draw),
+        2 * _rows(tokens, num_kv_heads, v_spec, draw),
     )
     _store(filling, rows.tolist(), indptr.tolist(), state)
     return filling

@@ -1,9 +1,10 @@
 """The ZIP archive that `torch.save` writes: a strict reader and a canonical emitter of its records.
 
-Every byte of the file is accounted for: records lie without gaps in the order of the central directory, each is
-stored (never compressed), its local header, data descriptor and directory entry agree, and its CRC-32 is right. The
-only padding is the `FB` extra field that aligns data to 64 bytes. So two programs can never read different content
-from one accepted file. Names come from an allow-list under one root and are never used as paths.
+Every byte of the file is accounted for: records lie without gaps in the order of the central
+directory, each is stored (never compressed), its local header, data descriptor and directory entry
+agree, and its CRC-32 is right. The only padding is the `FB` extra field that aligns data to 64
+bytes. So two programs can never read different content from one accepted file. Names come from an
+allow-list under one root and are never used as paths.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _bad(reason: str, message: str) -> NoReturn:
 
 
 def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
-    """The records of an untrusted archive by name, without the root folder: views into `data`, nothing is copied.
+    """The records of an untrusted archive by name, without the root folder: views into `data`,
+    nothing is copied.
 
     Args:
         data: the whole file.
@@ -79,7 +81,10 @@ def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
             _bad("duplicate", f"{what}: the record {_show(entry.name)} exists twice.")
         folded.add(entry.name.lower())
         if entry.offset != position:
-            _bad("gap", f"{what}: {_show(entry.name)} starts at byte {entry.offset}, expected {position}.")
+            _bad(
+                "gap",
+                f"{what}: {_show(entry.name)} starts at byte {entry.offset}, expected {position}.",
+            )
         start = _local_header(data, entry, directory, what)
         records[entry.name] = view[start : start + entry.size]
         if zlib.crc32(records[entry.name]) != entry.crc:
@@ -88,12 +93,17 @@ def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
         if entry.flags & _STREAMED:
             position = _descriptor(data, entry, position, directory, what)
     if position != directory:
-        _bad("gap", f"{what}: {directory - position} bytes before the central directory belong to no record.")
+        _bad(
+            "gap",
+            f"{what}: {directory - position} bytes before the central directory belong to no"
+            " record.",
+        )
     return _named(records, what)
 
 
 def write_archive(root: str, records: Iterable[tuple[str, bytes]]) -> bytes:
-    """The one archive of `records` in this order under `root`: stored, aligned, without time stamps.
+    """The one archive of `records` in this order under `root`: stored, aligned, without time
+    stamps.
 
     `torch.load` and `read_archive` both read it; the same records give the same bytes everywhere.
     """
@@ -122,7 +132,9 @@ def _directory(data: bytes, what: str) -> tuple[list[_Entry], int]:
         if 0 <= data.rfind(b"PK\5\6", max(0, last - 65535)) < last:
             _bad("suffix", f"{what} has bytes after the end of its archive.")
         raise MalformedFile(
-            "file.truncated", f"{what} is cut off: no archive end in {len(data)} bytes.", hint="fetch it again"
+            "file.truncated",
+            f"{what} is cut off: no archive end in {len(data)} bytes.",
+            hint="fetch it again",
         )
     _, disk, start_disk, here, count, size, offset, comment = _END.unpack_from(data, last)
     if comment:
@@ -138,7 +150,8 @@ def _directory(data: bytes, what: str) -> tuple[list[_Entry], int]:
 
 
 def _end64(data: bytes, last: int, classic: tuple[int, int, int], what: str) -> int:
-    """Offset of the first byte after the central directory; the zip64 records, if any, must repeat the classic ones."""
+    """Offset of the first byte after the central directory; the zip64 records, if any, must repeat
+    the classic ones."""
     locator = last - _LOCATOR.size
     if locator < 0 or data[locator : locator + 4] != b"PK\6\7":
         return last
@@ -157,7 +170,11 @@ def _entries(data: bytes, where: tuple[int, int, int], what: str) -> list[_Entry
     position, end, count = where
     entries: list[_Entry] = []
     while position < end:
-        if position + _ENTRY.size > end or data[position : position + 4] != b"PK\1\2" or len(entries) == count:
+        if (
+            position + _ENTRY.size > end
+            or data[position : position + 4] != b"PK\1\2"
+            or len(entries) == count
+        ):
             _bad("directory", f"{what}: the central directory is broken at byte {position}.")
         fields = _ENTRY.unpack_from(data, position)
         name_size, offset = fields[10], fields[16]
@@ -166,26 +183,55 @@ def _entries(data: bytes, where: tuple[int, int, int], what: str) -> list[_Entry
         entries.append(_Entry(name, fields[3], fields[7], fields[8], offset))
         position += _ENTRY.size + name_size
     if position != end or len(entries) != count:
-        _bad("directory", f"{what}: the central directory lists {len(entries)} records and promises {count}.")
+        _bad(
+            "directory",
+            f"{what}: the central directory lists {len(entries)} records and promises {count}.",
+        )
     return entries
 
 
 def _check_entry(fields: tuple[int, ...], name: bytes, what: str) -> None:
-    _, made_by, needed, flags, method, time, date, _, stored, size, _, extra, comment, disk, internal, external, _ = (
-        fields
-    )
+    (
+        _,
+        made_by,
+        needed,
+        flags,
+        method,
+        time,
+        date,
+        _,
+        stored,
+        size,
+        _,
+        extra,
+        comment,
+        disk,
+        internal,
+        external,
+        _,
+    ) = fields
     if _NAME.fullmatch(name) is None:
         _bad("name", f"{what}: a record name is empty, too long or not printable ASCII.")
     if flags not in _FLAGS:
-        _bad("flags", f"{what}: {_show(name)} has the flags 0x{flags:04x} (encrypted, patched or unknown).")
+        _bad(
+            "flags",
+            f"{what}: {_show(name)} has the flags 0x{flags:04x} (encrypted, patched or unknown).",
+        )
     if method or stored != size:
-        _bad("method", f"{what}: {_show(name)} is compressed (method {method}); only stored records are read.")
+        _bad(
+            "method",
+            f"{what}: {_show(name)} is compressed (method {method}); only stored records are read.",
+        )
     if internal or external:
         _bad("attributes", f"{what}: {_show(name)} has file attributes.")
     if disk:
         _bad("disk", f"{what} is an archive of several parts.")
     if extra or comment or time or date or needed or made_by not in (0, 0x031E):
-        _bad("field", f"{what}: {_show(name)} has a time, comment, version or extra field that no writer sets.")
+        _bad(
+            "field",
+            f"{what}: {_show(name)} has a time, comment, version or extra field that no writer"
+            " sets.",
+        )
 
 
 def _local_header(data: bytes, entry: _Entry, directory: int, what: str) -> int:
@@ -201,13 +247,22 @@ def _local_header(data: bytes, entry: _Entry, directory: int, what: str) -> int:
         or fields != [0, entry.flags, 0, 0, 0, *sizes]
         or data[start - name_size : start] != entry.name
     ):
-        _bad("header", f"{what}: the local header of {_show(entry.name)} does not agree with the central directory.")
+        _bad(
+            "header",
+            f"{what}: the local header of {_show(entry.name)} does not agree with the central"
+            " directory.",
+        )
     if start + extra_size + entry.size > directory:
         _bad("size", f"{what}: {_show(entry.name)} is larger than the file.")
     extra = data[start : start + extra_size]
     pad = extra_size - 4
-    if extra and (not 0 <= pad < 2 * ALIGNMENT or extra != b"FB" + struct.pack("<H", pad) + b"Z" * pad):
-        _bad("padding", f"{what}: {_show(entry.name)} has an extra field that is no alignment padding.")
+    if extra and (
+        not 0 <= pad < 2 * ALIGNMENT or extra != b"FB" + struct.pack("<H", pad) + b"Z" * pad
+    ):
+        _bad(
+            "padding",
+            f"{what}: {_show(entry.name)} has an extra field that is no alignment padding.",
+        )
     return start + int(extra_size)
 
 
@@ -216,12 +271,17 @@ def _descriptor(data: bytes, entry: _Entry, position: int, directory: int, what:
     after = position + _DESCRIPTOR.size
     wanted = (b"PK\7\x08", entry.crc, entry.size, entry.size)
     if after > directory or _DESCRIPTOR.unpack_from(data, position) != wanted:
-        _bad("descriptor", f"{what}: the data descriptor of {_show(entry.name)} does not agree with the directory.")
+        _bad(
+            "descriptor",
+            f"{what}: the data descriptor of {_show(entry.name)} does not agree with the"
+            " directory.",
+        )
     return after
 
 
 def _named(records: Mapping[bytes, memoryview], what: str) -> dict[str, memoryview]:
-    """Drop the one root folder; check every name against the allow-list and every marker against its content."""
+    """Drop the one root folder; check every name against the allow-list and every marker against
+    its content."""
     result: dict[str, memoryview] = {}
     root = next(iter(records)).split(b"/", 1)[0]
     if root in (b"", b".", b"..") or b"\\" in root:
@@ -232,7 +292,10 @@ def _named(records: Mapping[bytes, memoryview], what: str) -> dict[str, memoryvi
         if head != root or not slash:
             _bad("name", f"{what}: {_show(full)} is not inside the one root folder {_show(root)}.")
         if name != PICKLE and name not in MARKERS and _DATA_NAME.fullmatch(name) is None:
-            _bad("name", f"{what}: a record named {_show(full)} does not belong into a rotation file.")
+            _bad(
+                "name",
+                f"{what}: a record named {_show(full)} does not belong into a rotation file.",
+            )
         if name in MARKERS and MARKERS[name].fullmatch(content[:64]) is None:
             _bad("marker", f"{what}: the record {name} has unknown content.")
         result[name] = content

@@ -1,8 +1,9 @@
-"""Checks of one rotation file that need its numbers and nothing else: finite, invertible, ordered, not a placeholder.
+"""Checks of one rotation file that need its numbers and nothing else: finite, invertible, ordered,
+not a placeholder.
 
-Every check returns a `Finding` (what people read) or a `Problem` (why the file must not be used). Limits are
-measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, a matrix that went through bf16
-is at 1e-3.
+Every check returns a `Finding` (what people read) or a `Problem` (why the file must not be used).
+Limits are measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, a
+matrix that went through bf16 is at 1e-3.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.outcome import Grade, State
-from oscar_zoo.artifact.transforms import hadamard
 
 FP64_LIMIT = 2e-7
 FP32_LIMIT = 5e-6
@@ -33,7 +34,7 @@ _NO_EIGENVECTORS = ("hadamard", "pbr", "h_pbr")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """What a check found. `warnings` are stable codes."""
 
     detail: str
@@ -63,37 +64,47 @@ def data_free(rotations: RotationSet) -> bool:
     return (rotations.composition or rotations.objective) in _NO_EIGENVECTORS
 
 
-def numeric(rotations: RotationSet) -> tuple[Finding, Grade] | Problem:
+def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
     """All values finite, and forward @ partner.T = I in float64, largest absolute deviation.
 
-    At most 2e-7 is the precision of a float64 fit, at most 5e-6 that of a float32 fit (a warning), above is refused.
-    Entries of a pair of inverses are larger than those of a rotation, and so is what rounding them makes: the first
-    limit is in units of `_rounding_unit`.
+    At most 2e-7 is the precision of a float64 fit, at most 5e-6 that of a float32 fit (a warning),
+    above is refused. Entries of a pair of inverses are larger than those of a rotation, and so is
+    what rounding them makes: the first limit is in units of `_rounding_unit`.
     """
     worst = rounding = condition = 0.0
     for layer in _distinct(rotations):
         if not all(a is None or np.isfinite(a).all() for a in _arrays(layer)):
-            return Problem("not_finite", f"layer {layer.layer_id} has NaN or infinite values", layer=layer.layer_id)
+            return Problem(
+                "not_finite",
+                f"layer {layer.layer_id} has NaN or infinite values",
+                layer=layer.layer_id,
+            )
         errors = _inverse_error(layer)
         if errors.max() > FP32_LIMIT:
             return _not_inverse(rotations, layer, errors)
         worst = max(worst, float(errors.max()))
         rounding = max(rounding, float((errors / _rounding_unit(layer)).max()))
         if not rotations.orthogonal:
-            condition = max(condition, float((_spectral_norm(layer.forward) * _spectral_norm(layer.partner)).max()))
+            condition = max(
+                condition,
+                float((_spectral_norm(layer.forward) * _spectral_norm(layer.partner)).max()),
+            )
     formula = "R R^T" if rotations.orthogonal else "R Q^T"
-    detail = f"max |{formula} - I| = {worst:.1e}" + (f", condition {condition:.0f}" if condition else "")
+    detail = f"max |{formula} - I| = {worst:.1e}" + (
+        f", condition {condition:.0f}" if condition else ""
+    )
     warnings = (("numeric.fp32_grade",) if rounding > FP64_LIMIT else ()) + (
         ("numeric.condition",) if condition > CONDITION_LIMIT else ()
     )
     grade: Grade = "fp32" if rounding > FP64_LIMIT else "fp64"
-    return Finding(detail, "warning" if warnings else "ok", warnings), grade
+    return CheckFinding(detail, "warning" if warnings else "ok", warnings), grade
 
 
-def eigenvalues(rotations: RotationSet) -> Finding | Problem:
-    """Ascending, positive at the end, at most noise below zero; all ones exactly in Hadamard files."""
+def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
+    """Ascending, positive at the end, at most noise below zero; all ones exactly in Hadamard
+    files."""
     if rotations.layers[0].eigenvalues is None:
-        return Finding("no eigenvalues in this file", "warning", ("eigenvalues.missing",))
+        return CheckFinding("no eigenvalues in this file", "warning", ("eigenvalues.missing",))
     ones = rotations.objective == "hadamard"
     smallest, ties = np.inf, 0
     for layer in rotations.layers:
@@ -101,51 +112,86 @@ def eigenvalues(rotations: RotationSet) -> Finding | Problem:
         place = f"the eigenvalues of layer {layer.layer_id}"
         last = values[..., -1]
         if ones != bool((values == 1).all()):
-            said = "are not all 1, as in a Hadamard file" if ones else "are all 1, as in a Hadamard file only"
+            said = (
+                "are not all 1, as in a Hadamard file"
+                if ones
+                else "are all 1, as in a Hadamard file only"
+            )
             return Problem("eigenvalues.all_ones", f"{place} {said}", layer=layer.layer_id)
         if (np.diff(values, axis=-1) < 0).any():
             return Problem("eigenvalues.order", f"{place} are not ascending", layer=layer.layer_id)
         if not (last > 0).all() or (values[..., 0] < -EIGENVALUE_NOISE * last).any():
             low = float(values[..., 0].min())
-            return Problem("eigenvalues.sign", f"{place} are negative", layer=layer.layer_id, measured=low)
+            return Problem(
+                "eigenvalues.sign", f"{place} are negative", layer=layer.layer_id, measured=low
+            )
         smallest = min(smallest, float((values[..., 0] / last).min()))
         ties += int((np.diff(values, axis=-1) == 0).sum())
     if ones:
-        return Finding("all 1, as declared")
+        return CheckFinding("all 1, as declared")
     detail = f"ascending, smallest over largest {smallest:.1e}"
-    return Finding(f"{detail}, {ties} tied", "warning", ("eigenvalues.tied",)) if ties else Finding(detail)
+    return (
+        CheckFinding(f"{detail}, {ties} tied", "warning", ("eigenvalues.tied",))
+        if ties
+        else CheckFinding(detail)
+    )
 
 
-def content(rotations: RotationSet) -> Finding | Problem:
-    """Matrices are what the objective says: no identity, permutation, plain Hadamard or repeated layer in disguise."""
+def content(rotations: RotationSet) -> CheckFinding | Problem:
+    """Matrices are what the objective says: no identity, permutation, plain Hadamard or repeated
+    layer in disguise."""
     h = hadamard(rotations.head_dim)
     declared = rotations.composition or rotations.objective
     seen: dict[bytes, int] = {}
     for layer in _distinct(rotations):
         place = f"the matrix of layer {layer.layer_id}"
         largest, length = np.abs(layer.forward).max(axis=-1), np.linalg.norm(layer.forward, axis=-1)
-        if (np.abs(layer.forward - np.eye(rotations.head_dim)) < SAME_MATRIX).all(axis=(-2, -1)).any():
+        if (
+            (np.abs(layer.forward - np.eye(rotations.head_dim)) < SAME_MATRIX)
+            .all(axis=(-2, -1))
+            .any()
+        ):
             return Problem("content.identity", f"{place} is the identity", layer=layer.layer_id)
         unit = (largest > 1 - SAME_MATRIX) & (length < 1 + SAME_MATRIX)
         if declared != "pbr" and unit.all(axis=-1).any():
-            return Problem("content.permutation", f"{place} only permutes channels", layer=layer.layer_id)
+            return Problem(
+                "content.permutation", f"{place} only permutes channels", layer=layer.layer_id
+            )
         plain = (np.abs(layer.forward - h) < SAME_MATRIX).all(axis=(-2, -1))
         if declared == "hadamard" and not plain.all():
-            return Problem("content.not_hadamard", f"{place} is not the Hadamard matrix", layer=layer.layer_id)
+            return Problem(
+                "content.not_hadamard", f"{place} is not the Hadamard matrix", layer=layer.layer_id
+            )
         if declared != "hadamard" and plain.any():
-            return Problem("content.hadamard", f"{place} is the plain Hadamard matrix", layer=layer.layer_id)
+            return Problem(
+                "content.hadamard", f"{place} is the plain Hadamard matrix", layer=layer.layer_id
+            )
         twin = seen.setdefault(sha256(layer.forward.tobytes()).digest(), layer.layer_id)
         if twin != layer.layer_id and not data_free(rotations):
-            return Problem("content.equal_layers", f"{place} repeats that of layer {twin}", layer=layer.layer_id)
+            return Problem(
+                "content.equal_layers",
+                f"{place} repeats that of layer {twin}",
+                layer=layer.layer_id,
+            )
     if rotations.objective == "uresidual":
-        return Finding("a uresidual file: published transposed, see its method", "warning", ("content.uresidual",))
-    return Finding("the same matrix in every layer, as declared" if data_free(rotations) else "every layer differs")
+        return CheckFinding(
+            "a uresidual file: published transposed, see its method",
+            "warning",
+            ("content.uresidual",),
+        )
+    return CheckFinding(
+        "the same matrix in every layer, as declared"
+        if data_free(rotations)
+        else "every layer differs"
+    )
 
 
 def localisation_score(rotations: RotationSet) -> float | None:
-    """Mean over layers of s = d/3 * mean over columns of sum(W^4), W = R H; `None` where it means nothing.
+    """Mean over layers of s = d/3 * mean over columns of sum(W^4), W = R H; `None` where it means
+    nothing.
 
-    Keys score above 2, values above 1.15 in real files; a random rotation scores 1. A hint, never a reason to refuse.
+    Keys score above 2, values above 1.15 in real files; a random rotation scores 1. A hint, never a
+    reason to refuse.
     """
     applies = rotations.orthogonal and rotations.composition in ("r_h", "r_h_pbr")
     if not applies or rotations.head_dim < LOCALISATION_MIN_DIM:
@@ -156,20 +202,31 @@ def localisation_score(rotations: RotationSet) -> float | None:
     return float(np.mean(fourth)) * rotations.head_dim**2 / 3
 
 
-def localisation(sides: dict[str, RotationSet]) -> Finding:
+def localisation(sides: dict[str, RotationSet]) -> CheckFinding:
     """Compare the scores of K and V with what real files show; warnings only."""
-    scores = {role: score for role, side in sides.items() if (score := localisation_score(side)) is not None}
+    scores = {
+        role: score
+        for role, side in sides.items()
+        if (score := localisation_score(side)) is not None
+    }
     if not scores:
-        return Finding("not checked: only for calibrated rotations of 64 channels and more", "not checked")
-    warnings = [f"localisation.{role}" for role, score in scores.items() if score < LOCALISATION[role]]
+        return CheckFinding(
+            "not checked: only for calibrated rotations of 64 channels and more", "not checked"
+        )
+    warnings = [
+        f"localisation.{role}" for role, score in scores.items() if score < LOCALISATION[role]
+    ]
     if len(scores) == 2 and scores["k"] <= scores["v"]:
         warnings.append("localisation.order")
     detail = ", ".join(f"{role.upper()} {score:.2f}" for role, score in scores.items())
-    return Finding(f"score {detail}; random is 1.0", "warning" if warnings else "ok", tuple(warnings))
+    return CheckFinding(
+        f"score {detail}; random is 1.0", "warning" if warnings else "ok", tuple(warnings)
+    )
 
 
 def _distinct(rotations: RotationSet) -> Iterator[LayerTransform]:
-    """Layers without those whose arrays are the very same objects as an earlier one's: a shared record is one check."""
+    """Layers without those whose arrays are the very same objects as an earlier one's: a shared
+    record is one check."""
     seen: set[tuple[int, ...]] = set()
     for layer in rotations.layers:
         identity = tuple(map(id, _arrays(layer)))
@@ -191,9 +248,11 @@ def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:
 
 
 def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
-    """2 sqrt(sum_k r_ik^2 q_jk^2) at its largest, at least 1, per head: roundings of single terms add like noise.
+    """2 sqrt(sum_k r_ik^2 q_jk^2) at its largest, at least 1, per head: roundings of single terms
+    add like noise.
 
-    In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are, for any condition measured.
+    In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are, for any
+    condition measured.
     """
     if layer.partner is layer.forward:
         return np.ones(layer.forward.shape[:-2])
@@ -203,7 +262,9 @@ def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
     return np.asarray(2 * np.sqrt(squares.max(axis=(-2, -1)))).clip(1)
 
 
-def _not_inverse(rotations: RotationSet, layer: LayerTransform, errors: NDArray[np.float64]) -> Problem:
+def _not_inverse(
+    rotations: RotationSet, layer: LayerTransform, errors: NDArray[np.float64]
+) -> Problem:
     measured = float(errors.max())
     word = "is not orthogonal" if rotations.orthogonal else "and its partner are not inverse"
     return Problem(
@@ -217,7 +278,8 @@ def _not_inverse(rotations: RotationSet, layer: LayerTransform, errors: NDArray[
 
 
 def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Largest singular value per matrix, at most 8 % too large: Frobenius norm of the Gram matrix's 32nd power."""
+    """Largest singular value per matrix, at most 8 % too large: Frobenius norm of the Gram matrix's
+    32nd power."""
     gram = matrix.astype(np.float64)
     gram = np.swapaxes(gram, -2, -1) @ gram
     exponent, log_norm = 1, np.zeros(gram.shape[:-2])

@@ -1,7 +1,7 @@
 """Digests: sha256 of bytes and files, and the digest of an artifact over its file list.
 
-The artifact digest is the sha256 of the canonical JSON of `[{"path", "sha256", "size"}, ...]` sorted by path.
-It names the payload bytes; `oscar.json` is not part of it.
+The artifact digest is the sha256 of the canonical JSON of `[{"path", "sha256", "size"}, ...]`
+sorted by path. It names the payload bytes; `oscar.json` is not part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from oscar_zoo.artifact.strict_json import canonical_bytes
 
 @dataclass(frozen=True, order=True)
 class FileDigest:
-    """One payload file: POSIX path relative to the artifact folder, sha256 as 64 hex digits, size in bytes."""
+    """One payload file: POSIX path relative to the artifact folder, sha256 as 64 hex digits, size
+    in bytes."""
 
     path: str
     sha256: str

@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all.
 
-Everything new is written under a `.tmp.<uuid>` name in the same file system, forced to disk, and renamed to its place;
-the parent folder is forced to disk after that. A crash leaves only `.tmp.*` names, which `sweep` removes an hour
-later. Nothing here depends on file locks.
+Everything new is written under a `.tmp.<uuid>` name in the same file system, forced to disk, and
+renamed to its place; the parent folder is forced to disk after that. A crash leaves only `.tmp.*`
+names, which `sweep` removes an hour later. Nothing here depends on file locks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def temp_path(folder: Path) -> Path:
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Create `path` with `data` and force it to disk; the name must be free."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
         rest = memoryview(data)
         while rest:
@@ -42,7 +44,8 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` to `path` in one step: a reader sees the old content or the new, never a part."""
+    """Write `data` to `path` in one step: a reader sees the old content or the new, never a
+    part."""
     fresh = temp_path(path.parent)
     try:
         write_new(fresh, data, mode=mode)
@@ -73,7 +76,8 @@ def make_folders(folder: Path, *, mode: int = 0o755) -> None:
 
 @contextlib.contextmanager
 def staged_folder(parent: Path, *, mode: int = 0o755) -> Iterator[Path]:
-    """A fresh `.tmp.<uuid>` folder in `parent`, removed again unless it was renamed to its place."""
+    """A fresh `.tmp.<uuid>` folder in `parent`, removed again unless it was renamed to its
+    place."""
     folder = temp_path(parent)
     os.mkdir(folder, mode)  # noqa: PTH102
     try:
@@ -106,7 +110,8 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) 
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove `folder` and what is in it; a folder that is gone or cannot be removed is left to `sweep`."""
+    """Remove `folder` and what is in it; a folder that is gone or cannot be removed is left to
+    `sweep`."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -136,7 +141,8 @@ def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turn what the disk says into one `StorageError` line; errors of this library pass unchanged."""
+    """Turn what the disk says into one `StorageError` line; errors of this library pass
+    unchanged."""
     try:
         yield
     except OSError as error:
@@ -144,7 +150,9 @@ def storage_errors(what: str) -> Iterator[None]:
             raise
         hints = {
             errno.ENOSPC: "free some space, then run the same command again",
-            errno.EDQUOT: "your disk quota is used up; free some space, then run the same command again",
+            errno.EDQUOT: (
+                "your disk quota is used up; free some space, then run the same command again"
+            ),
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.EACCES: "check who owns the folder and its permissions",
             errno.EPERM: "check who owns the folder and its permissions",

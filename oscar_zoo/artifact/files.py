@@ -1,4 +1,5 @@
-"""Reading files of others: one open that follows no link and waits for nothing, one read, bounded sizes."""
+"""Reading files of others: one open that follows no link and waits for nothing, one read, bounded
+sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
 MAX_FILE_BYTES = 64 << 20
 """Largest file that is read where nobody says otherwise."""
 MAX_PAYLOAD_BYTES = 256 << 20
-"""Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have 2 to 17 MB."""
+"""Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have
+2 to 17 MB."""
 MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
 """Most bytes of one artifact that are read into memory."""
 
@@ -36,25 +38,32 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
-        raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
+        raise StorageError(
+            f"cannot read {path}: {error.strerror}.", hint="check its permissions"
+        ) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise MalformedFile("file.kind", f"{path} is not a regular file.")
     with os.fdopen(descriptor, "rb") as stream:
         if status.st_size > max_bytes:
-            raise MalformedFile("file.size", f"{path} has {status.st_size:,} bytes, at most {max_bytes:,} are read.")
+            raise MalformedFile(
+                "file.size", f"{path} has {status.st_size:,} bytes, at most {max_bytes:,} are read."
+            )
         try:
             data = stream.read(status.st_size + 1)
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from None
+            raise StorageError(
+                f"cannot read {path}: {error.strerror}.", hint="check its permissions"
+            ) from None
     if len(data) != status.st_size:
         raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
     return data
 
 
 def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
-    """What hubs and people give in place of any file: reason, words for `it is ...` and a hint; or `None`."""
+    """What hubs and people give in place of any file: reason, words for `it is ...` and a hint; or
+    `None`."""
     head = data[:256].lstrip().lower()
     if not data:
         return "file.empty", "empty", "fetch it again"

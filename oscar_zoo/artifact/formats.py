@@ -1,12 +1,13 @@
 """Rotation sets: the typed content of one rotation file, for format_version 1, 2 and 3.
 
-Every layer is always a triple `(forward, partner, mean)`, so no caller can apply a non-orthogonal transform as if it
-were a rotation. Row vectors, matrices act from the right:
+Every layer is always a triple `(forward, partner, mean)`, so no caller can apply a non-orthogonal
+transform as if it were a rotation. Row vectors, matrices act from the right:
 
 * keys:   `k' = (k - mean) @ forward`, queries `q' = q @ partner`, and `forward @ partner.T = I`;
 * values: `v' = v @ forward`, outputs `o = o' @ partner.T`, and `forward @ partner.T = I`.
 
-An orthogonal layer has `partner is forward`. Layer ids are decoder layer indices of the whole model.
+An orthogonal layer has `partner is forward`. Layer ids are decoder layer indices of the whole
+model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Role = Literal["k", "v"]
 Grouping = Literal["layer", "kv_head"]
 CalibrationValue = str | int | float | bool | None
 
-HESSIANS: Mapping[str, Role] = MappingProxyType({"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"})
+HESSIANS: Mapping[str, Role] = MappingProxyType(
+    {"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"}
+)
 """Objective prefix -> the role it belongs to."""
 
 COMPOSITIONS = ("plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr")
@@ -57,7 +60,8 @@ class RotationSet:
     """All layers of one side (K or V) of an artifact, in ascending layer order.
 
     Attributes:
-        format_version: 1 (shared by all heads, orthogonal), 2 (per KV head, orthogonal), 3 (either, with partners).
+        format_version: 1 (shared by all heads, orthogonal), 2 (per KV head, orthogonal), 3 (either,
+            with partners).
         objective: for format 1 `<hessian>_<composition>`, `hadamard` or `uresidual`.
         grouping: `layer` (one matrix for all heads) or `kv_head`.
         transform: name of the transform, such as `oscar`, `hadamard`, `wush`.
@@ -95,7 +99,8 @@ class RotationSet:
 
     @property
     def declared_role(self) -> Role | None:
-        """The side the file claims (`qqt_*` is K, `sst_*` is V, format 3 says it), or `None` when it claims none."""
+        """The side the file claims (`qqt_*` is K, `sst_*` is V, format 3 says it), or `None` when
+        it claims none."""
         if self.role is not None:
             return self.role
         head = self.objective.split("_", 1)[0]
@@ -136,12 +141,21 @@ class RotationSet:
         """
         width = geometry.head_dim if role == "k" else geometry.v_head_dim
         made_for: dict[str, int | tuple[int, ...] | None]
-        made_for = {"head_dim": self.head_dim, "layers": self.layer_ids, "KV heads": self.num_kv_heads}
+        made_for = {
+            "head_dim": self.head_dim,
+            "layers": self.layer_ids,
+            "KV heads": self.num_kv_heads,
+        }
         has: dict[str, int | tuple[int, ...]]
-        has = {"head_dim": width, "layers": geometry.attention_layers, "KV heads": geometry.num_kv_heads}
+        has = {
+            "head_dim": width,
+            "layers": geometry.attention_layers,
+            "KV heads": geometry.num_kv_heads,
+        }
         for what, mine in made_for.items():
             if mine is not None and mine != has[what]:
                 raise GeometryMismatch(
-                    f"this {role.upper()} rotation is for {what} {brief(mine)}; {model_name} has {brief(has[what])}.",
+                    f"this {role.upper()} rotation is for {what} {brief(mine)}; {model_name} has"
+                    f" {brief(has[what])}.",
                     hint=f"artifacts that fit: oscar-zoo list --for {model_name}",
                 )

@@ -1,7 +1,9 @@
-"""Locks that save work, such as a second download of the same bytes; nothing is correct because of them.
+"""Locks that save work, such as a second download of the same bytes; nothing is correct because of
+them.
 
-flock lies or is missing on some network file systems, so whoever takes a lock must do the right thing without it too.
-Lock files are never deleted: two processes would hold locks on two files of one name. A killed process holds nothing.
+flock lies or is missing on some network file systems, so whoever takes a lock must do the right
+thing without it too. Lock files are never deleted: two processes would hold locks on two files of
+one name. A killed process holds nothing.
 
 Names in use: `store`, shared while entries are added and exclusive while `gc` looks; see `STORE`.
 """
@@ -27,11 +29,13 @@ State = Literal["held", "late", "none"]
 
 
 @contextlib.contextmanager
-def held(name: str, *, timeout: float = 600.0, shared: bool = False, root: Path | None = None) -> Iterator[bool]:
+def held(
+    name: str, *, timeout: float = 600.0, shared: bool = False, root: Path | None = None
+) -> Iterator[bool]:
     """Hold the lock `name` while the body runs, and say whether it is held; not re-entrant.
 
-    Waiting ends at once on Ctrl-C. Where the file system has no locks, or the folder cannot be written, the body runs
-    without one; after `timeout` too.
+    Waiting ends at once on Ctrl-C. Where the file system has no locks, or the folder cannot be
+    written, the body runs without one; after `timeout` too.
 
     Args:
         name: any text.
@@ -60,10 +64,13 @@ def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) ->
     """The same for an open lock file, which is closed at the end.
 
     Returns:
-        `held`; `late` when others held it until `timeout`; `none` where the file system has no locks.
+        `held`; `late` when others held it until `timeout`; `none` where the file system has no
+        locks.
     """
     try:
-        state = _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout)
+        state = _lock(
+            descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout
+        )
         try:
             yield state
         finally:

@@ -1,9 +1,10 @@
 """The manifest `oscar-zoo.manifest/1`: what an artifact is, where it came from, how to serve it.
 
-Two parts. `oscar.json` beside the payload is immutable. The `registry` block (status, scores, aliases, hubs) is
-mutable, lives in packaged manifests and indexes only, and never in `oscar.json`. A field that is not known is null
-and shown as "not reported"; checksums are never invented, so `digest` and the files' `sha256` and `size` are null in
-packaged manifests of artifacts nobody has pulled yet.
+Two parts. `oscar.json` beside the payload is immutable. The `registry` block (status, scores,
+aliases, hubs) is mutable, lives in packaged manifests and indexes only, and never in `oscar.json`.
+A field that is not known is null and shown as "not reported"; checksums are never invented, so
+`digest` and the files' `sha256` and `size` are null in packaged manifests of artifacts nobody has
+pulled yet.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Transform(Spec):
 
 
 class Estimator(Spec):
-    """The matrix a fit targets, by versioned id such as `qqt/1`; mandatory because paper and code differ."""
+    """The matrix a fit targets, by versioned id such as `qqt/1`; mandatory because paper and code
+    differ."""
 
     id: Text
     revision: Text | None = None
@@ -135,7 +137,8 @@ class Disjoint(Spec):
 
 
 class Calibration(Spec):
-    """The tokens a fit saw. `prompts_sha256` is over the compact JSON list of token-id lists, in order."""
+    """The tokens a fit saw. `prompts_sha256` is over the compact JSON list of token-id lists, in
+    order."""
 
     dataset: Text | None
     revision: Text | None
@@ -184,7 +187,8 @@ class MomentsFile(Spec):
 
 
 class Fit(Spec):
-    """How the matrices came to be. Everything but `method` may be unknown for imported artifacts."""
+    """How the matrices came to be. Everything but `method` may be unknown for imported
+    artifacts."""
 
     method: Text
     fit_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None
@@ -198,7 +202,8 @@ class Fit(Spec):
 
 
 class FileEntry(Spec):
-    """One payload file. `sha256` and `size` are null only in packaged manifests of artifacts never pulled."""
+    """One payload file. `sha256` and `size` are null only in packaged manifests of artifacts never
+    pulled."""
 
     path: Text
     role: FileRole
@@ -281,7 +286,9 @@ class Manifest(Spec):
 
     schema_: Literal["oscar-zoo.manifest/1"] = Field(alias="schema")
     id: Text
-    created: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+    created: Annotated[
+        str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")
+    ]
     digest: Digest | None
     tool: Harness
     kind: Literal["rotation_pair", "mla_latent", "gguf"]
@@ -312,7 +319,9 @@ class Manifest(Spec):
             raise ValueError("digest is known exactly when every file's sha256 is")
         if known is not None and artifact_digest(known) != self.digest:
             raise ValueError(f"digest is not that of the file list ({artifact_digest(known)})")
-        if self.kind == "rotation_pair" and sorted(f.role for f in self.files if f.role.endswith("_rotation")) != [
+        if self.kind == "rotation_pair" and sorted(
+            f.role for f in self.files if f.role.endswith("_rotation")
+        ) != [
             "k_rotation",
             "v_rotation",
         ]:
@@ -340,7 +349,8 @@ class Manifest(Spec):
         return self.model_copy(update={"registry": None})
 
     def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline; nothing that was not set is written."""
+        """The file form: sorted keys, one space of indent, final newline; nothing that was not set
+        is written."""
         return strict_json.pretty_bytes(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -358,7 +368,8 @@ class Manifest(Spec):
         Args:
             data: the whole file.
             what: its name for messages.
-            registry: whether a `registry` block is allowed (packaged manifests) or refused (`oscar.json`).
+            registry: whether a `registry` block is allowed (packaged manifests) or refused
+                (`oscar.json`).
 
         Raises:
             MalformedFile: `json.*`, `manifest.version` or `manifest.schema`.
@@ -368,7 +379,8 @@ class Manifest(Spec):
             raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
         if value.get("schema") != SCHEMA:
             raise MalformedFile(
-                "manifest.version", f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}."
+                "manifest.version",
+                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
             )
         try:
             manifest = cls.model_validate_json(json.dumps(value))
@@ -382,7 +394,8 @@ class Manifest(Spec):
 
 
 def is_payload(name: str) -> bool:
-    """Whether a file beside which no manifest lists anything belongs to an artifact: a rotation file or statistics."""
+    """Whether a file beside which no manifest lists anything belongs to an artifact: a rotation
+    file or statistics."""
     return name.endswith(SUFFIX) or name == STATISTICS_NAME
 
 

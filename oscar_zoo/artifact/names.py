@@ -1,7 +1,8 @@
-"""Names as frozen types: artifact ids `<Model>/<tag>`, references `NAME[:TAG|@sha256:PREFIX]`, calibration tags.
+"""Names as frozen types: artifact ids `<Model>/<tag>`, references `NAME[:TAG|@sha256:PREFIX]`,
+calibration tags.
 
-Names are ASCII, compared without case, and safe as path parts: no `..`, no trailing dot, no device names.
-`str(parse(text))` gives `text` back.
+Names are ASCII, compared without case, and safe as path parts: no `..`, no trailing dot, no device
+names. `str(parse(text))` gives `text` back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ FILE_SUFFIXES = (".pt", ".json", ".safetensors")
 """Endings of files; no name ends in one."""
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TAG = re.compile(r"seq([1-9][0-9]*)_prompt([1-9][0-9]*)_group([1-9][0-9]*)(?:-([a-z0-9]+(?:-[a-z0-9]+)*))?")
+_TAG = re.compile(
+    r"seq([1-9][0-9]*)_prompt([1-9][0-9]*)_group([1-9][0-9]*)(?:-([a-z0-9]+(?:-[a-z0-9]+)*))?"
+)
 _DIGEST_PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _DEVICES = {"con", "prn", "aux", "nul"} | {f"{d}{i}" for d in ("com", "lpt") for i in range(1, 10)}
@@ -26,20 +29,28 @@ _DEVICES = {"con", "prn", "aux", "nul"} | {f"{d}{i}" for d in ("com", "lpt") for
 def check_part(text: str, what: str = "name") -> str:
     """Return `text` when it may be one part of a name or path, else raise `InvalidName`."""
     bad = (
-        _PART.fullmatch(text) is None or ".." in text or text.endswith(".") or text.split(".")[0].casefold() in _DEVICES
+        _PART.fullmatch(text) is None
+        or ".." in text
+        or text.endswith(".")
+        or text.split(".")[0].casefold() in _DEVICES
     )
     if bad:
         raise InvalidName(
             f"{text[:120]!r} is not a valid {what}.",
-            hint="use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 100 characters",
+            hint=(
+                "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most"
+                " 100 characters"
+            ),
         )
     return text
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` is written as a path; everything else is a name, also where a folder of that name exists.
+    """Whether `text` is written as a path; everything else is a name, also where a folder of that
+    name exists.
 
-    A path begins with `.`, `/` or `~`, ends in `/`, or is a file name that ends in one of `FILE_SUFFIXES`.
+    A path begins with `.`, `/` or `~`, ends in `/`, or is a file name that ends in one of
+    `FILE_SUFFIXES`.
     """
     return text.startswith((".", "/", "~")) or text.endswith(("/", *FILE_SUFFIXES))
 
@@ -53,12 +64,15 @@ def path_text(path: PurePath) -> str:
 def check_digest(text: str) -> str:
     """Return `text` when it is `sha256:` and 64 lower-case hex digits, else raise `InvalidName`."""
     if _DIGEST.fullmatch(text) is None:
-        raise InvalidName(f"{text[:120]!r} is not a digest.", hint="a digest is sha256: and 64 hex digits")
+        raise InvalidName(
+            f"{text[:120]!r} is not a digest.", hint="a digest is sha256: and 64 hex digits"
+        )
     return text
 
 
 def parse_digest(text: str) -> str:
-    """A digest as people type it, in any case and with or without `sha256:`, in full; raises `InvalidName`."""
+    """A digest as people type it, in any case and with or without `sha256:`, in full; raises
+    `InvalidName`."""
     return check_digest("sha256:" + text.lower().removeprefix("sha256:"))
 
 
@@ -74,7 +88,9 @@ class ArtifactId:
         """Parse `<Model>/<tag>`; raises `InvalidName`."""
         model, slash, tag = text.partition("/")
         if not slash:
-            raise InvalidName(f"{text[:120]!r} is not an artifact id.", hint="an id is <Model>/<tag>")
+            raise InvalidName(
+                f"{text[:120]!r} is not an artifact id.", hint="an id is <Model>/<tag>"
+            )
         return cls(check_part(model, "model name"), check_part(tag, "tag"))
 
     def __str__(self) -> str:
@@ -93,7 +109,8 @@ class ArtifactId:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user types: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; NAME may carry an organisation: `Qwen/Qwen3-8B`."""
+    """What a user types: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; NAME may carry an organisation:
+    `Qwen/Qwen3-8B`."""
 
     name: str
     tag: str | None = None
@@ -105,25 +122,32 @@ class Reference:
         name, at, digest = text.partition("@")
         if at and _DIGEST_PREFIX.fullmatch(digest) is None:
             raise InvalidName(
-                f"{digest[:120]!r} is not a digest.", hint="write NAME@sha256: and at least 12 hex digits"
+                f"{digest[:120]!r} is not a digest.",
+                hint="write NAME@sha256: and at least 12 hex digits",
             )
         name, colon, tag = name.partition(":")
         parts = name.split("/")
         if len(parts) > 2:
             raise InvalidName(
-                f"{text[:120]!r} is not an artifact name.", hint="names look like Qwen3-8B or Qwen/Qwen3-8B"
+                f"{text[:120]!r} is not an artifact name.",
+                hint="names look like Qwen3-8B or Qwen/Qwen3-8B",
             )
         for part in parts:
             check_part(part, "model name")
         return cls(name, check_part(tag, "tag") if colon else None, digest if at else None)
 
     def __str__(self) -> str:
-        return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+        return (
+            self.name
+            + (f":{self.tag}" if self.tag else "")
+            + (f"@{self.digest}" if self.digest else "")
+        )
 
 
 @dataclass(frozen=True)
 class CalibrationTag:
-    """A tag that follows the grammar `seq<T>_prompt<N>_group<G>[-variant]`; it labels, it proves nothing."""
+    """A tag that follows the grammar `seq<T>_prompt<N>_group<G>[-variant]`; it labels, it proves
+    nothing."""
 
     tokens: int
     prompts: int

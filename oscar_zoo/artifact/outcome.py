@@ -1,6 +1,7 @@
 """What verification can say: a closed union of five outcomes, nothing else.
 
-`Verified.level` is the highest stage that really ran; text for people never says "verified" without it.
+`Verified.level` is the highest stage that really ran; text for people never says "verified" without
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ State = Literal["ok", "warning", "failed", "not checked"]
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report: a stage of ARTIFACT verification, what it found, and why it did not run if it did not."""
+    """One line of the report: a stage of ARTIFACT verification, what it found, and why it did not
+    run if it did not."""
 
     name: str
     state: State
@@ -29,7 +31,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Verified:
-    """Every check that could run passed. The rotation sets hold exactly the bytes that were hashed."""
+    """Every check that could run passed. The rotation sets hold exactly the bytes that were
+    hashed."""
 
     level: Level
     grade: Grade

@@ -1,7 +1,8 @@
 """Which file is K and which is V, whether the two belong together, and whether they fit a model.
 
-Content decides a role before any label does. A file name proves nothing: one that disagrees alone is a warning; two
-files that contradict their labels, or one that contradicts its manifest, are swapped and refused.
+Content decides a role before any label does. A file name proves nothing: one that disagrees alone
+is a warning; two files that contradict their labels, or one that contradicts its manifest, are
+swapped and refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oscar_zoo.artifact.checks import Finding, Problem, data_free
+from oscar_zoo.artifact.checks import CheckFinding, Problem, data_free
 from oscar_zoo.artifact.formats import HESSIANS, Role, RotationSet
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Geometry
@@ -20,7 +21,7 @@ _NAME_HESSIAN = re.compile(r"_(ktk|qqt|vtv|sst|oo)_")
 
 
 @dataclass(frozen=True)
-class Side:
+class PairSide:
     """One rotation file.
 
     Attributes:
@@ -42,20 +43,27 @@ def role_of_name(path: str) -> Role | None:
     return "k" if match[1].lower() == "k" else "v"
 
 
-def assign(sides: Sequence[Side]) -> dict[Role, Side]:
-    """Give each of one or two files its own role: by content, then by label, then by what is left."""
+def assign(sides: Sequence[PairSide]) -> dict[Role, PairSide]:
+    """Give each of one or two files its own role: by content, then by label, then by what is
+    left."""
     roles: list[Role | None] = [side.rotations.declared_role or side.label for side in sides]
     if len(sides) == 2 and roles[0] == roles[1]:
-        # Content says the same of both or of neither: the labels decide, and `roles` below judges the contradiction.
+        # Content says the same of both or of neither: the labels decide, and `roles` below judges
+        # the contradiction.
         roles = [side.label for side in sides]
     if len(sides) == 2 and (roles[0] is None or roles[0] == roles[1]):
         roles[0] = "v" if roles[1] == "k" and roles[0] is None else "k"
     if len(sides) == 2:
         roles[1] = "v" if roles[0] == "k" else "k"
-    return {role or "k": side for role, side in sorted(zip(roles, sides, strict=True), key=lambda pair: pair[0] or "k")}
+    return {
+        role or "k": side
+        for role, side in sorted(zip(roles, sides, strict=True), key=lambda pair: pair[0] or "k")
+    }
 
 
-def roles(sides: Mapping[Role, Side], manifest: Manifest | None, *, strict: bool) -> Finding | Problem:
+def roles(
+    sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: bool
+) -> CheckFinding | Problem:
     """K is K, V is V, and both come from one fit.
 
     Args:
@@ -66,14 +74,18 @@ def roles(sides: Mapping[Role, Side], manifest: Manifest | None, *, strict: bool
         return problem
     warnings = _name_warnings(sides)
     if strict and warnings:
-        return Problem(warnings[0], "a file name says another role or matrix than the file: rename it")
+        return Problem(
+            warnings[0], "a file name says another role or matrix than the file: rename it"
+        )
     if len(sides) == 2:
         warnings += _unproven(sides)
     words = [f"{role.upper()} is {side.rotations.objective}" for role, side in sides.items()]
-    return Finding(", ".join(words), "warning" if warnings else "ok", tuple(warnings))
+    return CheckFinding(", ".join(words), "warning" if warnings else "ok", tuple(warnings))
 
 
-def model(sides: Mapping[Role, Side], geometry: Geometry | None, manifest: Manifest | None) -> Finding | Problem:
+def model(
+    sides: Mapping[Role, PairSide], geometry: Geometry | None, manifest: Manifest | None
+) -> CheckFinding | Problem:
     """Matrix sizes and heads are those of the model."""
     if geometry is None:
         return _without_model(next(iter(sides.values())))
@@ -82,19 +94,25 @@ def model(sides: Mapping[Role, Side], geometry: Geometry | None, manifest: Manif
     for role, side in sides.items():
         rotations, width = side.rotations, geometry.head_dim if role == "k" else geometry.v_head_dim
         if rotations.head_dim != width:
-            message = f"matrices of {rotations.head_dim} channels, the model's {role.upper()} heads have {width}"
+            message = (
+                f"matrices of {rotations.head_dim} channels, the model's {role.upper()} heads have"
+                f" {width}"
+            )
             return Problem("model.head_dim", message, path=side.path)
         if rotations.num_kv_heads not in (None, geometry.num_kv_heads):
             message = f"{rotations.num_kv_heads} KV heads, the model has {geometry.num_kv_heads}"
             return Problem("model.num_kv_heads", message, path=side.path)
     layers = len(geometry.attention_layers)
-    return Finding(f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}")
+    return CheckFinding(
+        f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}"
+    )
 
 
-def layer_set(side: Side, geometry: Geometry | None, *, strict: bool) -> Problem | None:
+def layer_set(side: PairSide, geometry: Geometry | None, *, strict: bool) -> Problem | None:
     """The layers are exactly the model's attention layers.
 
-    Without a model nothing is known about them: `strict` then demands 0 .. L-1, and `model` reports the others.
+    Without a model nothing is known about them: `strict` then demands 0 .. L-1, and `model` reports
+    the others.
     """
     ids = side.rotations.layer_ids
     if geometry is None:
@@ -102,21 +120,32 @@ def layer_set(side: Side, geometry: Geometry | None, *, strict: bool) -> Problem
             return None
         message = f"its layers are {_shown(ids)}: name the model to check against its layers"
         return Problem("layers.gaps", message, path=side.path)
-    missing, extra = sorted({*geometry.attention_layers} - {*ids}), sorted({*ids} - {*geometry.attention_layers})
+    missing, extra = (
+        sorted({*geometry.attention_layers} - {*ids}),
+        sorted({*ids} - {*geometry.attention_layers}),
+    )
     if missing:
-        return Problem("layers.missing", f"attention layer {missing[0]} is missing ({len(missing)} in all)", side.path)
+        return Problem(
+            "layers.missing",
+            f"attention layer {missing[0]} is missing ({len(missing)} in all)",
+            side.path,
+        )
     if extra:
-        return Problem("layers.extra", f"layer {extra[0]} is no attention layer ({len(extra)} in all)", side.path)
+        return Problem(
+            "layers.extra",
+            f"layer {extra[0]} is no attention layer ({len(extra)} in all)",
+            side.path,
+        )
     return None
 
 
-def _without_model(side: Side) -> Finding:
+def _without_model(side: PairSide) -> CheckFinding:
     """What can be said of the layers when no model is known; those of a hybrid model have gaps."""
     ids = side.rotations.layer_ids
     if _without_gaps(ids):
-        return Finding("not checked: the model is not known", "not checked")
+        return CheckFinding("not checked: the model is not known", "not checked")
     detail = f"the model is not known: cover of layers not checked (layers {_shown(ids)})"
-    return Finding(f"not checked: {detail}", "not checked", ("layers.not_checked",))
+    return CheckFinding(f"not checked: {detail}", "not checked", ("layers.not_checked",))
 
 
 def _without_gaps(ids: tuple[int, ...]) -> bool:
@@ -124,37 +153,50 @@ def _without_gaps(ids: tuple[int, ...]) -> bool:
 
 
 def _shown(ids: tuple[int, ...]) -> str:
-    return f"{', '.join(map(str, ids[:3]))} .. {ids[-1]}" if len(ids) > 4 else ", ".join(map(str, ids))
+    return (
+        f"{', '.join(map(str, ids[:3]))} .. {ids[-1]}" if len(ids) > 4 else ", ".join(map(str, ids))
+    )
 
 
-def _contradiction(sides: Mapping[Role, Side], manifest: Manifest | None) -> Problem | None:
+def _contradiction(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> Problem | None:
     claims = {role: side.rotations.declared_role for role, side in sides.items()}
     if len(sides) == 2 and claims["k"] is not None and claims["k"] == claims["v"]:
         objectives = " and ".join(side.rotations.objective for side in sides.values())
-        return Problem("same_role", f"both files say they are for {_WORD[claims['k']]}: {objectives}")
+        return Problem(
+            "same_role", f"both files say they are for {_WORD[claims['k']]}: {objectives}"
+        )
     labels = {side.label for side in sides.values()}
     if len(sides) == 2 and claims["k"] is None and claims["v"] is None and len(labels) == 1:
-        return Problem("same_role", "nothing tells which of the two files is for keys and which for values")
-    # Two files that each carry the other's label are a swap; with a manifest one false label is enough.
+        return Problem(
+            "same_role", "nothing tells which of the two files is for keys and which for values"
+        )
+    # Two files that each carry the other's label are a swap; with a manifest one false label is
+    # enough.
     wrong = [side for role, side in sides.items() if side.label not in (None, role)]
     wrong = sorted(
-        (side for side in wrong if side.rotations.declared_role is not None), key=lambda side: str(side.label)
+        (side for side in wrong if side.rotations.declared_role is not None),
+        key=lambda side: str(side.label),
     )
     if wrong and (manifest is not None or len(wrong) == 2):
         label = wrong[0].label or "k"
         code = "k-is-v" if label == "k" else "v-is-k"
-        message = f"labelled {_WORD[label]}, but its objective {wrong[0].rotations.objective} is of the other side"
+        message = (
+            f"labelled {_WORD[label]}, but its objective {wrong[0].rotations.objective} is of the"
+            " other side"
+        )
         return Problem(code, message, path=wrong[0].path)
     return None
 
 
-def _different_fits(sides: Mapping[Role, Side], manifest: Manifest | None) -> Problem | None:
+def _different_fits(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> Problem | None:
     blocks = [side.rotations.calibration for side in sides.values()]
     ids = {block["generation_id"] for block in blocks if "generation_id" in block}
     if manifest is not None and manifest.fit.fit_id is not None and ids:
         ids.add(manifest.fit.fit_id)
     if len(ids) > 1:
-        return Problem("pair.fit_id", "K, V and manifest do not come from one fit: their fit ids differ")
+        return Problem(
+            "pair.fit_id", "K, V and manifest do not come from one fit: their fit ids differ"
+        )
     if len(sides) < 2:
         return None
     k, v = sides["k"].rotations, sides["v"].rotations
@@ -162,7 +204,11 @@ def _different_fits(sides: Mapping[Role, Side], manifest: Manifest | None) -> Pr
     differences = (
         ("pair.layers", "their layers", k.layer_ids != v.layer_ids),
         ("pair.version", "their format versions", k.format_version != v.format_version),
-        ("pair.kv_heads", "their KV heads", k.num_kv_heads != v.num_kv_heads and k.grouping == v.grouping),
+        (
+            "pair.kv_heads",
+            "their KV heads",
+            k.num_kv_heads != v.num_kv_heads and k.grouping == v.grouping,
+        ),
         ("pair.grouping", "their groupings", k.grouping != v.grouping and k.format_version < 3),
         ("pair.prompts", "their calibration prompts", len(prompts) > 1),
     )
@@ -172,7 +218,7 @@ def _different_fits(sides: Mapping[Role, Side], manifest: Manifest | None) -> Pr
     return None
 
 
-def _name_warnings(sides: Mapping[Role, Side]) -> list[str]:
+def _name_warnings(sides: Mapping[Role, PairSide]) -> list[str]:
     warnings = []
     for role, side in sides.items():
         hessian = _NAME_HESSIAN.search(side.path)
@@ -186,12 +232,18 @@ def _name_warnings(sides: Mapping[Role, Side]) -> list[str]:
     return warnings
 
 
-def _unproven(sides: Mapping[Role, Side]) -> list[str]:
+def _unproven(sides: Mapping[Role, PairSide]) -> list[str]:
     k, v = sides["k"].rotations, sides["v"].rotations
-    proven = "generation_id" in k.calibration and "generation_id" in v.calibration  # `_different_fits`: they are equal
+    proven = (
+        "generation_id" in k.calibration and "generation_id" in v.calibration
+    )  # `_different_fits`: they are equal
     if proven or (data_free(k) and data_free(v)):
         return []
-    return ["pair.tokens"] if k.calibration.get("tokens") != v.calibration.get("tokens") else ["pair.unproven"]
+    return (
+        ["pair.tokens"]
+        if k.calibration.get("tokens") != v.calibration.get("tokens")
+        else ["pair.unproven"]
+    )
 
 
 _WORD = {"k": "keys", "v": "values"}

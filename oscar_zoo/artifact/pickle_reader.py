@@ -1,9 +1,10 @@
 """A machine for the few pickle opcodes that `torch.save` emits for a rotation file.
 
-It imports nothing and calls nothing: three global names are compared as strings, the two callables only build
-`TensorRef` records. Depth, stack, marks, memo and strings are bounded while building, work is linear in the length of
-the pickle, and an opcode outside the table ends the reading. The result consists of exactly None, bool, int, float,
-str, dict (keys int or str) and `TensorRef`; a dict is never reachable twice.
+It imports nothing and calls nothing: three global names are compared as strings, the two callables
+only build `TensorRef` records. Depth, stack, marks, memo and strings are bounded while building,
+work is linear in the length of the pickle, and an opcode outside the table ends the reading. The
+result consists of exactly None, bool, int, float, str, dict (keys int or str) and `TensorRef`; a
+dict is never reachable twice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _LOCATION = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 @dataclass(frozen=True, eq=False)
 class TensorRef:
-    """A float32 tensor: C-contiguous, offset 0, filling the record `data/<key>`. Compared by identity."""
+    """A float32 tensor: C-contiguous, offset 0, filling the record `data/<key>`. Compared by
+    identity."""
 
     key: str
     shape: tuple[int, ...]
@@ -81,7 +83,9 @@ def load(data: bytes | memoryview, *, what: str) -> Any:
         MalformedFile: reasons `pickle.*`, `tensor.*`.
     """
     if len(data) > MAX_BYTES:
-        raise MalformedFile("pickle.limit", f"{what}: a pickle of {len(data)} bytes, at most {MAX_BYTES} are read.")
+        raise MalformedFile(
+            "pickle.limit", f"{what}: a pickle of {len(data)} bytes, at most {MAX_BYTES} are read."
+        )
     return _plain(_Machine(bytes(data), what).run())
 
 
@@ -106,12 +110,17 @@ class _Machine:
         while (code := self.take(1)) != b".":
             step = _STEPS.get(code)
             if step is None:
-                self.bad("opcode", f"the pickle uses the opcode 0x{code.hex()}, which no rotation file needs")
+                self.bad(
+                    "opcode",
+                    f"the pickle uses the opcode 0x{code.hex()}, which no rotation file needs",
+                )
             step(self)
             if len(self.stack) > MAX_STACK or len(self.marks) > MAX_MARKS:
                 self.bad("limit", "the pickle needs too much stack")
         if self.position != len(self.data):
-            self.bad("trailing", f"{len(self.data) - self.position} bytes follow the end of the pickle")
+            self.bad(
+                "trailing", f"{len(self.data) - self.position} bytes follow the end of the pickle"
+            )
         if len(self.stack) != 1 or self.marks:
             self.bad("stack", f"the pickle ends with {len(self.stack)} objects on its stack")
         top = self.stack[0]
@@ -119,10 +128,12 @@ class _Machine:
             self.bad("value", "the pickle holds neither a dict nor a tensor")
         return top
 
-    # --- bytes -----------------------------------------------------------------------------------------------------
+    # --- bytes ---
 
     def bad(self, rule: str, message: str) -> NoReturn:
-        raise MalformedFile(f"pickle.{rule}", f"{self.what}: {message} (near byte {self.position}).")
+        raise MalformedFile(
+            f"pickle.{rule}", f"{self.what}: {message} (near byte {self.position})."
+        )
 
     def bad_tensor(self, rule: str, message: str) -> NoReturn:
         raise MalformedFile(f"tensor.{rule}", f"{self.what}: {message}.")
@@ -145,7 +156,7 @@ class _Machine:
         self.position = end + 1
         return text.decode("ascii", "replace")
 
-    # --- stack -----------------------------------------------------------------------------------------------------
+    # --- stack ---
 
     def pop(self) -> Any:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
@@ -160,7 +171,7 @@ class _Machine:
         del self.stack[mark:]
         return items
 
-    # --- opcodes ---------------------------------------------------------------------------------------------------
+    # --- opcodes ---
 
     def text(self) -> None:
         size = self.number("I")
@@ -186,7 +197,10 @@ class _Machine:
     def global_name(self) -> None:
         name = f"{self.line()} {self.line()}"
         if _OTHER_STORAGE.fullmatch(name) and name != _STORAGE:
-            self.bad_tensor("dtype", f"a tensor is stored as {name.removeprefix('torch ')}, only float32 is read")
+            self.bad_tensor(
+                "dtype",
+                f"a tensor is stored as {name.removeprefix('torch ')}, only float32 is read",
+            )
         if name not in (_REBUILD, _STORAGE, _ORDERED):
             self.bad("global", f"the pickle asks for {name[:80]!a}, which no rotation file needs")
         self.stack.append(_Global(name))
@@ -239,7 +253,9 @@ class _Machine:
 
     def persistent(self) -> None:
         match self.pop():
-            case _Tuple(items=("storage", _Global(name=name), str(key), str(location), int(numel))) if (
+            case _Tuple(
+                items=("storage", _Global(name=name), str(key), str(location), int(numel))
+            ) if (
                 name == _STORAGE
                 and type(numel) is int
                 and 0 < numel < MAX_NUMEL
@@ -270,14 +286,18 @@ class _Machine:
             self.bad_tensor("offset", "a tensor does not start at the beginning of its storage")
         if requires_grad is not False:
             self.bad_tensor("grad", "a tensor requires a gradient")
-        if not 1 <= len(shape) <= 3 or not all(type(n) is int and 1 <= n < MAX_NUMEL for n in shape):
+        if not 1 <= len(shape) <= 3 or not all(
+            type(n) is int and 1 <= n < MAX_NUMEL for n in shape
+        ):
             self.bad_tensor("shape", f"a tensor has the shape {ascii(shape)[:80]}")
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         given = stride.items if type(stride) is _Tuple else ()
         if given != strides or not all(type(n) is int for n in given):
             self.bad_tensor("stride", f"a tensor of shape {shape} is not contiguous")
         if math.prod(shape) != storage.numel:
-            self.bad_tensor("size", f"a tensor of shape {shape} lies in a storage of {storage.numel} numbers")
+            self.bad_tensor(
+                "size", f"a tensor of shape {shape} lies in a storage of {storage.numel} numbers"
+            )
         return TensorRef(storage.key, shape)
 
 

@@ -1,8 +1,8 @@
 """The only door for rotation files: untrusted bytes -> `RotationSet`, by our own strict parser.
 
-A file is read once and completely into one bytes object (`files.read_file`), and that same object is hashed and
-parsed. Nothing here imports or calls anything a file asks for; see `archive`, `pickle_reader` and
-`rotation_schema` for the three rooms behind this door.
+A file is read once and completely into one bytes object (`files.read_file`), and that same object
+is hashed and parsed. Nothing here imports or calls anything a file asks for; see `archive`,
+`pickle_reader` and `rotation_schema` for the three rooms behind this door.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ def read_rotation(data: bytes, *, what: str) -> RotationSet:
         what: its name for messages.
 
     Returns:
-        The content. Arrays are read-only float32 views into `data` (copies where it is not aligned).
+        The content. Arrays are read-only float32 views into `data` (copies where it is not
+        aligned).
 
     Raises:
-        UnsupportedFormat: a recognised kind that is not loaded: `identity`, `mla_latent`, `pq_codebooks`, `moments`,
-            `gguf`.
+        UnsupportedFormat: a recognised kind that is not loaded: `identity`, `mla_latent`,
+            `pq_codebooks`, `moments`, `gguf`.
         MalformedFile: `file.*`, `zip.*`, `pickle.*`, `tensor.*`, `schema.*`, `layers.*`.
     """
     _name_kind(data, what)
@@ -51,4 +52,6 @@ def _name_kind(data: bytes, what: str) -> None:
     if data.startswith(b"GGUF"):
         raise UnsupportedFormat("gguf", f"{what} is a GGUF file, not a rotation file.")
     if not data.startswith(b"PK"):
-        raise MalformedFile("file.unknown", f"{what} is not a rotation file (it starts with {data[:4]!r}).")
+        raise MalformedFile(
+            "file.unknown", f"{what} is not a rotation file (it starts with {data[:4]!r})."
+        )

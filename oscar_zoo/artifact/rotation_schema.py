@@ -1,8 +1,10 @@
-"""The closed schemas of format_version 1, 2 and 3: plain values of a pickle plus records -> `RotationSet`.
+"""The closed schemas of format_version 1, 2 and 3: plain values of a pickle plus records ->
+`RotationSet`.
 
-Version, key set, grouping, tensor rank and objective must all tell the same story; an unknown key, a missing companion
-matrix or a shared record is refused, because a loader that reads only `rotation` would serve wrong numbers without an
-error. Rules that need numbers (finite, orthogonal) or a model (which layers) are not here but in `checks` and `verify`.
+Version, key set, grouping, tensor rank and objective must all tell the same story; an unknown key,
+a missing companion matrix or a shared record is refused, because a loader that reads only
+`rotation` would serve wrong numbers without an error. Rules that need numbers (finite, orthogonal)
+or a model (which layers) are not here but in `checks` and `verify`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from oscar_zoo.artifact.formats import (
     Role,
     RotationSet,
 )
+from oscar_zoo.artifact.hadamard import is_power_of_two
 from oscar_zoo.artifact.pickle_reader import TensorRef
-from oscar_zoo.artifact.transforms import is_power_of_two
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
 MAX_HEAD_DIM = 1024
@@ -93,7 +95,10 @@ def _refuse_other_kinds(top: Any, what: str) -> None:
     kind = ""
     if type(top) is TensorRef:
         kind = "mla_latent" if top.shape == (512, 512) else ""
-    elif any(key in top for key in ("codebooks", "codebooks_per_layer", "codebooks_stage1", "codebooks_stage2")):
+    elif any(
+        key in top
+        for key in ("codebooks", "codebooks_per_layer", "codebooks_stage1", "codebooks_stage2")
+    ):
         kind = "pq_codebooks"
     elif str(top.get("format_version", "")).startswith("identity-"):
         kind = "identity"
@@ -102,7 +107,9 @@ def _refuse_other_kinds(top: Any, what: str) -> None:
     elif _has_moments(top):
         kind = "moments"
     if kind:
-        raise UnsupportedFormat(kind, f"{what} is a {kind} file, not a rotation file.", hint=_KIND_HINTS[kind])
+        raise UnsupportedFormat(
+            kind, f"{what} is a {kind} file, not a rotation file.", hint=_KIND_HINTS[kind]
+        )
 
 
 def _has_moments(top: Mapping[Any, Any]) -> bool:
@@ -135,7 +142,9 @@ class _Builder:
             self.bad("schema.type", "the file holds a bare tensor")
         version = self.top.get("format_version")
         if type(version) is not int or version not in GROUPINGS:
-            self.bad("schema.version", f"format_version is {ascii(version)[:60]}; 1, 2 and 3 are read")
+            self.bad(
+                "schema.version", f"format_version is {ascii(version)[:60]}; 1, 2 and 3 are read"
+            )
         required = {"format_version", "objective", "source_grouping", "layers"} | (
             {"transform"} if version == 3 else set()
         )
@@ -148,7 +157,9 @@ class _Builder:
             )
         self.version, self.grouping, self.objective = version, grouping, self.text("objective")
         self.transform()
-        layers = tuple(self.layer(key, entry) for key, entry in sorted(self.layer_entries().items()))
+        layers = tuple(
+            self.layer(key, entry) for key, entry in sorted(self.layer_entries().items())
+        )
         self.uniform(layers)
         unused = {name for name in self.records if name.startswith(DATA)} - set(self.users)
         if unused:
@@ -165,12 +176,17 @@ class _Builder:
             self.role,
         )
 
-    def keys(self, block: Mapping[Any, Any], required: set[str], optional: set[str], where: str) -> None:
+    def keys(
+        self, block: Mapping[Any, Any], required: set[str], optional: set[str], where: str
+    ) -> None:
         missing, unknown = required - block.keys(), block.keys() - required - optional
         if missing:
             self.bad("schema.missing", f"{where} has no {', '.join(sorted(missing))}")
         if unknown:
-            self.bad("schema.unknown_key", f"{where} has the unknown key {ascii(min(unknown, key=str))[:80]}")
+            self.bad(
+                "schema.unknown_key",
+                f"{where} has the unknown key {ascii(min(unknown, key=str))[:80]}",
+            )
 
     def text(self, key: str) -> str:
         value = self.top[key]
@@ -179,7 +195,8 @@ class _Builder:
         return value
 
     def transform(self) -> None:
-        """Set name, orthogonal, centered and role from the objective (format 1, 2) or the transform block (3)."""
+        """Set name, orthogonal, centered and role from the objective (format 1, 2) or the transform
+        block (3)."""
         self.orthogonal, self.centered = True, False
         self.role: Role | None = None
         hessian, _, composition = self.objective.partition("_")
@@ -192,24 +209,39 @@ class _Builder:
         elif self.version == 2 and self.objective == PER_HEAD_OBJECTIVE:
             self.name = "oscar"
         else:
-            self.bad("schema.objective", f"unknown objective {ascii(self.objective)[:80]} in format {self.version}")
+            self.bad(
+                "schema.objective",
+                f"unknown objective {ascii(self.objective)[:80]} in format {self.version}",
+            )
 
     def transform_block(self) -> None:
         block = self.top["transform"]
         if type(block) is not dict or ("key" in block) == ("value" in block):
-            self.bad("schema.transform", "the transform block names neither or both of key and value")
+            self.bad(
+                "schema.transform", "the transform block names neither or both of key and value"
+            )
         self.role = "k" if "key" in block else "v"
         word = "key" if self.role == "k" else "value"
-        self.keys(block, {word, "orthogonal"} | ({"centered"} if self.role == "k" else set()), set(), "transform")
+        self.keys(
+            block,
+            {word, "orthogonal"} | ({"centered"} if self.role == "k" else set()),
+            set(),
+            "transform",
+        )
         name, orthogonal, centered = block[word], block["orthogonal"], block.get("centered", False)
         if type(name) is not str or _TRANSFORM_NAME.fullmatch(name) is None:
             self.bad("schema.transform", "the name of the transform is not a word")
         if type(orthogonal) is not bool or type(centered) is not bool:
             self.bad("schema.transform", "orthogonal and centered must be true or false")
         if _VERSION_3_OBJECTIVE.fullmatch(self.objective) is None:
-            self.bad("schema.objective", f"unknown objective {ascii(self.objective)[:80]} in format 3")
+            self.bad(
+                "schema.objective", f"unknown objective {ascii(self.objective)[:80]} in format 3"
+            )
         if self.objective[-2:] in ("_k", "_v") and self.objective[-1] != self.role:
-            self.bad("schema.objective", f"objective {self.objective} contradicts the transform block of {word}s")
+            self.bad(
+                "schema.objective",
+                f"objective {self.objective} contradicts the transform block of {word}s",
+            )
         self.name, self.orthogonal, self.centered = name, orthogonal, centered
 
     def layer_entries(self) -> dict[int, Any]:
@@ -255,17 +287,29 @@ class _Builder:
         if type(ref) is not TensorRef:
             self.bad("schema.type", f"{name} of layer {key} is not a tensor")
         d = ref.shape[-1]
-        if len(ref.shape) != rank or ref.shape[-2] != d or not is_power_of_two(d) or not 2 <= d <= MAX_HEAD_DIM:
+        if (
+            len(ref.shape) != rank
+            or ref.shape[-2] != d
+            or not is_power_of_two(d)
+            or not 2 <= d <= MAX_HEAD_DIM
+        ):
             self.bad("tensor.shape", f"{name} of layer {key} has the shape {list(ref.shape)}")
         return self.tensor(entry, name, key, ref.shape)
 
-    def tensor(self, entry: Mapping[str, Any], name: str, key: int, shape: tuple[int, ...]) -> Array:
+    def tensor(
+        self, entry: Mapping[str, Any], name: str, key: int, shape: tuple[int, ...]
+    ) -> Array:
         ref = entry[name]
         if type(ref) is not TensorRef:
             self.bad("schema.type", f"{name} of layer {key} is not a tensor")
         if ref.shape != shape:
-            self.bad("tensor.shape", f"{name} of layer {key} has the shape {list(ref.shape)}, expected {list(shape)}")
-        user = self.users.setdefault(DATA + ref.key, name if self.objective == "hadamard" else f"{name} of layer {key}")
+            self.bad(
+                "tensor.shape",
+                f"{name} of layer {key} has the shape {list(ref.shape)}, expected {list(shape)}",
+            )
+        user = self.users.setdefault(
+            DATA + ref.key, name if self.objective == "hadamard" else f"{name} of layer {key}"
+        )
         if user != name and user != f"{name} of layer {key}":
             self.bad("tensor.shared", f"{name} of layer {key} shares its record with {user}")
         # One array per record: a shared record costs its own size, however many layers name it.
@@ -302,7 +346,10 @@ class _Builder:
             self.bad("schema.calibration", "calibration is not a dict")
         for key, value in block.items():
             if key not in types or type(value) not in types[key]:
-                self.bad("schema.calibration", f"calibration.{ascii(key)[:60]} is unknown or has a wrong type")
+                self.bad(
+                    "schema.calibration",
+                    f"calibration.{ascii(key)[:60]} is unknown or has a wrong type",
+                )
             if type(value) is int and key not in ("lr", "k_quant", "v_quant") and value < 0:
                 self.bad("schema.calibration", f"calibration.{key} is negative")
         if "generation_id" in block and _HEX.fullmatch(block["generation_id"]) is None:

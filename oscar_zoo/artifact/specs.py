@@ -32,7 +32,11 @@ def brief(value: int | tuple[int, ...]) -> str:
     """A number, or a list of layers that is cut in the middle when it is long, for messages."""
     if isinstance(value, int):
         return str(value)
-    return str(list(value)) if len(value) <= 6 else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
+    return (
+        str(list(value))
+        if len(value) <= 6
+        else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
+    )
 
 
 class Rope(Spec):
@@ -47,7 +51,8 @@ class Rope(Spec):
 
 
 class Geometry(Spec):
-    """Shape of a model's KV cache. `attention_layers` are the decoder layers that own a full-attention cache."""
+    """Shape of a model's KV cache. `attention_layers` are the decoder layers that own a
+    full-attention cache."""
 
     num_layers: Count
     num_q_heads: Count
@@ -66,7 +71,8 @@ class Geometry(Spec):
         return self
 
     def difference(self, other: Geometry) -> str | None:
-        """The first field in which `other` differs, as text for people, or `None` when they are equal."""
+        """The first field in which `other` differs, as text for people, or `None` when they are
+        equal."""
         for name in Geometry.model_fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -94,8 +100,9 @@ class Windows(Spec):
 class ServingRecipe(Spec):
     """Exact serving settings of an artifact.
 
-    `group_size` is the number of consecutive channels that share a scale and an offset; `scale_dtype` the type these
-    two are stored in; `requires` the capabilities an engine must declare to load the artifact.
+    `group_size` is the number of consecutive channels that share a scale and an offset;
+    `scale_dtype` the type these two are stored in; `requires` the capabilities an engine must
+    declare to load the artifact.
     """
 
     bits: Annotated[int, Field(ge=2, le=2)] = 2
@@ -110,7 +117,8 @@ class ServingRecipe(Spec):
 
     @property
     def bits_per_element(self) -> float:
-        """Bits of one INT2 element with its share of scale and offset, which our runtime keeps in 16 bit each."""
+        """Bits of one INT2 element with its share of scale and offset, which our runtime keeps in
+        16 bit each."""
         return self.bits + 32 / self.group_size
 
 
@@ -138,7 +146,8 @@ class Spread(Spec):
 
 
 class Score(Spec):
-    """One quality claim. Reporters other than `measured` may leave what they did not say as null."""
+    """One quality claim. Reporters other than `measured` may leave what they did not say as
+    null."""
 
     task: Text
     metric: Text = "accuracy"

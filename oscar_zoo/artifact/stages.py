@@ -1,7 +1,7 @@
 """The stages of verification in their order, on bytes in memory, until the first failure.
 
-Each stage returns what it found or why the artifact must not be used; `Verification.run` turns that into an outcome
-with one `Check` per stage, the ones that were not reached included.
+Each stage returns what it found or why the artifact must not be used; `Verification.run` turns that
+into an outcome with one `Check` per stage, the ones that were not reached included.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oscar_zoo.artifact import checks, pairing, statistics, wush_statistics
-from oscar_zoo.artifact.checks import Finding, Problem
+from oscar_zoo.artifact.checks import CheckFinding, Problem
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, Manifest
-from oscar_zoo.artifact.outcome import Check, DigestMismatch, Grade, Level, Outcome, Rejected, Unsupported, Verified
-from oscar_zoo.artifact.pairing import Side
+from oscar_zoo.artifact.outcome import (
+    Check,
+    DigestMismatch,
+    Grade,
+    Level,
+    Outcome,
+    Rejected,
+    Unsupported,
+    Verified,
+)
+from oscar_zoo.artifact.pairing import PairSide
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
@@ -35,7 +44,7 @@ class Verification:
     name_hint: str
     strict: bool
     sets: dict[str, RotationSet] = field(default_factory=dict)
-    sides: dict[Role, Side] = field(default_factory=dict)
+    sides: dict[Role, PairSide] = field(default_factory=dict)
     grade: Grade = "fp64"
     level: Level = "structural"
     digests: dict[str, FileDigest] = field(default_factory=dict)
@@ -54,19 +63,21 @@ class Verification:
             ("model", lambda: pairing.model(self.sides, self.known_geometry, self.manifest)),
             ("statistics", self.statistics),
             ("localisation", self.localisation),
-            ("probe", lambda: Finding("not checked: needs the model", "not checked")),
+            ("probe", lambda: CheckFinding("not checked: needs the model", "not checked")),
         )
         self.digests = {name: file_digest(name, data) for name, data in sorted(self.files.items())}
         done: list[Check] = []
         warnings: list[str] = []
         for position, (stage, check) in enumerate(stages):
             result = check()
-            if isinstance(result, Finding):
+            if isinstance(result, CheckFinding):
                 done.append(Check(stage, result.state, result.detail))
                 warnings += result.warnings
                 continue
             done.append(Check(stage, "failed", _detail(result)))
-            rest = tuple(Check(name, "not checked", "not reached") for name, _ in stages[position + 1 :])
+            rest = tuple(
+                Check(name, "not checked", "not reached") for name, _ in stages[position + 1 :]
+            )
             return _failed(stage, result, (*done, *rest))
         side = {role: self.sides[role].rotations if role in self.sides else None for role in _ROLES}
         return Verified(
@@ -80,7 +91,7 @@ class Verification:
             v=side["v"],
         )
 
-    # --- stages ----------------------------------------------------------------------------------------------------
+    # --- stages ---
 
     def bytes(self) -> _Result:
         if self.manifest is None and FILE_NAME in self.files:
@@ -93,25 +104,35 @@ class Verification:
         wanted = [*(self.expected or ()), *((self.manifest and self.manifest.file_digests) or ())]
         for entry in wanted:
             if entry.path not in self.files:
-                return Problem("missing_file", f"{entry.path} is listed and absent", path=entry.path)
+                return Problem(
+                    "missing_file", f"{entry.path} is listed and absent", path=entry.path
+                )
             got = self.digests[entry.path]
             if got.size != entry.size:
                 return DigestMismatch(entry.path, f"{entry.size} bytes", f"{got.size} bytes")
             if got.sha256 != entry.sha256:
                 return DigestMismatch(entry.path, f"sha256:{entry.sha256}", f"sha256:{got.sha256}")
         if self.expected is not None:
-            for extra in sorted({entry.path for entry in self.payload()} - {entry.path for entry in self.expected}):
-                return Problem("unlisted_file", f"{extra} is not among the files whose digests are known", path=extra)
+            for extra in sorted(
+                {entry.path for entry in self.payload()} - {entry.path for entry in self.expected}
+            ):
+                return Problem(
+                    "unlisted_file",
+                    f"{extra} is not among the files whose digests are known",
+                    path=extra,
+                )
         size = sum(entry.size for entry in self.payload())
         count = len(self.payload())
         summary = f"{count} file{'s' if count != 1 else ''}, {size:,} bytes"
         if not wanted:
-            return Finding(f"{summary}; no digest is known to compare with", "not checked")
-        return Finding(f"{summary}; as listed")
+            return CheckFinding(f"{summary}; no digest is known to compare with", "not checked")
+        return CheckFinding(f"{summary}; as listed")
 
     def container(self) -> _Result:
         if self.manifest is not None and self.manifest.kind != "rotation_pair":
-            return Unsupported(self.manifest.kind, f"artifacts of kind {self.manifest.kind} cannot be served")
+            return Unsupported(
+                self.manifest.kind, f"artifacts of kind {self.manifest.kind} cannot be served"
+            )
         for path in self.rotation_paths():
             try:
                 self.sets[path] = read_rotation(self.files[path], what=path)
@@ -122,21 +143,25 @@ class Verification:
                 if error.reason.split(".")[0] in ("file", "zip", "pickle"):
                     return problem
                 self.deferred = self.deferred or problem
-        return Finding("strict archive, all CRCs right, nothing to execute")
+        return CheckFinding("strict archive, all CRCs right, nothing to execute")
 
     def schema(self) -> _Result:
         if self.deferred is not None:
             return self.deferred
         if not self.sets or len(self.sets) > 2:
-            return Problem("ambiguous_pair", f"{len(self.sets)} rotation files: {', '.join(sorted(self.sets))}")
-        self.sides = pairing.assign([Side(path, found, self.label(path)) for path, found in sorted(self.sets.items())])
+            return Problem(
+                "ambiguous_pair", f"{len(self.sets)} rotation files: {', '.join(sorted(self.sets))}"
+            )
+        self.sides = pairing.assign(
+            [PairSide(path, found, self.label(path)) for path, found in sorted(self.sets.items())]
+        )
         for side in self.sides.values():
             if problem := self.uncovered(side) or self.disagrees(side):
                 return problem
         first = next(iter(self.sides.values())).rotations
         heads = f" x {first.num_kv_heads} heads" if first.num_kv_heads else ""
         shape = f"{len(first.layers)} layers{heads} x {first.head_dim}"
-        return Finding(f"{shape}, float32, format_version {first.format_version}")
+        return CheckFinding(f"{shape}, float32, format_version {first.format_version}")
 
     def numeric(self) -> _Result:
         findings = []
@@ -153,7 +178,11 @@ class Verification:
         block = self.manifest.statistics if self.manifest is not None else None
         name = block.file if block is not None else STATISTICS_NAME
         if name not in self.files:
-            return Problem("statistics.missing", f"{name} is absent", path=name) if block else _unchecked()
+            return (
+                Problem("statistics.missing", f"{name} is absent", path=name)
+                if block
+                else _unchecked()
+            )
         if self.manifest is None:
             return _unchecked("not checked: without a manifest the model is not known")
         try:
@@ -164,24 +193,32 @@ class Verification:
         found = []
         for side in self.sides.values():
             one = statistics.compare(side.rotations, fingerprint, *identity)
-            results = wush_statistics.compare(side.rotations, fingerprint, self.manifest) if one is None else [one]
+            results = (
+                wush_statistics.compare(side.rotations, fingerprint, self.manifest)
+                if one is None
+                else [one]
+            )
             if results is None:
-                return _unchecked(f"not checked: {side.rotations.objective} has no matrix in these statistics")
+                return _unchecked(
+                    f"not checked: {side.rotations.objective} has no matrix in these statistics"
+                )
             for result in results:
                 if result.worst > statistics.LIMIT:
                     return _mismatch(side, result)
                 found.append(f"{result.matrix} {result.worst:.1e}")
         self.level = "statistics"
-        return Finding(f"relative error {', '.join(found)}")
+        return CheckFinding(f"relative error {', '.join(found)}")
 
     def localisation(self) -> _Result:
         return checks.localisation({role: side.rotations for role, side in self.sides.items()})
 
-    # --- parts -----------------------------------------------------------------------------------------------------
+    # --- parts ---
 
     @property
     def known_geometry(self) -> Geometry | None:
-        return self.geometry or (self.manifest.model.geometry if self.manifest is not None else None)
+        return self.geometry or (
+            self.manifest.model.geometry if self.manifest is not None else None
+        )
 
     def payload(self) -> list[FileDigest]:
         if self.manifest is not None:
@@ -193,7 +230,9 @@ class Verification:
     def rotation_paths(self) -> list[str]:
         if self.manifest is not None:
             listed = [self.manifest.file("k_rotation"), self.manifest.file("v_rotation")]
-            return [entry.path for entry in listed if entry is not None and entry.path in self.files]
+            return [
+                entry.path for entry in listed if entry is not None and entry.path in self.files
+            ]
         names = [name for name in sorted(self.files) if name not in (FILE_NAME, STATISTICS_NAME)]
         return [name for name in names if name.endswith(SUFFIX)] or names
 
@@ -212,11 +251,11 @@ class Verification:
             return "k" if entry is not None and entry.path == path else "v"
         return pairing.role_of_name(path) or pairing.role_of_name(self.name_hint)
 
-    def uncovered(self, side: Side) -> Problem | None:
+    def uncovered(self, side: PairSide) -> Problem | None:
         """Where the layers of the file are not those of the model."""
         return pairing.layer_set(side, self.known_geometry, strict=self.strict)
 
-    def disagrees(self, side: Side) -> Problem | None:
+    def disagrees(self, side: PairSide) -> Problem | None:
         """Where the manifest describes the file wrongly."""
         if self.manifest is None:
             return None
@@ -232,10 +271,14 @@ class Verification:
                 message = f"the manifest says {word} {theirs}, the file {ours}"
                 return Problem(f"manifest.{word}", message, path=side.path)
         if missing := set(side.rotations.requires) - set(self.manifest.recipe.requires):
-            return Problem("manifest.requires", f"recipe.requires lacks {', '.join(sorted(missing))}", path=side.path)
+            return Problem(
+                "manifest.requires",
+                f"recipe.requires lacks {', '.join(sorted(missing))}",
+                path=side.path,
+            )
         return None
 
-    def each(self, check: Callable[[RotationSet], Finding | Problem]) -> _Result:
+    def each(self, check: Callable[[RotationSet], CheckFinding | Problem]) -> _Result:
         findings = []
         for side in self.sides.values():
             result = check(side.rotations)
@@ -244,29 +287,32 @@ class Verification:
             findings.append(result)
         return self.joined(findings)
 
-    def joined(self, findings: Sequence[Finding]) -> Finding:
+    def joined(self, findings: Sequence[CheckFinding]) -> CheckFinding:
         """One line for both sides; said once where both say the same."""
         if len({finding.detail for finding in findings}) == 1:
             detail = findings[0].detail
         else:
-            detail = "; ".join(f"{role.upper()} {f.detail}" for role, f in zip(self.sides, findings, strict=True))
+            detail = "; ".join(
+                f"{role.upper()} {f.detail}" for role, f in zip(self.sides, findings, strict=True)
+            )
         warnings = tuple(code for finding in findings for code in finding.warnings)
-        return Finding(detail, "warning" if warnings else "ok", warnings)
+        return CheckFinding(detail, "warning" if warnings else "ok", warnings)
 
 
-_Result = Finding | Problem | DigestMismatch | Unsupported
+_Result = CheckFinding | Problem | DigestMismatch | Unsupported
 _ROLES: tuple[Role, ...] = ("k", "v")
 
 
-def _unchecked(detail: str = _NO_STATISTICS) -> Finding:
-    return Finding(detail, "not checked")
+def _unchecked(detail: str = _NO_STATISTICS) -> CheckFinding:
+    return CheckFinding(detail, "not checked")
 
 
-def _mismatch(side: Side, found: statistics.Comparison) -> Problem:
+def _mismatch(side: PairSide, found: statistics.FingerprintMatch) -> Problem:
     place = f"layer {found.layer}" + (f", KV head {found.head}" if found.head is not None else "")
     return Problem(
         "statistics.mismatch",
-        f"the file is not made from the recorded {found.matrix}: relative error {found.worst:.1e} at {place}",
+        f"the file is not made from the recorded {found.matrix}: relative error {found.worst:.1e}"
+        f" at {place}",
         path=side.path,
         layer=found.layer,
         head=found.head,
@@ -281,7 +327,9 @@ def _detail(result: Problem | DigestMismatch | Unsupported) -> str:
     return result.reason if isinstance(result, Unsupported) else result.message
 
 
-def _failed(stage: str, result: Problem | DigestMismatch | Unsupported, done: tuple[Check, ...]) -> Outcome:
+def _failed(
+    stage: str, result: Problem | DigestMismatch | Unsupported, done: tuple[Check, ...]
+) -> Outcome:
     if isinstance(result, DigestMismatch):
         return DigestMismatch(result.path, result.want, result.got, done)
     if isinstance(result, Unsupported):

@@ -1,12 +1,15 @@
-"""The statistics fingerprint `oscar-zoo.stats/1`: enough numbers about a covariance to recognise it later.
+"""The statistics fingerprint `oscar-zoo.stats/1`: enough numbers about a covariance to recognise it
+later.
 
-For every target matrix C of a fit it keeps the trace, the diagonal and two products C w with sign vectors w derived
-from the model, the matrix and the place. A rotation file with eigenvalues implies its own C; the fingerprint tells
-whether it is the one that was measured. That catches transposed, shifted, swapped or foreign matrices, which are all
-perfectly orthogonal. It does not catch a publisher who forges both.
+For every target matrix C of a fit it keeps the trace, the diagonal and two products C w with sign
+vectors w derived from the model, the matrix and the place. A rotation file with eigenvalues implies
+its own C; the fingerprint tells whether it is the one that was measured. That catches transposed,
+shifted, swapped or foreign matrices, which are all perfectly orthogonal. It does not catch a
+publisher who forges both.
 
-Errors are relative L2 norms: a single diagonal entry far below the largest one is known to float32 only relative to
-that largest one, so an elementwise bound would refuse honest files of models with outlier channels.
+Errors are relative L2 norms: a single diagonal entry far below the largest one is known to float32
+only relative to that largest one, so an elementwise bound would refuse honest files of models with
+outlier channels.
 """
 
 from __future__ import annotations
@@ -22,29 +25,40 @@ from numpy.typing import NDArray
 
 from oscar_zoo.artifact import tensor_file
 from oscar_zoo.artifact.formats import HESSIANS, LayerTransform, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
 from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
 from oscar_zoo.errors import MalformedFile, UsageError
 
 Matrix = NDArray[np.float64]
 
 LIMIT = 1e-5
-"""Largest relative error of an honest file; measured ones are below 1e-7, the mildest mistake seen is 0.07."""
+"""Largest relative error of an honest file; measured ones are below 1e-7, the mildest mistake seen
+is 0.07."""
 
 MATRICES: tuple[str, ...] = get_args(StatisticName)
-TARGETS: Mapping[str, str] = MappingProxyType({"ktk": "kk", "qqt": "qq", "vtv": "vv", "sst": "sst", "oo": "oo"})
+TARGETS: Mapping[str, str] = MappingProxyType(
+    {"ktk": "kk", "qqt": "qq", "vtv": "vv", "sst": "sst", "oo": "oo"}
+)
 """Hessian of an objective -> name of its matrix."""
 
 _SKETCHES = 2
 _PARTS = ("trace", "diag", "sketch")
 _FACTORS: Mapping[str, str] = MappingProxyType(
-    {"plain": "U", "br": "UP", "r_h": "UH", "r_h_pbr": "UHP", "br_h128": "UPH", "h_r_pbr": "HUP", "h_pbr_r": "HPU"}
+    {
+        "plain": "U",
+        "br": "UP",
+        "r_h": "UH",
+        "r_h_pbr": "UHP",
+        "br_h128": "UPH",
+        "h_r_pbr": "HUP",
+        "h_pbr_r": "HPU",
+    }
 )
 """Composition -> its factors from left to right, where the eigenvectors U are one of them."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FingerprintMatch:
     """Worst relative errors of a rotation set against a fingerprint, and where the worst of all is.
 
     Attributes:
@@ -70,16 +84,26 @@ class Comparison:
 
 
 def probe_signs(
-    model_id: str, revision: str | None, matrix: str, layer: int, head: int | None, index: int, d: int
+    model_id: str,
+    revision: str | None,
+    matrix: str,
+    layer: int,
+    head: int | None,
+    index: int,
+    d: int,
 ) -> NDArray[np.float64]:
     """The sign vector w: `[d]` float64 of +1 and -1.
 
-    Bits of sha256(s + counter), counter 0, 1, .. as 4 big-endian bytes, most significant bit first, 1 -> +1; s is the
-    sha256 of the text `oscar-zoo/v1|<model>|<revision>|<matrix>|<layer>|<head>|<index>`, `-` for what is unknown.
+    Bits of sha256(s + counter), counter 0, 1, .. as 4 big-endian bytes, most significant bit first,
+    1 -> +1; s is the sha256 of the text
+    `oscar-zoo/v1|<model>|<revision>|<matrix>|<layer>|<head>|<index>`, `-` for what is unknown.
     """
     place = f"{revision or '-'}|{matrix}|{layer}|{'-' if head is None else head}|{index}"
     seed = hashlib.sha256(f"oscar-zoo/v1|{model_id}|{place}".encode()).digest()
-    blocks = (hashlib.sha256(seed + counter.to_bytes(4, "big")).digest() for counter in range(-(-d // 256)))
+    blocks = (
+        hashlib.sha256(seed + counter.to_bytes(4, "big")).digest()
+        for counter in range(-(-d // 256))
+    )
     bits = np.unpackbits(np.frombuffer(b"".join(blocks), dtype=np.uint8))[:d]
     return bits.astype(np.float64) * 2 - 1
 
@@ -101,8 +125,16 @@ def fingerprint_bytes(
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, stack in matrices.items():
         shape = stack.shape
-        if name not in MATRICES or len(shape) not in (3, 4) or shape[0] != len(layer_ids) or shape[-1] != shape[-2]:
-            raise UsageError(f"no fingerprint of a matrix {name!r} of shape {list(shape)}, {len(layer_ids)} layers.")
+        if (
+            name not in MATRICES
+            or len(shape) not in (3, 4)
+            or shape[0] != len(layer_ids)
+            or shape[-1] != shape[-2]
+        ):
+            raise UsageError(
+                f"no fingerprint of a matrix {name!r} of shape {list(shape)}, {len(layer_ids)}"
+                " layers."
+            )
         signs = sign_vectors(model_id, revision, name, (layer_ids, shape[1:-2]), shape[-1])
         tensors[f"{name}.trace"] = np.trace(stack, axis1=-2, axis2=-1).astype(np.float32)
         tensors[f"{name}.diag"] = np.diagonal(stack, axis1=-2, axis2=-1).astype(np.float32)
@@ -110,7 +142,9 @@ def fingerprint_bytes(
     return tensor_file.write(tensors)
 
 
-def read_fingerprint(data: bytes, *, what: str = "the statistics") -> dict[str, NDArray[np.float32]]:
+def read_fingerprint(
+    data: bytes, *, what: str = "the statistics"
+) -> dict[str, NDArray[np.float32]]:
     """Parse an untrusted fingerprint file: `<matrix>.trace`, `.diag`, `.sketch`, float32.
 
     Raises:
@@ -127,7 +161,11 @@ def read_fingerprint(data: bytes, *, what: str = "the statistics") -> dict[str, 
         if any(f"{name}.{part}" not in tensors for part in _PARTS):
             raise MalformedFile("stats.name", f"{what}: {name} needs trace, diag and sketch.")
         trace, diag, sketch = (tensors[f"{name}.{part}"].shape for part in _PARTS)
-        if len(trace) not in (1, 2) or diag[:-1] != trace or sketch != (*trace, _SKETCHES, diag[-1]):
+        if (
+            len(trace) not in (1, 2)
+            or diag[:-1] != trace
+            or sketch != (*trace, _SKETCHES, diag[-1])
+        ):
             raise MalformedFile("stats.shape", f"{what}: the shapes of {name} do not go together.")
     return tensors
 
@@ -139,19 +177,23 @@ def target_matrix(objective: str) -> str | None:
 
 
 def implied_matrix(layer: LayerTransform, objective: str) -> Matrix | None:
-    """The covariance a layer was made from, C = U diag(eigenvalues) U^T with U from undoing the composition.
+    """The covariance a layer was made from, C = U diag(eigenvalues) U^T with U from undoing the
+    composition.
 
     Args:
         layer: `forward` `[d, d]` or `[num_kv_heads, d, d]`.
         objective: of its file, such as `qqt_r_h_pbr`.
 
     Returns:
-        The same shape, float64; `None` without eigenvalues, or when the composition does not contain U.
+        The same shape, float64; `None` without eigenvalues, or when the composition does not
+        contain U.
     """
     basis = _basis(layer, objective)
     if basis is None or layer.eigenvalues is None:
         return None
-    return np.asarray((basis * layer.eigenvalues[..., None, :].astype(np.float64)) @ np.swapaxes(basis, -2, -1))
+    return np.asarray(
+        (basis * layer.eigenvalues[..., None, :].astype(np.float64)) @ np.swapaxes(basis, -2, -1)
+    )
 
 
 def compare(
@@ -159,34 +201,47 @@ def compare(
     fingerprint: Mapping[str, NDArray[np.float32]],
     model_id: str,
     revision: str | None,
-) -> Comparison | None:
+) -> FingerprintMatch | None:
     """Compare every layer and head with the fingerprint.
 
     Returns:
-        The worst relative errors (infinite when the shapes differ), or `None` when nothing can be compared: no
-        eigenvalues, an objective without a target, or a fingerprint without that matrix.
+        The worst relative errors (infinite when the shapes differ), or `None` when nothing can be
+        compared: no eigenvalues, an objective without a target, or a fingerprint without that
+            matrix.
     """
     name = target_matrix(rotations.objective)
-    if name is None or f"{name}.trace" not in fingerprint or rotations.layers[0].eigenvalues is None:
+    if (
+        name is None
+        or f"{name}.trace" not in fingerprint
+        or rotations.layers[0].eigenvalues is None
+    ):
         return None
     stored = [np.asarray(fingerprint[f"{name}.{part}"], dtype=np.float64) for part in _PARTS]
     heads = rotations.layers[0].forward.shape[:-2]
     if stored[1].shape != (len(rotations.layers), *heads, rotations.head_dim):
-        return Comparison(name, np.inf, np.inf, np.inf, rotations.layers[0].layer_id, None)
+        return FingerprintMatch(name, np.inf, np.inf, np.inf, rotations.layers[0].layer_id, None)
     worst = np.zeros(3)
     place: tuple[float, int, int | None] = (-1.0, rotations.layers[0].layer_id, None)
     for position, layer in enumerate(rotations.layers):
-        signs = sign_vectors(model_id, revision, name, ([layer.layer_id], heads), rotations.head_dim)[0]
+        signs = sign_vectors(
+            model_id, revision, name, ([layer.layer_id], heads), rotations.head_dim
+        )[0]
         errors = _errors(layer, rotations.objective, [part[position] for part in stored], signs)
         worst = np.maximum(worst, errors.reshape(-1, 3).max(axis=0))
         if errors.max() > place[0]:
             row = int(errors.reshape(-1, 3).max(axis=1).argmax())
             place = (float(errors.max()), layer.layer_id, row if heads else None)
-    return Comparison(name, float(worst[0]), float(worst[1]), float(worst[2]), place[1], place[2])
+    return FingerprintMatch(
+        name, float(worst[0]), float(worst[1]), float(worst[2]), place[1], place[2]
+    )
 
 
 def sign_vectors(
-    model_id: str, revision: str | None, name: str, place: tuple[Sequence[int], tuple[int, ...]], d: int
+    model_id: str,
+    revision: str | None,
+    name: str,
+    place: tuple[Sequence[int], tuple[int, ...]],
+    d: int,
 ) -> Matrix:
     """All sign vectors of one matrix: `[layers, (heads,) 2, d]`."""
     layer_ids, heads = place
@@ -199,13 +254,18 @@ def sign_vectors(
     return np.array(rows, dtype=np.float64).reshape(len(layer_ids), *heads, _SKETCHES, d)
 
 
-def _errors(layer: LayerTransform, objective: str, stored: Sequence[Matrix], signs: Matrix) -> Matrix:
-    """Relative errors of trace, diagonal and sketch: `[(heads,) 3]`; the best of the orders that ties allow."""
+def _errors(
+    layer: LayerTransform, objective: str, stored: Sequence[Matrix], signs: Matrix
+) -> Matrix:
+    """Relative errors of trace, diagonal and sketch: `[(heads,) 3]`; the best of the orders that
+    ties allow."""
     options = [_errors_of(basis, layer, stored, signs) for basis in _bases(layer, objective)]
     return np.asarray(np.min(options, axis=0))
 
 
-def _errors_of(basis: Matrix, layer: LayerTransform, stored: Sequence[Matrix], signs: Matrix) -> Matrix:
+def _errors_of(
+    basis: Matrix, layer: LayerTransform, stored: Sequence[Matrix], signs: Matrix
+) -> Matrix:
     values = np.asarray(layer.eigenvalues, dtype=np.float64)
     trace, diag, sketch = stored
     diag_here = (basis**2 @ values[..., None])[..., 0]
@@ -231,7 +291,8 @@ def _basis(layer: LayerTransform, objective: str) -> Matrix | None:
 
 
 def _bases(layer: LayerTransform, objective: str) -> Iterator[Matrix]:
-    """U of `forward`: for ascending eigenvalues, and for the stable order of ties when some are equal.
+    """U of `forward`: for ascending eigenvalues, and for the stable order of ties when some are
+    equal.
 
     Eigenvalues that differ in float64 may be equal in the file, so the ascending order comes first.
     """
@@ -242,7 +303,11 @@ def _bases(layer: LayerTransform, objective: str) -> Iterator[Matrix]:
     if objective.endswith("_br_h128") and d != 128:
         return
     ascending = pbr_permutation(np.arange(d, dtype=np.float64))
-    yield _undo(layer.forward.astype(np.float64), factors, np.broadcast_to(ascending, layer.eigenvalues.shape))
+    yield _undo(
+        layer.forward.astype(np.float64),
+        factors,
+        np.broadcast_to(ascending, layer.eigenvalues.shape),
+    )
     if "P" in factors and (np.diff(layer.eigenvalues, axis=-1) == 0).any():
         stable = np.apply_along_axis(pbr_permutation, -1, layer.eigenvalues)
         yield _undo(layer.forward.astype(np.float64), factors, stable)
@@ -255,7 +320,15 @@ def _undo(matrix: Matrix, factors: str, permutation: NDArray[np.int64]) -> Matri
     before, after = factors.split("U")
     for factor in before:
         # P^T X moves row j to row permutation[j]
-        matrix = h @ matrix if factor == "H" else np.take_along_axis(matrix, permutation[..., None], axis=-2)
+        matrix = (
+            h @ matrix
+            if factor == "H"
+            else np.take_along_axis(matrix, permutation[..., None], axis=-2)
+        )
     for factor in reversed(after):
-        matrix = matrix @ h if factor == "H" else np.take_along_axis(matrix, inverse[..., None, :], axis=-1)
+        matrix = (
+            matrix @ h
+            if factor == "H"
+            else np.take_along_axis(matrix, inverse[..., None, :], axis=-1)
+        )
     return matrix

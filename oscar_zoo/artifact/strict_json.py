@@ -1,7 +1,8 @@
 """One bounded JSON reader and one canonical writer.
 
-Python's own reader takes duplicate keys, NaN, 1e999, lone surrogates and endless nesting; this one takes none of them.
-Used for manifests, indexes, locks and hub listings: everything that may come from somebody else.
+Python's own reader takes duplicate keys, NaN, 1e999, lone surrogates and endless nesting; this one
+takes none of them. Used for manifests, indexes, locks and hub listings: everything that may come
+from somebody else.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
         max_bytes: larger documents are refused before parsing.
 
     Raises:
-        MalformedFile: `json.size`, `json.encoding`, `json.syntax`, `json.duplicate_key`, `json.number`, `json.depth`.
+        MalformedFile: `json.size`, `json.encoding`, `json.syntax`, `json.duplicate_key`,
+            `json.number`, `json.depth`.
     """
     if len(data) > max_bytes:
-        raise MalformedFile("json.size", f"{what} has {len(data)} bytes, at most {max_bytes} are read.")
+        raise MalformedFile(
+            "json.size", f"{what} has {len(data)} bytes, at most {max_bytes} are read."
+        )
     try:
         text = data.decode("utf-8", "strict")
     except UnicodeDecodeError as error:
@@ -50,20 +54,27 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
         )
     except json.JSONDecodeError as error:
         raise MalformedFile(
-            "json.syntax", f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            "json.syntax",
+            f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
         ) from None
     _check_text(value, what)  # what stands in no object
     return value
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The one byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline. Refuses NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """The one byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline. Refuses
+    NaN."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def pretty_bytes(value: Json) -> bytes:
-    """The form for files people read: sorted keys, one space of indent, UTF-8, final newline. Refuses NaN."""
-    return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """The form for files people read: sorted keys, one space of indent, UTF-8, final newline.
+    Refuses NaN."""
+    return (
+        json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    ).encode()
 
 
 def _check_depth(text: str, what: str) -> None:
@@ -90,7 +101,9 @@ def _unique(pairs: list[tuple[str, Json]], what: str) -> dict[str, Json]:
     result: dict[str, Json] = {}
     for key, value in pairs:
         if key in result:
-            raise MalformedFile("json.duplicate_key", f"{what} has the key {key[:80]!r} twice in one object.")
+            raise MalformedFile(
+                "json.duplicate_key", f"{what} has the key {key[:80]!r} twice in one object."
+            )
         for text in (key, value):
             _check_text(text, what)
         result[key] = value

@@ -1,7 +1,8 @@
 """Tensors of one dtype in the safetensors layout: a strict reader and a canonical writer.
 
-8 bytes header length, a JSON header, the data. The reader takes no duplicate key, no unknown field, no other dtype, no
-gap and no overlap; the writer sorts names, so the same tensors give the same bytes.
+8 bytes header length, a JSON header, the data. The reader takes no duplicate key, no unknown field,
+no other dtype, no gap and no overlap; the writer sorts names, so the same tensors give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _STORED: Mapping[Dtype, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtyp
 
 
 def write(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The canonical file of `tensors`, float32 or float64, names in sorted order; `metadata` stands in the header."""
+    """The canonical file of `tensors`, float32 or float64, names in sorted order; `metadata` stands
+    in the header."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     content: list[bytes] = []
     position = 0
@@ -35,7 +37,11 @@ def write(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         dtype: Dtype = "F64" if tensors[name].dtype == np.float64 else "F32"
         content.append(np.ascontiguousarray(tensors[name], dtype=_STORED[dtype]).tobytes())
         end = position + len(content[-1])
-        header[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [position, end]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(tensors[name].shape),
+            "data_offsets": [position, end],
+        }
         position = end
     text = strict_json.canonical_bytes(header)
     text += b" " * (-len(text) % 8)
@@ -56,13 +62,17 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
         MalformedFile: reasons `safetensors.*`, and `json.*` for the header.
     """
     header, body = _split(data, what, MAX_HEADER)
-    return {name: np.asarray(array, dtype=np.float32) for name, array in _tensors(header, body, "F32", what).items()}
+    return {
+        name: np.asarray(array, dtype=np.float32)
+        for name, array in _tensors(header, body, "F32", what).items()
+    }
 
 
 def read_with_metadata(
     data: bytes, *, what: str, max_header: int
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
-    """Parse an untrusted file of float64 tensors with metadata; at most `max_header` bytes of header are parsed.
+    """Parse an untrusted file of float64 tensors with metadata; at most `max_header` bytes of
+    header are parsed.
 
     Returns:
         Read-only arrays by name, which are views of `data`, and the metadata.
@@ -83,22 +93,33 @@ def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], mem
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(max_header, len(data) - 8):
         _bad("header", f"{what} has no safetensors header.")
-    header = strict_json.loads(data[8 : 8 + size], what=f"the header of {what}", max_bytes=max_header)
+    header = strict_json.loads(
+        data[8 : 8 + size], what=f"the header of {what}", max_bytes=max_header
+    )
     if type(header) is not dict or not header:
         _bad("header", f"{what} lists no tensors.")
     return header, memoryview(data)[8 + size :]
 
 
-def _tensors(header: Mapping[str, Any], body: memoryview, dtype: Dtype, what: str) -> dict[str, Array]:
+def _tensors(
+    header: Mapping[str, Any], body: memoryview, dtype: Dtype, what: str
+) -> dict[str, Array]:
     stored = _STORED[dtype]
     tensors: dict[str, Array] = {}
     position = 0
     for name, (shape, start, end) in sorted(
-        ((name, _entry(name, entry, dtype, what)) for name, entry in header.items()), key=lambda item: item[1][1]
+        ((name, _entry(name, entry, dtype, what)) for name, entry in header.items()),
+        key=lambda item: item[1][1],
     ):
-        if start != position or end - start != stored.itemsize * math.prod(shape) or end > len(body):
+        if (
+            start != position
+            or end - start != stored.itemsize * math.prod(shape)
+            or end > len(body)
+        ):
             _bad("gap", f"{what}: {name[:60]!r} does not lie where it must.")
-        tensors[name] = np.require(np.frombuffer(body[start:end], dtype=stored), requirements=["A"]).reshape(shape)
+        tensors[name] = np.require(
+            np.frombuffer(body[start:end], dtype=stored), requirements=["A"]
+        ).reshape(shape)
         tensors[name].setflags(write=False)
         position = end
     if position != len(body):
@@ -113,9 +134,17 @@ def _entry(name: str, entry: Any, dtype: Dtype, what: str) -> tuple[tuple[int, .
     shape, offsets = entry["shape"], entry["data_offsets"]
     if entry["dtype"] != dtype:
         _bad("dtype", f"{what}: {name[:60]!r} is not {'float32' if dtype == 'F32' else 'float64'}.")
-    if type(shape) is not list or len(shape) > 4 or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape):
+    if (
+        type(shape) is not list
+        or len(shape) > 4
+        or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape)
+    ):
         _bad("shape", f"{what}: {name[:60]!r} has a shape out of range.")
-    if type(offsets) is not list or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+    if (
+        type(offsets) is not list
+        or len(offsets) != 2
+        or not all(type(n) is int and n >= 0 for n in offsets)
+    ):
         _bad("entry", f"{what}: {name[:60]!r} has offsets out of range.")
     return tuple(shape), offsets[0], offsets[1]
 

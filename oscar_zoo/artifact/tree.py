@@ -1,7 +1,9 @@
-"""A folder of artifacts, laid out like the zoo (`<Model>/<tag>/files`): which of them belongs to a model.
+"""A folder of artifacts, laid out like the zoo (`<Model>/<tag>/files`): which of them belongs to a
+model.
 
-A model is called by its hub id, by its name, or by the folder it lies in; the organisation may be left out. Names are
-compared without case. An `oscar.json` that names the model counts like a folder name.
+A model is called by its hub id, by its name, or by the folder it lies in; the organisation may be
+left out. Names are compared without case. An `oscar.json` that names the model counts like a folder
+name.
 """
 
 from __future__ import annotations
@@ -37,13 +39,18 @@ def artifact_of_model(tree: Path, model: str) -> Path:
         raise PathNotFound.for_path(path_text(tree), "folder of rotations")
     found = find_artifacts(tree)
     if not found:
-        raise PathNotFound(f"no rotation files in {path_text(tree)}.", hint="its layout is <Model>/<tag>/k_rotation.pt")
+        raise PathNotFound(
+            f"no rotation files in {path_text(tree)}.",
+            hint="its layout is <Model>/<tag>/k_rotation.pt",
+        )
     if tree in found:
         return tree
     model_id = hub_id(model)
     named = {folder: _names(folder) for folder in found}
     mine = [folder for folder in found if "/" in model_id and model_id in named[folder]]
-    mine = mine or [folder for folder in found if _base(model_id) in {_base(name) for name in named[folder]}]
+    mine = mine or [
+        folder for folder in found if _base(model_id) in {_base(name) for name in named[folder]}
+    ]
     if len(mine) == 1:
         return mine[0]
     if mine:
@@ -57,7 +64,8 @@ def artifact_of_model(tree: Path, model: str) -> Path:
 
 
 def hub_id(model: str) -> str:
-    """What a model is called, in lower case: `org/name` or `name`; of a folder its name, of a cached one its id."""
+    """What a model is called, in lower case: `org/name` or `name`; of a folder its name, of a
+    cached one its id."""
     path = Path(model).expanduser()
     if not path.is_dir() and not is_path(model):
         return model.casefold()

@@ -1,7 +1,9 @@
-"""From bytes to one of five outcomes: the stages of verification, in their order, until the first failure.
+"""From bytes to one of five outcomes: the stages of verification, in their order, until the first
+failure.
 
-`verify_files` is pure: it sees bytes in memory, the very bytes that are hashed, parsed and later served. `verify_path`
-reads a file or a folder once and hands them over. Nothing here trusts a name, a manifest or a file size.
+`verify_files` is pure: it sees bytes in memory, the very bytes that are hashed, parsed and later
+served. `verify_path` reads a file or a folder once and hands them over. Nothing here trusts a name,
+a manifest or a file size.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest, is_payload
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable, Unsupported, Verified
+from oscar_zoo.artifact.outcome import (
+    Check,
+    DigestMismatch,
+    Outcome,
+    Unreadable,
+    Unsupported,
+    Verified,
+)
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.stages import Verification, rejected
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
@@ -36,14 +45,19 @@ def verify_files(
     """Verify an artifact, or one rotation file, whose bytes are in memory.
 
     Args:
-        files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is given.
+        files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is
+            given.
         manifest: what the artifact says about itself, from a source other than `files`.
-        expected: digests from a lock or an index; every one of them is compared, and there must be no other file.
-        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left out.
-        geometry: of the model; names the attention layers of hybrid models and is checked against the manifest.
+        expected: digests from a lock or an index; every one of them is compared, and there must be
+            no other file.
+        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left
+            out.
+        geometry: of the model; names the attention layers of hybrid models and is checked against
+            the manifest.
         name_hint: original name of a single file, where `files` calls it something else.
         what: the artifact, for messages about its digest.
-        strict: rules for publishing our own artifacts: warnings about names and roles are rejections.
+        strict: rules for publishing our own artifacts: warnings about names and roles are
+            rejections.
     """
     if expected_digest is not None and (mismatch := _compare_digest(what, files, expected_digest)):
         return mismatch
@@ -51,7 +65,9 @@ def verify_files(
     listed = bool(expected) or manifest is not None or FILE_NAME in files
     if expected_digest is None or listed or not isinstance(outcome, Verified):
         return outcome
-    checked = Check("bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one")
+    checked = Check(
+        "bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one"
+    )
     return replace(outcome, checks=(checked, *outcome.checks[1:]))
 
 
@@ -64,18 +80,24 @@ def verify_path(
     strict: bool = False,
     max_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> Outcome:
-    """Verify one rotation file, or an artifact folder that holds one K/V pair, with or without a manifest.
+    """Verify one rotation file, or an artifact folder that holds one K/V pair, with or without a
+    manifest.
 
     Args:
         path: file or folder; not a symbolic link.
-        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left out.
+        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left
+            out.
         max_bytes: larger files are not read.
 
     Raises:
         PathNotFound: nothing is there.
     """
     try:
-        files = _read_folder(path, max_bytes) if path.is_dir() else {path.name: read_file(path, max_bytes=max_bytes)}
+        files = (
+            _read_folder(path, max_bytes)
+            if path.is_dir()
+            else {path.name: read_file(path, max_bytes=max_bytes)}
+        )
     except (MalformedFile, StorageError) as error:
         return Unreadable(error.message, str(path))
     except OSError as error:
@@ -93,9 +115,11 @@ def verify_path(
 
 
 def find_artifacts(path: Path) -> list[Path]:
-    """Folders below `path` (itself included) that directly hold rotation files or a manifest, sorted.
+    """Folders below `path` (itself included) that directly hold rotation files or a manifest,
+    sorted.
 
-    Hidden folders and symbolic links are skipped. A file, or a folder that does not exist, holds none.
+    Hidden folders and symbolic links are skipped. A file, or a folder that does not exist, holds
+    none.
 
     Raises:
         StorageError: a folder cannot be listed.
@@ -109,7 +133,10 @@ def find_artifacts(path: Path) -> list[Path]:
             entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
         except OSError as error:
             raise StorageError(f"cannot read {folder}: {error.strerror}.") from None
-        if any(entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME) for entry in entries):
+        if any(
+            entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME)
+            for entry in entries
+        ):
             found.append(folder)
         todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     return sorted(found)
@@ -131,7 +158,10 @@ def _read_folder(folder: Path, max_bytes: int) -> dict[str, bytes] | Outcome:
         return problem
     left = MAX_ARTIFACT_BYTES
     for name in sorted(names):
-        parents = [folder.joinpath(*PurePosixPath(name).parts[:depth]) for depth in range(1, name.count("/") + 1)]
+        parents = [
+            folder.joinpath(*PurePosixPath(name).parts[:depth])
+            for depth in range(1, name.count("/") + 1)
+        ]
         if any(parent.is_symlink() for parent in parents):
             raise MalformedFile("file.kind", f"{name} lies behind a symbolic link.")
         try:
@@ -156,9 +186,14 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
     if len(names) == 2:
         return None
     if names and all(name.startswith("layer_") for name in names):
-        return Unsupported("mla_latent", "one file per layer: rotations of MLA latents cannot be served")
+        return Unsupported(
+            "mla_latent", "one file per layer: rotations of MLA latents cannot be served"
+        )
     if len(names) < 2:
-        message = f"an artifact is a K file and a V file; here is only {', '.join(names) or 'no rotation file'}"
+        message = (
+            "an artifact is a K file and a V file; here is only"
+            f" {', '.join(names) or 'no rotation file'}"
+        )
         return rejected("schema", Problem("incomplete_pair", message), ())
     message = f"several pairs in one folder, name one file: {', '.join(names)}"
     return rejected("schema", Problem("ambiguous_pair", message), ())
@@ -171,4 +206,6 @@ def _compare_digest(name: str, files: Mapping[str, bytes], want: str) -> DigestM
     if "sha256:" + want.removeprefix("sha256:") in accepted:
         return None
     shown = min(accepted - {got}, default=got)
-    return DigestMismatch(name, want, shown, (Check("bytes", "failed", f"digest is {shown}, expected {want}"),))
+    return DigestMismatch(
+        name, want, shown, (Check("bytes", "failed", f"digest is {shown}, expected {want}"),)
+    )

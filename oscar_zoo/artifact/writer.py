@@ -1,8 +1,9 @@
 """RotationSet -> the one canonical rotation file.
 
-The archive and the pickle are emitted by us, so the same arrays give the same bytes in every process and on every
-machine: fixed root name, no time stamps, a serialization id derived from the content. `torch.load(weights_only=True)`
-and our own reader both accept the result; the writer proves the latter before it returns.
+The archive and the pickle are emitted by us, so the same arrays give the same bytes in every
+process and on every machine: fixed root name, no time stamps, a serialization id derived from the
+content. `torch.load(weights_only=True)` and our own reader both accept the result; the writer
+proves the latter before it returns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def rotation_bytes(rotations: RotationSet) -> bytes:
         rotations: float32 arrays. Not modified.
 
     Raises:
-        UsageError: arrays that are not float32, a format 3 set without a side, a grouping its format does not have.
+        UsageError: arrays that are not float32, a format 3 set without a side, a grouping its
+            format does not have.
         MalformedFile: the set breaks another rule of its format (the reader's reason).
     """
     pickle = _Pickle(share=rotations.objective == "hadamard")
@@ -51,7 +53,10 @@ def rotation_bytes(rotations: RotationSet) -> bytes:
 def _top(rotations: RotationSet) -> dict[str, Any]:
     words = {ours: theirs for theirs, ours in GROUPINGS.get(rotations.format_version, {}).items()}
     if rotations.grouping not in words:
-        raise UsageError(f"format_version {rotations.format_version} cannot hold the grouping {rotations.grouping}.")
+        raise UsageError(
+            f"format_version {rotations.format_version} cannot hold the grouping"
+            f" {rotations.grouping}."
+        )
     top: dict[str, Any] = {
         "format_version": rotations.format_version,
         "objective": rotations.objective,
@@ -69,9 +74,15 @@ def _top(rotations: RotationSet) -> dict[str, Any]:
 
 def _transform(rotations: RotationSet) -> dict[str, Any]:
     if rotations.declared_role is None:
-        raise UsageError(f"the objective {rotations.objective!r} does not say whether it is for keys or values.")
+        raise UsageError(
+            f"the objective {rotations.objective!r} does not say whether it is for keys or values."
+        )
     if rotations.declared_role == "k":
-        return {"key": rotations.transform, "centered": rotations.centered, "orthogonal": rotations.orthogonal}
+        return {
+            "key": rotations.transform,
+            "centered": rotations.centered,
+            "orthogonal": rotations.orthogonal,
+        }
     return {"value": rotations.transform, "orthogonal": rotations.orthogonal}
 
 
@@ -113,14 +124,21 @@ class _Pickle:
 
     def tensor(self, array: Array) -> None:
         if array.dtype != np.float32 or not array.size:
-            raise UsageError(f"rotation files hold float32, got {array.dtype} of shape {list(array.shape)}.")
+            raise UsageError(
+                f"rotation files hold float32, got {array.dtype} of shape {list(array.shape)}."
+            )
         key = str(self.record(np.ascontiguousarray(array, dtype="<f4").tobytes()))
         strides = (math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
         self.parts += [
             b"ctorch._utils\n_rebuild_tensor_v2\n(",
             b"(" + _scalar("storage") + b"ctorch\nFloatStorage\n" + _scalar(key) + _scalar("cpu"),
             _scalar(int(array.size)) + b"tQ",
-            _scalar(0) + b"(" + b"".join(map(_scalar, array.shape)) + b"t(" + b"".join(map(_scalar, strides)) + b"t",
+            _scalar(0)
+            + b"("
+            + b"".join(map(_scalar, array.shape))
+            + b"t("
+            + b"".join(map(_scalar, strides))
+            + b"t",
             b"\x89ccollections\nOrderedDict\n)RtR",
         ]
 

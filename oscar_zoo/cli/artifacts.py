@@ -1,4 +1,5 @@
-"""`NAME|DIR` -> a verified artifact, for the commands that use one: from a folder, the local store, or a hub."""
+"""`NAME|DIR` -> a verified artifact, for the commands that use one: from a folder, the local store,
+or a hub."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path, path_text
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.cli import render
-from oscar_zoo.cli.outcomes import warning_text
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.outcomes import warning_text
 from oscar_zoo.cli.targets import (
     looking_up,
     model_folder,
@@ -47,7 +48,8 @@ class OpenArtifact:
 
 
 def open_artifact(text: str, *, hubs: tuple[str, ...] = (), quiet: bool) -> OpenArtifact:
-    """Open `text`; a name that is not in the store is pulled from `hubs` first, or the configured ones.
+    """Open `text`; a name that is not in the store is pulled from `hubs` first, or the configured
+    ones.
 
     A folder with a model stands for the artifact of its name.
 
@@ -68,7 +70,9 @@ def _from_folder(path: Path) -> OpenArtifact:
     from oscar_zoo.artifact.verify import verify_path
 
     if path.is_file():
-        raise UsageError(f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both")
+        raise UsageError(
+            f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both"
+        )
     path = one_artifact(path)
     verified = verify_path(path, geometry=geometry_from_path(path))
     if not isinstance(verified, Verified):
@@ -97,8 +101,10 @@ def open_reference(
     offline, store = config.load(hubs).offline, Store()
     if not hubs and find_installed(reference, store) is None:
         known = find_stored(reference, store)  # by an alias, which nothing in the store says
-        reference = Reference(known.id.model, known.id.tag, reference.digest) if known else reference
-    with render.progress("bytes", enabled=not quiet) as advance:
+        reference = (
+            Reference(known.id.model, known.id.tag, reference.digest) if known else reference
+        )
+    with terminal.progress("bytes", enabled=not quiet) as advance:
         result = pull(
             reference,
             address.open_hubs(hubs, offline=offline),
@@ -109,7 +115,7 @@ def open_reference(
             progress=lambda name, done, total: advance(done, total, name),
         )
     for note in (*result.notes, *result.warnings):
-        render.note(f"note: {warning_text(note)}", quiet=quiet)
+        terminal.note(f"note: {warning_text(note)}", quiet=quiet)
     outcome = result.verified or verify_stored(result.artifact)
     if not isinstance(outcome, Verified):
         refuse(str(reference), outcome)
@@ -122,7 +128,14 @@ def open_reference(
 
 def _open_stored(stored: StoredArtifact, verified: Verified) -> OpenArtifact:
     names = (stored.record.id.model,)
-    return _open(stored.record.id.reference, verified, stored.manifest, names, stored.record.path, installed=True)
+    return _open(
+        stored.record.id.reference,
+        verified,
+        stored.manifest,
+        names,
+        stored.record.path,
+        installed=True,
+    )
 
 
 def _open(

@@ -13,19 +13,21 @@ from typing import Protocol
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.cli import machine, render
+from oscar_zoo.bench import dummy, run, sides
+from oscar_zoo.bench.report import LABELS, Report
+from oscar_zoo.cli import machine
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
-from oscar_zoo.cli.bench_table import print_report
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model
 from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.bench import print_report
+from oscar_zoo.engines.sglang import concurrency
+from oscar_zoo.engines.sglang.launch import preflight, staging
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
-from oscar_zoo.evaluate import config_file
-from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
-from oscar_zoo.sglang_plugin import concurrency, preflight, staging
-from oscar_zoo.sglang_plugin.bench import dummy, run, sides
-from oscar_zoo.sglang_plugin.bench.job import Bulk, Case, Job
-from oscar_zoo.sglang_plugin.bench.report import LABELS, Report
+from oscar_zoo.models import config_file
+from oscar_zoo.models.folder_geometry import geometry_of_folder
 
 MOST_CASES = 64
 STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
@@ -66,7 +68,9 @@ class BenchRequest:
         """Every batch with every context; raises `UsageError`."""
         batches, contexts = numbers("--batch", self.batch), numbers("--context", self.context)
         if len(batches) * len(contexts) > MOST_CASES:
-            raise UsageError(f"{len(batches) * len(contexts)} cases are more than {MOST_CASES}.", hint=HELP)
+            raise UsageError(
+                f"{len(batches) * len(contexts)} cases are more than {MOST_CASES}.", hint=HELP
+            )
         return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
 
     @property
@@ -79,13 +83,16 @@ class BenchRequest:
     def bulk(self) -> Bulk | None:
         """What `--job` and `--turns` say; raises `UsageError`."""
         if self.job is None and self.turns > 1:
-            raise UsageError("--turns needs a job.", hint="for example --job 64x16000x256 --turns 2")
+            raise UsageError(
+                "--turns needs a job.", hint="for example --job 64x16000x256 --turns 2"
+            )
         if self.job is None:
             return None
         bulk = bulk_of(self.job).model_copy(update={"turns": self.turns})
         if self.turns > 1 and bulk.requests > sides.ORDERED:
             raise UsageError(
-                f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang orders by prefix.",
+                f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang"
+                " orders by prefix.",
                 hint="lower the requests of --job",
             )
         return bulk
@@ -128,20 +135,20 @@ def bench(request: BenchRequest) -> int:
     if request.csv is not None:
         write_file(request.csv, report.to_csv().encode())
     if request.plot is not None:
-        from oscar_zoo.sglang_plugin.bench.chart import render_png
+        from oscar_zoo.bench.chart import render_png
 
         write_file(request.plot, render_png(report))
     if request.as_json:
-        render.emit_json(report.to_json())
+        terminal.emit_json(report.to_json())
     else:
         print_report(report)
         for path in (request.csv, request.plot):
-            render.note(f"Saved {path}", quiet=request.quiet or path is None)
+            terminal.note(f"Saved {path}", quiet=request.quiet or path is None)
     if report.stopped is not None:
         cache, last = list(report.sides.items())[-1]
         where = f" ({LABELS[cache]}: {last.error})" if last.error else ""
         what = f"stopped by {STOPPED[report.stopped]}{where}; what was measured until then is kept"
-        render.print_error("interrupted", what, None, as_json=False)
+        terminal.print_error("interrupted", what, None, as_json=False)
         return 128 + signal.Signals[report.stopped]
     return 1 if report.errors else 0
 
@@ -150,14 +157,18 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     """The whole numbers in `1,16`, each once; raises `UsageError`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 24 for part in parts):
-        raise UsageError(f"{option} {text!r} is not a list of whole numbers.", hint=f"for example {option} 1,16")
+        raise UsageError(
+            f"{option} {text!r} is not a list of whole numbers.", hint=f"for example {option} 1,16"
+        )
     return tuple(dict.fromkeys(map(int, parts)))
 
 
 def check_subject(request: SubjectRequest) -> None:
     """Refuse a command line that names nothing to measure, or too much; raises `UsageError`."""
     if request.artifact is None and request.dummy_weights is None:
-        raise UsageError("nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B")
+        raise UsageError(
+            "nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B"
+        )
     if request.model is not None and request.dummy_weights is not None:
         raise UsageError("--model and --dummy-weights exclude each other.", hint="give one of them")
 
@@ -173,7 +184,9 @@ def check_file(path: Path | None) -> None:
 def bulk_of(text: str) -> Bulk:
     """The job that `64x30000x512` means; raises `UsageError`."""
     parts = text.lower().split("x")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 24 for part in parts):
+    if len(parts) != 3 or not all(
+        part.isascii() and part.isdigit() and 0 < int(part) < 1 << 24 for part in parts
+    ):
         raise UsageError(
             f"--job {text!r} is not REQUESTSxPROMPTxANSWER.",
             hint="for example --job 64x30000x512, in requests and tokens",
@@ -183,13 +196,16 @@ def bulk_of(text: str) -> Bulk:
 
 
 def _check(request: BenchRequest) -> None:
-    """Refuse before anything is loaded what could only fail at the end; raises `UsageError` and its kin."""
+    """Refuse before anything is loaded what could only fail at the end; raises `UsageError` and its
+    kin."""
     sides.check_flags(request.extra)
     _ = request.cases, request.bulk
     check_subject(request)
     if request.plot is not None:
         if request.plot.suffix.lower() != ".png":
-            raise UsageError(f"--plot {request.plot} is not a PNG file.", hint="end its name in .png")
+            raise UsageError(
+                f"--plot {request.plot} is not a PNG file.", hint="end its name in .png"
+            )
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingDependency.for_extra("matplotlib", "compute")
     check_file(request.csv)
@@ -197,7 +213,8 @@ def _check(request: BenchRequest) -> None:
 
 
 def find_subject(request: SubjectRequest, private: Path) -> Subject:
-    """The model and the verified artifact; with `--dummy-weights` made here as far as nobody named them."""
+    """The model and the verified artifact; with `--dummy-weights` made here as far as nobody named
+    them."""
     if request.dummy_weights is None:
         artifact = open_artifact(request.artifact or "", hubs=request.hubs, quiet=request.silent)
         choice = model_for(artifact, request.model, again="--model FOLDER")
@@ -228,7 +245,8 @@ def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
         config = dummy.config_of_recipe(choice.recipe)
     else:
         raise UsageError(
-            f"the shapes of {choice.source} are not known here.", hint="give a folder that holds its config.json"
+            f"the shapes of {choice.source} are not known here.",
+            hint="give a folder that holds its config.json",
         )
     dummy.write_model(folder, config, longest=longest)
     return geometry_of_folder(folder, choice.model_id)
@@ -292,14 +310,25 @@ def _sides(
     return results, None
 
 
-def _usual_requests(subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int) -> int:
+def _usual_requests(
+    subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int
+) -> int:
     """Requests at a time of an INT2 server with these flags on this machine."""
     if subject.geometry is None:
         return concurrency.UNKNOWN
     parallel = preflight.tensor_parallel(extra) or 1
     memory = concurrency.gpu_memory(gpu, concurrency.Layout.of_flags(extra, tp=parallel).gpus)
-    server = preflight.Server(
-        subject.choice.name, subject.geometry, recipe.windows, None, None, device, gpu, parallel, extra, memory
+    server = preflight.ServerDemand(
+        subject.choice.name,
+        subject.geometry,
+        recipe.windows,
+        None,
+        None,
+        device,
+        gpu,
+        parallel,
+        extra,
+        memory,
     )
     return server.usual_requests
 
@@ -313,8 +342,8 @@ def _side(
 ) -> None:
     """Measure one side into `result`."""
     label, log = LABELS[cache], _log_file(cache)
-    render.note(f"{label}: starting SGLang (log: {log})", quiet=request.silent)
-    job = Job(
+    terminal.note(f"{label}: starting SGLang (log: {log})", quiet=request.silent)
+    job = OfflineJob(
         arguments=sides.arguments(cache, engines),
         cases=engines.cases,
         new_tokens=engines.new_tokens,
@@ -324,10 +353,10 @@ def _side(
     place = private / f"{cache}.json"
     place.write_text(job.model_dump_json(), encoding="utf-8")
     plan = sides.command(cache, engines, place, os.environ)
-    with render.progress("tokens", enabled=not request.silent) as advance:
+    with terminal.progress("tokens", enabled=not request.silent) as advance:
         run.measure(plan, job, log, limit=request.timeout, progress=advance, into=result)
     if result.error is not None:
-        render.print_error("server", f"{label}: {result.error}.", f"log: {log}", as_json=False)
+        terminal.print_error("server", f"{label}: {result.error}.", f"log: {log}", as_json=False)
 
 
 def _log_file(cache: str) -> Path:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from oscar_zoo.cli import render
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed
 
 NEW = "/new"
@@ -21,7 +21,7 @@ MOST_LINE = 1 << 20
 DATA, DONE = b"data: ", b"[DONE]"
 
 
-class Conversation:
+class ChatSession:
     """One conversation with a server.
 
     Args:
@@ -34,7 +34,9 @@ class Conversation:
     def __init__(self, url: str, model: str, *, key: str | None, most: int) -> None:
         self._address = urlsplit(url)
         self._fixed = {"model": model, "stream": True, "max_tokens": most}
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {key}"} if key else {}
+        )
         self._turns: list[dict[str, str]] = []
         self.cut = False
         """Whether the last answer ended because it was as long as allowed."""
@@ -64,10 +66,14 @@ class Conversation:
         connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
         body = json.dumps({**self._fixed, "messages": turns})
         try:
-            connection.request("POST", f"{self._address.path}/chat/completions", body, self._headers)
+            connection.request(
+                "POST", f"{self._address.path}/chat/completions", body, self._headers
+            )
             response = connection.getresponse()
             if response.status != 200:
-                raise ServerFailed(f"the server answered {response.status}: {_message(response.read(MOST_LINE))}")
+                raise ServerFailed(
+                    f"the server answered {response.status}: {_message(response.read(MOST_LINE))}"
+                )
             while line := response.readline(MOST_LINE):
                 if line.startswith(DATA) and (event := line[len(DATA) :].strip()) != DONE:
                     text, ended = _part(event)
@@ -75,7 +81,9 @@ class Conversation:
                     yield text
         except (OSError, http.client.HTTPException) as error:
             cause = str(error) or type(error).__name__
-            raise ServerFailed(f"the server does not answer: {cause}.", hint="see what runs: oscar-zoo ps") from None
+            raise ServerFailed(
+                f"the server does not answer: {cause}.", hint="see what runs: oscar-zoo ps"
+            ) from None
         finally:
             connection.close()
 
@@ -87,10 +95,14 @@ def _part(event: bytes) -> tuple[str, str | None]:
         if "error" in value:
             raise ServerFailed(f"the server broke off: {_message(event)}")
         choice = value["choices"][0]
-        text = str(choice["delta"].get("reasoning_content") or "") + str(choice["delta"].get("content") or "")
+        text = str(choice["delta"].get("reasoning_content") or "") + str(
+            choice["delta"].get("content") or ""
+        )
         return text, choice.get("finish_reason")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ServerFailed(f"the server sent something else than a chat: {type(error).__name__}.") from None
+        raise ServerFailed(
+            f"the server sent something else than a chat: {type(error).__name__}."
+        ) from None
 
 
 def _message(body: bytes) -> str:
@@ -104,7 +116,7 @@ def _message(body: bytes) -> str:
     return " ".join(str(text).split())[:400]
 
 
-def talk(chat: Conversation) -> None:
+def talk(chat: ChatSession) -> None:
     """Send lines of stdin to the server and write its answers to stdout, until the input ends.
 
     On a terminal Ctrl-C ends an answer, and an error is told; elsewhere both end the chat.
@@ -121,11 +133,11 @@ def talk(chat: Conversation) -> None:
             try:
                 _show(chat.ask(text))
                 if chat.cut:
-                    render.note("note: the answer was cut off; for longer ones: --max-tokens N")
+                    terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
             except ServerFailed as error:
                 if not people:
                     raise
-                render.print_error(error.code, error.message, error.hint, as_json=False)
+                terminal.print_error(error.code, error.message, error.hint, as_json=False)
             except KeyboardInterrupt:
                 if not people:
                     raise
@@ -146,7 +158,9 @@ def _line(people: bool) -> str | None:
 def _show(parts: Iterator[str]) -> None:
     """Write an answer as it comes, without control characters."""
     for part in parts:
-        sys.stdout.write("\n".join(render.printable(line) for line in part.replace("\t", "    ").split("\n")))
+        sys.stdout.write(
+            "\n".join(terminal.printable(line) for line in part.replace("\t", "    ").split("\n"))
+        )
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()

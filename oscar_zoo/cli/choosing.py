@@ -1,4 +1,5 @@
-"""What `serve` and `bench serve` run: artifact, model, recipe and device, refused in one line before they start."""
+"""What `serve` and `bench serve` run: artifact, model, recipe and device, refused in one line
+before they start."""
 
 from __future__ import annotations
 
@@ -10,19 +11,28 @@ from oscar_zoo.artifact.names import Reference, is_path, path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.tree import artifact_of_model
 from oscar_zoo.artifact.verify import find_artifacts
-from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
 from oscar_zoo.cli.loading import pick_serving_device, with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
-from oscar_zoo.cli.offering import Wish, agreed, can_ask, command_line, model_to_compute, plan_computing, refusal
+from oscar_zoo.cli.offering import (
+    ComputeWish,
+    agreed,
+    can_ask,
+    command_line,
+    model_to_compute,
+    plan_computing,
+    refusal,
+)
 from oscar_zoo.cli.pasting import model_argument
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.targets import model_folder
+from oscar_zoo.engines.sglang import concurrency, config_refusals
+from oscar_zoo.engines.sglang.launch import flag_refusals, plan, preflight, staging
+from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
-from oscar_zoo.evaluate import graphics
-from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
 from oscar_zoo.hubs import config
-from oscar_zoo.sglang_plugin import concurrency, config_refusals, flag_refusals, launch, preflight, staging
-from oscar_zoo.sglang_plugin.settings import Source
+from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models.folder_geometry import geometry_of_folder
 
 
 @dataclass(frozen=True)
@@ -55,10 +65,18 @@ class ServeRequest:
         return self.quiet or self.as_json
 
     @property
-    def wish(self) -> Wish:
+    def wish(self) -> ComputeWish:
         """What to do where nobody has the artifact."""
         offline = config.load(self.hubs, offline=self.offline).offline
-        return Wish(self.compute, self.calib_data, self.device, self.revision, offline, self.silent, to_serve=True)
+        return ComputeWish(
+            self.compute,
+            self.calib_data,
+            self.device,
+            self.revision,
+            offline,
+            self.silent,
+            to_serve=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -86,9 +104,11 @@ class Chosen:
         folder = Path(self.choice.source)
         return str(folder.absolute()) if folder.is_dir() else self.choice.source
 
-    def options(self, request: ServeRequest, source: Source, digest: str, *, key: Path | None) -> launch.ServeOptions:
+    def options(
+        self, request: ServeRequest, source: ArtifactSource, digest: str, *, key: Path | None
+    ) -> plan.ServeOptions:
         """The server's options, with the rotations of `source`."""
-        return launch.ServeOptions(
+        return plan.ServeOptions(
             model=self.model,
             revision=request.revision,
             rotations=source,
@@ -98,11 +118,11 @@ class Chosen:
             device=self.device,
             gpu=self.gpu,
             tensor_parallel=self.tensor_parallel,
-            host=request.expose or launch.LOOPBACK,
+            host=request.expose or plan.LOOPBACK,
             port=request.port,
             config_file=key,
-            name=f"{render.clean(self.artifact.label)}@{self.artifact.verified.digest}",
-            served_name=render.printable(self.choice.model_id),
+            name=f"{terminal.clean(self.artifact.label)}@{self.artifact.verified.digest}",
+            served_name=terminal.printable(self.choice.model_id),
             extra=request.extra,
         )
 
@@ -127,14 +147,27 @@ def choose(request: ServeRequest, *, here: bool = True) -> Chosen:
         config_refusals.check_geometry(geometry)
     recipe = with_overrides(recipe_for_model(artifact, choice, geometry), clip=request.clip)
     wanted = preflight.tensor_parallel(request.extra)
-    parallel = wanted or (_usual_parallel(choice, gpu, here=here or request.device is None) if device == "cuda" else 1)
+    parallel = wanted or (
+        _usual_parallel(choice, gpu, here=here or request.device is None) if device == "cuda" else 1
+    )
     if here and geometry is not None:
         folder = Path(choice.source)
-        weights, itemsize = preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)
+        weights, itemsize = (
+            preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)
+        )
         layout = concurrency.Layout.of_flags(request.extra, tp=parallel)
         memory = concurrency.gpu_memory(gpu, layout.gpus) if device == "cuda" else None
-        demand = preflight.Server(
-            choice.name, geometry, recipe.windows, weights, itemsize, device, gpu, parallel, request.extra, memory
+        demand = preflight.ServerDemand(
+            choice.name,
+            geometry,
+            recipe.windows,
+            weights,
+            itemsize,
+            device,
+            gpu,
+            parallel,
+            request.extra,
+            memory,
         )
         preflight.check_memory(demand, preflight.free_memory(device, gpu, parallel))
     return Chosen(artifact, choice, recipe, device, gpu, parallel)
@@ -143,14 +176,15 @@ def choose(request: ServeRequest, *, here: bool = True) -> Chosen:
 def _usual_parallel(choice: ModelChoice, gpu: int, *, here: bool) -> int:
     """GPUs that the zoo starts this model on; here no more than there are, in powers of two."""
     usual = choice.recipe.tensor_parallel if choice.recipe else 1
-    seen = len(graphics.visible(graphics.gpus())) - gpu if here else usual
+    seen = len(nvidia_smi.visible(nvidia_smi.gpus())) - gpu if here else usual
     while usual > max(1, seen):
         usual //= 2
     return usual
 
 
 def _known_weights(choice: ModelChoice) -> tuple[int | None, int | None]:
-    """Bytes of the weights of a model of the zoo, in 16 bits, and of one number; weights on a hub are not looked at."""
+    """Bytes of the weights of a model of the zoo, in 16 bits, and of one number; weights on a hub
+    are not looked at."""
     parameters = choice.recipe.parameters if choice.recipe else None
     return (None, None) if parameters is None else (2 * parameters, 2)
 
@@ -177,7 +211,8 @@ def artifact_in_tree(text: str, model: str | None) -> str:
 
 
 def _open(request: ServeRequest) -> OpenArtifact:
-    """The artifact; one that nobody has is computed, if that is wanted or somebody at a terminal agrees."""
+    """The artifact; one that nobody has is computed, if that is wanted or somebody at a terminal
+    agrees."""
     try:
         return open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
     except OscarZooError as error:
@@ -218,13 +253,17 @@ def model_for(artifact: OpenArtifact, model: str | None, *, again: str) -> Model
     if model is not None:
         return choose_model(model)
     if artifact.base_model is None:
-        raise UsageError("this artifact does not say which model it is for.", hint="add --model MODEL")
+        raise UsageError(
+            "this artifact does not say which model it is for.", hint="add --model MODEL"
+        )
     choice = choose_model(artifact.base_model)
     choice.check_can_be_had(again)
     return choice
 
 
-def recipe_for_model(artifact: OpenArtifact, choice: ModelChoice, geometry: Geometry | None) -> ServingRecipe:
+def recipe_for_model(
+    artifact: OpenArtifact, choice: ModelChoice, geometry: Geometry | None
+) -> ServingRecipe:
     """The recipe in force, once artifact and model are known to have one shape.
 
     Args:
@@ -242,12 +281,14 @@ def recipe_for_model(artifact: OpenArtifact, choice: ModelChoice, geometry: Geom
     if geometry is not None:
         return serving_recipe(choice, geometry)
     raise UsageError(
-        "neither the artifact nor the zoo has a serving recipe.", hint="serve an artifact with an oscar.json"
+        "neither the artifact nor the zoo has a serving recipe.",
+        hint="serve an artifact with an oscar.json",
     )
 
 
 def model_geometry(choice: ModelChoice) -> Geometry | None:
-    """Geometry of a model before it is loaded: of a folder, whose files are looked at, or as the zoo knows it.
+    """Geometry of a model before it is loaded: of a folder, whose files are looked at, or as the
+    zoo knows it.
 
     Raises:
         InvalidModel, StorageError: a folder that is no model.

@@ -1,6 +1,7 @@
 """What a shell offers for names and paths: asks no hub, loads no torch, and never fails.
 
-Commands give these functions to their arguments; `BashComplete` is click's, with names that hold a colon.
+Commands give these functions to their arguments; `BashComplete` is click's, with names that hold a
+colon.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ def names(context: Context, parameter: Parameter, incomplete: str) -> Items:
     from oscar_zoo.registry import known_names
 
     if ":" in incomplete:
-        return _starting(incomplete, [version.reference for version in known_names.known_versions()])
+        return _starting(
+            incomplete, [version.reference for version in known_names.known_versions()]
+        )
     found = known_names.known_models()
     if "/" in incomplete:
         return _starting(incomplete, [*map(str, known_names.known_versions()), *found])
@@ -48,8 +51,14 @@ def models(context: Context, parameter: Parameter, incomplete: str) -> Items:
     from oscar_zoo.registry.catalog import Catalog
 
     recipes = Catalog.packaged().recipes()
-    found = [name for recipe in recipes for name in recipe.names if ("/" in name) == ("/" in incomplete)]
-    return _path(incomplete) or _starting(incomplete, sorted(set(found), key=str.casefold)) or _any(incomplete)
+    found = [
+        name for recipe in recipes for name in recipe.names if ("/" in name) == ("/" in incomplete)
+    ]
+    return (
+        _path(incomplete)
+        or _starting(incomplete, sorted(set(found), key=str.casefold))
+        or _any(incomplete)
+    )
 
 
 def names_or_paths(context: Context, parameter: Parameter, incomplete: str) -> Items:
@@ -63,7 +72,8 @@ def stored_or_paths(context: Context, parameter: Parameter, incomplete: str) -> 
 
 
 class BashComplete(click_completion.BashComplete):
-    """Bash breaks words at colons: they are put together again, and only what follows the colon is offered."""
+    """Bash breaks words at colons: they are put together again, and only what follows the colon is
+    offered."""
 
     name = "bash"
     _typed = ""
@@ -82,7 +92,11 @@ class BashComplete(click_completion.BashComplete):
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         before, colon, _ = self._typed.rpartition(":")
-        if colon and item.type == "plain" and item.value.casefold().startswith(f"{before}:".casefold()):
+        if (
+            colon
+            and item.type == "plain"
+            and item.value.casefold().startswith(f"{before}:".casefold())
+        ):
             return f"{item.type},{item.value[len(before) + 1 :]}"
         return super().format_completion(item)
 
@@ -99,7 +113,9 @@ def _starting(incomplete: str, found: list[str]) -> Items:
 
 def _path(incomplete: str) -> Items:
     """Let the shell complete a path, where `incomplete` begins like one."""
-    return [CompletionItem(incomplete, type="file")] if incomplete.startswith((".", "/", "~")) else []
+    return (
+        [CompletionItem(incomplete, type="file")] if incomplete.startswith((".", "/", "~")) else []
+    )
 
 
 def _any(incomplete: str) -> Items:

@@ -8,13 +8,13 @@ from typing import Any
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.cli import render
-from oscar_zoo.cli.browsing import look
 from oscar_zoo.cli.memory_estimate import print_memory
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.targets import artifact_name
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hub_queries import look
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.record import Record
@@ -23,7 +23,8 @@ from oscar_zoo.registry.view import HubView
 
 
 def describe(name: str, hubs: tuple[str, ...] = (), *, offline: bool = False) -> dict[str, Any]:
-    """The recipe of a model and the manifests of its artifacts, or of the one that a tag or an alias names.
+    """The recipe of a model and the manifests of its artifacts, or of the one that a tag or an
+    alias names.
 
     Args:
         name: as for `pull`.
@@ -42,15 +43,21 @@ def describe(name: str, hubs: tuple[str, ...] = (), *, offline: bool = False) ->
     manifests |= _local_manifests(model, views)
     offered = _offered(model, views)
     copies = _installed(model)
-    tags = {m.artifact_id.reference for m in manifests.values()} | {record.id.reference for record in copies}
+    tags = {m.artifact_id.reference for m in manifests.values()} | {
+        record.id.reference for record in copies
+    }
     tags |= {row["id"].replace("/", ":", 1) for row in offered}
     manifests = {k: m for k, m in manifests.items() if _means(reference, m.artifact_id, m.digest)}
     copies = [record for record in copies if _means(reference, record.id, record.digest)]
-    offered = [row for row in offered if _means(reference, ArtifactId.parse(row["id"]), row["digest"])]
+    offered = [
+        row for row in offered if _means(reference, ArtifactId.parse(row["id"]), row["digest"])
+    ]
     narrowed = reference.tag is not None or reference.digest is not None
     if not manifests and not copies and not offered and (recipe is None or narrowed):
         if tags:
-            raise ArtifactNotFound(f"no artifact is called {name!r}.", hint=f"known: {', '.join(sorted(tags))}")
+            raise ArtifactNotFound(
+                f"no artifact is called {name!r}.", hint=f"known: {', '.join(sorted(tags))}"
+            )
         known = {a.model for view in views for a in view.hub.artifacts()}
         raise ArtifactNotFound.for_name(name, () if recipe else catalog.close_matches(name, known))
     return {
@@ -77,7 +84,11 @@ def _offered(model: str, views: Sequence[HubView]) -> list[dict[str, Any]]:
         for artifact in view.hub.artifacts():
             if artifact.model.casefold() == model.casefold():
                 entry, status = view.index.entry(artifact), view.status(artifact)
-                row = {"id": str(artifact), "hub": view.hub.name, "digest": entry.digest if entry else None}
+                row = {
+                    "id": str(artifact),
+                    "hub": view.hub.name,
+                    "digest": entry.digest if entry else None,
+                }
                 rows.append(row | {"state": status.state, "reason": status.reason})
     return rows
 
@@ -89,16 +100,21 @@ def _means(reference: Reference, artifact: ArtifactId, digest: str | None) -> bo
 
 
 def _local_manifests(model: str, views: Sequence[HubView]) -> dict[str, Manifest]:
-    """Manifests of `model` on hubs and in the store, by id key; the packaged `registry` block is not repeated."""
+    """Manifests of `model` on hubs and in the store, by id key; the packaged `registry` block is
+    not repeated."""
     found: dict[str, Manifest] = {}
     store = Store()
     for hub in (view.hub for view in views):
         for artifact in hub.artifacts():
             listed = artifact.model.casefold() == model.casefold() and artifact.key not in found
             if listed and any(f.path == FILE_NAME for f in hub.files(artifact)):
-                found[artifact.key] = Manifest.from_bytes(hub.fetch(artifact, FILE_NAME, limit=1 << 20))
+                found[artifact.key] = Manifest.from_bytes(
+                    hub.fetch(artifact, FILE_NAME, limit=1 << 20)
+                )
     for record in _installed(model):
-        with contextlib.suppress(IntegrityError):  # a rotten copy takes nothing away from what is known
+        with contextlib.suppress(
+            IntegrityError
+        ):  # a rotten copy takes nothing away from what is known
             stored = store.open(record.digest, record.id)
             if stored.manifest is not None:
                 found[record.id.key] = stored.manifest
@@ -106,7 +122,9 @@ def _local_manifests(model: str, views: Sequence[HubView]) -> dict[str, Manifest
 
 
 def _installed(model: str) -> list[Record]:
-    return [record for record in Store().installed() if record.id.model.casefold() == model.casefold()]
+    return [
+        record for record in Store().installed() if record.id.model.casefold() == model.casefold()
+    ]
 
 
 def _copy(record: Record) -> dict[str, Any]:
@@ -116,17 +134,26 @@ def _copy(record: Record) -> dict[str, Any]:
         intact = True
     except IntegrityError:
         intact = False
-    return {"id": str(record.id), "digest": record.digest, "path": str(record.path), "intact": intact}
+    return {
+        "id": str(record.id),
+        "digest": record.digest,
+        "path": str(record.path),
+        "intact": intact,
+    }
 
 
 def print_facts(facts: dict[str, Any]) -> None:
     """The text form of `describe`."""
-    console = render.out()
+    console = terminal.out()
     recipe = facts["recipe"]
-    console.print(f"[bold]{render.clean(facts['name'])}[/]")
+    console.print(f"[bold]{terminal.clean(facts['name'])}[/]")
     if recipe:
         serving = recipe["serving"]
-        _line("model", recipe["hf_id"] + (f", also {', '.join(recipe['aliases'])}" if recipe["aliases"] else ""))
+        _line(
+            "model",
+            recipe["hf_id"]
+            + (f", also {', '.join(recipe['aliases'])}" if recipe["aliases"] else ""),
+        )
         _line("geometry", geometry_line(recipe["geometry"]))
         _line("serving", serving_line(serving))
         _line("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
@@ -137,42 +164,62 @@ def print_facts(facts: dict[str, Any]) -> None:
             _line("source", f"{topic}: {source}")
     for copy in facts["installed"]:
         reference = copy["id"].replace("/", ":", 1)
-        state = copy["path"] if copy["intact"] else f"damaged, fetch it again: oscar-zoo pull {reference}"
+        state = (
+            copy["path"]
+            if copy["intact"]
+            else f"damaged, fetch it again: oscar-zoo pull {reference}"
+        )
         _line("installed", f"{reference}  {state}")
     for row in facts["offered"]:
-        state = "" if row["state"] == "active" else f", {row['state']}: {row['reason'] or 'no reason given'}"
+        state = (
+            ""
+            if row["state"] == "active"
+            else f", {row['state']}: {row['reason'] or 'no reason given'}"
+        )
         _line("offered", f"{row['id'].replace('/', ':', 1)}  {row['hub']}{state}")
     for note in facts["notes"]:
         _line("note", note)
     for warning in facts["warnings"]:
-        render.note(f"warning: {warning}")
+        terminal.note(f"warning: {warning}")
     if not facts["artifacts"] and not facts["installed"] and not facts["offered"]:
         on_hub = recipe is None or recipe["on_hub"]
         make = f"pull {facts['name']} --compute" if on_hub else "compute FOLDER"
-        console.print(f"No published rotation is known; make one: oscar-zoo {render.clean(make)}")
+        console.print(f"No published rotation is known; make one: oscar-zoo {terminal.clean(make)}")
     for manifest in facts["artifacts"]:
         figures = facts["measured"][manifest["id"]]
         _print_manifest(manifest, Measured.model_validate(figures) if figures else None)
 
 
 def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None:
-    render.out().print(f"\n[bold]{render.clean(manifest['id'].replace('/', ':', 1))}[/]")
+    terminal.out().print(f"\n[bold]{terminal.clean(manifest['id'].replace('/', ':', 1))}[/]")
     fit = manifest["fit"]
     _line("method", f"{fit['method']}, format_version {manifest['format_version']}")
-    _line("digest", manifest["digest"] or f"{render.NOT_REPORTED}: it is pinned at the first pull")
+    _line(
+        "digest", manifest["digest"] or f"{terminal.NOT_REPORTED}: it is pinned at the first pull"
+    )
     for entry in manifest["files"]:
-        size = render.megabytes(entry["size"]) if entry["size"] else "size not reported"
-        _line("file", f"{entry['path']}  {size}  sha256 {entry['sha256'] or render.NOT_REPORTED}")
+        size = terminal.megabytes(entry["size"]) if entry["size"] else "size not reported"
+        _line("file", f"{entry['path']}  {size}  sha256 {entry['sha256'] or terminal.NOT_REPORTED}")
     _line("serving", serving_line(manifest["recipe"]))
     calibration = fit["calibration"]
     if calibration:
         used = calibration["tokens_used"] or calibration["tokens_requested"]
-        _line("calibration", f"{calibration['dataset'] or render.NOT_REPORTED}, {used or render.NOT_REPORTED} tokens")
+        _line(
+            "calibration",
+            f"{calibration['dataset'] or terminal.NOT_REPORTED}, {used or terminal.NOT_REPORTED}"
+            " tokens",
+        )
         if calibration["overlaps_with"]:
-            _line("warning", f"calibrated on evaluation data: {', '.join(calibration['overlaps_with'])}")
+            _line(
+                "warning",
+                f"calibrated on evaluation data: {', '.join(calibration['overlaps_with'])}",
+            )
     if measured is not None:
-        for label, text in (("perplexity", measured.perplexity_line), ("recall", measured.recall_line)):
-            _line(label, f"{text or render.NOT_REPORTED}, {measured.by}")
+        for label, text in (
+            ("perplexity", measured.perplexity_line),
+            ("recall", measured.recall_line),
+        ):
+            _line(label, f"{text or terminal.NOT_REPORTED}, {measured.by}")
     for score in manifest.get("registry", {}).get("scores", []):
         _line("score", score_line(score))
 
@@ -180,7 +227,11 @@ def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None
 def geometry_line(geometry: dict[str, Any]) -> str:
     """Shape of a model's cache in one line."""
     layers = geometry["attention_layers"]
-    some = "" if len(layers) == geometry["num_layers"] else f", full attention in {len(layers)} of them"
+    some = (
+        ""
+        if len(layers) == geometry["num_layers"]
+        else f", full attention in {len(layers)} of them"
+    )
     return (
         f"{geometry['num_layers']} layers{some}; {geometry['num_q_heads']} query and "
         f"{geometry['num_kv_heads']} KV heads of {geometry['head_dim']}"
@@ -198,13 +249,18 @@ def serving_line(recipe: dict[str, Any]) -> str:
 
 def score_line(score: dict[str, Any]) -> str:
     """A score with its baseline, who reports it, what is unknown, and its earlier values."""
-    value = render.NOT_REPORTED if score["value"] is None else f"{score['value']:.2f}"
+    value = terminal.NOT_REPORTED if score["value"] is None else f"{score['value']:.2f}"
     base = score["baseline"]["value"] if score["baseline"] else None
-    before = render.NOT_REPORTED if base is None else f"{base:.2f}"
+    before = terminal.NOT_REPORTED if base is None else f"{base:.2f}"
     runs = f"{score['repeats']} runs" if score["repeats"] else "runs not reported"
-    history = "".join(f", earlier {entry['value']:.2f} ({entry['source']})" for entry in score["history"])
-    return f"{score['task']}: BF16 {before}, INT2 {value}; reported by {score['reporter']}, {runs}{history}"
+    history = "".join(
+        f", earlier {entry['value']:.2f} ({entry['source']})" for entry in score["history"]
+    )
+    return (
+        f"{score['task']}: BF16 {before}, INT2 {value}; reported by {score['reporter']},"
+        f" {runs}{history}"
+    )
 
 
 def _line(label: str, text: str) -> None:
-    render.out().print(f"  {label:<12} {render.clean(text)}")
+    terminal.out().print(f"  {label:<12} {terminal.clean(text)}")

@@ -1,4 +1,5 @@
-"""`serve --detach`: the server stays when the terminal is closed; this process waits until it is ready."""
+"""`serve --detach`: the server stays when the terminal is closed; this process waits until it is
+ready."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.cli import render
 from oscar_zoo.cli.choosing import ServeRequest
-from oscar_zoo.cli.ready_block import print_ready
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.ready import print_ready
 from oscar_zoo.cli.serve_command import arguments
 from oscar_zoo.cli.serving import check_port, log_file
 from oscar_zoo.cli.starting import phases_of
@@ -38,15 +39,17 @@ def serve_detached(request: ServeRequest) -> int:
     check_port(request)
     log = log_file(request.port)
     log.unlink(missing_ok=True)  # of an earlier server, whose phases would be shown
-    render.note(f"Starting a server in the background (log: {log})", quiet=request.silent)
+    terminal.note(f"Starting a server in the background (log: {log})", quiet=request.silent)
     with _child(request) as child, phases_of(log, enabled=not request.silent) as tick:
         said = _answer(child, request.port, tick)
     if "error" in said:
         error = said["error"]
-        render.print_error(error["code"], error["message"], error["hint"], as_json=request.as_json)
+        terminal.print_error(
+            error["code"], error["message"], error["hint"], as_json=request.as_json
+        )
         return child.wait()
     if request.as_json:
-        render.emit_json(said)
+        terminal.emit_json(said)
     else:
         print_ready(said, stop=f"oscar-zoo stop {request.port}")
     return 0
@@ -57,10 +60,17 @@ def _child(request: ServeRequest) -> Iterator[subprocess.Popen[bytes]]:
     """The process that serves; it ends when the block ends by an exception, Ctrl-C included."""
     command = [sys.executable, "-P", "-c", PROGRAM]
     command += arguments(request, detach=None, quiet=None, json=True)
-    env = {name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"}  # its error is passed on
+    env = {
+        name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"
+    }  # its error is passed on
     with own_words(request.port).open("wb") as stderr:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
+            start_new_session=True,
         )
     try:
         yield child
@@ -82,7 +92,9 @@ def own_words(port: int) -> Path:
     return log_file(port).with_suffix(".stderr")
 
 
-def _answer(child: subprocess.Popen[bytes], port: int, tick: Callable[[float], None]) -> dict[str, Any]:
+def _answer(
+    child: subprocess.Popen[bytes], port: int, tick: Callable[[float], None]
+) -> dict[str, Any]:
     """The one JSON object that the child prints, once it is ready or has failed."""
     assert child.stdout is not None
     started, data = time.monotonic(), b""
@@ -98,4 +110,6 @@ def _answer(child: subprocess.Popen[bytes], port: int, tick: Callable[[float], N
         if not part:
             status = child.wait()
             hint = f"see {own_words(port)}, or run it without --detach"
-            raise ServerFailed(f"oscar-zoo serve ended in the background (status {status}).", hint=hint)
+            raise ServerFailed(
+                f"oscar-zoo serve ended in the background (status {status}).", hint=hint
+            )

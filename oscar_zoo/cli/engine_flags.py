@@ -13,24 +13,37 @@ OURS = {
     "--host": ("--expose", "other addresses than loopback need an API key"),
     "--model-path": ("--model", None),
     "--kv-cache-dtype": (None, "serve always runs the INT2 cache"),
-    "--api-key": (None, "arguments are visible to every local user; put the key into a file: --api-key-file FILE"),
+    "--api-key": (
+        None,
+        "arguments are visible to every local user; put the key into a file: --api-key-file FILE",
+    ),
     "--background": ("--detach", None),
     "--daemon": ("--detach", None),
 }
 """Flag of another program, our option that does the same, and a remark."""
-SWITCHES = ("--enable-", "--disable-", "--skip-", "--trust-remote-code", "--show-", "--log-requests")
+SWITCHES = (
+    "--enable-",
+    "--disable-",
+    "--skip-",
+    "--trust-remote-code",
+    "--show-",
+    "--log-requests",
+)
 """Beginnings of flags without a value."""
 KNOWN = frozenset(
-    "--tp --tp-size --tensor-parallel-size --dp --dp-size --data-parallel-size --pp --pp-size --ep --ep-size "
-    "--context-length --mem-fraction-static --max-running-requests --max-total-tokens --chunked-prefill-size "
-    "--max-prefill-tokens --page-size --dtype --quantization --load-format --served-model-name --tokenizer-path "
-    "--chat-template --reasoning-parser --tool-call-parser --schedule-policy --log-level --random-seed "
-    "--cuda-graph-max-bs --attention-backend --speculative-algorithm --lora-paths --api-key --trust-remote-code "
-    "--enable-metrics --enable-cache-report --enable-mixed-chunk --enable-dp-attention --disable-radix-cache "
-    "--disable-cuda-graph --disable-overlap-schedule --skip-server-warmup --log-requests --schedule-conservativeness "
-    "--max-queued-requests --stream-interval --watchdog-timeout --base-gpu-id --enable-lora".split()
+    "--tp --tp-size --tensor-parallel-size --dp --dp-size --data-parallel-size --pp --pp-size --ep"
+    " --ep-size --context-length --mem-fraction-static --max-running-requests --max-total-tokens"
+    " --chunked-prefill-size --max-prefill-tokens --page-size --dtype --quantization --load-format"
+    " --served-model-name --tokenizer-path --chat-template --reasoning-parser --tool-call-parser"
+    " --schedule-policy --log-level --random-seed --cuda-graph-max-bs --attention-backend"
+    " --speculative-algorithm --lora-paths --api-key --trust-remote-code --enable-metrics"
+    " --enable-cache-report --enable-mixed-chunk --enable-dp-attention --disable-radix-cache"
+    " --disable-cuda-graph --disable-overlap-schedule --skip-server-warmup --log-requests"
+    " --schedule-conservativeness --max-queued-requests --stream-interval --watchdog-timeout"
+    " --base-gpu-id --enable-lora".split()
 )
-"""Flags of SGLang that people use most: none of them is a misspelt option of ours, and only they are suggested."""
+"""Flags of SGLang that people use most: none of them is a misspelt option of ours, and only they
+are suggested."""
 
 
 class EngineCommand(click.Command):
@@ -43,9 +56,15 @@ class EngineCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             flag = _whole(error.option_name)
-            if not flag.startswith("--") or (error.possibilities and flag not in KNOWN | OURS.keys()):
+            if not flag.startswith("--") or (
+                error.possibilities and flag not in KNOWN | OURS.keys()
+            ):
                 raise
-            options = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
+            options = {
+                name
+                for param in self.get_params(ctx)
+                for name in (*param.opts, *param.secondary_opts)
+            }
             raise _refusal(ctx.command_path, flag, given, options) from None
 
 
@@ -57,16 +76,26 @@ def _refusal(command: str, flag: str, given: Sequence[str], options: Set[str]) -
         if option is None:
             return UsageError(what, hint=f"{command} --help")
         return UsageError(what, hint=_line(command, _renamed(given, flag, option)))
-    from oscar_zoo.sglang_plugin.launch import check_extra_flags
+    from oscar_zoo.engines.sglang.launch.plan import check_extra_flags
 
     front, moved = _sorted(given, options)
     check_extra_flags(moved)
     behind = given[given.index("--") + 1 :] if "--" in given else ()
-    unknown = next((word for word in map(_name, moved) if word not in KNOWN and word not in map(_name, behind)), None)
+    unknown = next(
+        (
+            word
+            for word in map(_name, moved)
+            if word not in KNOWN and word not in map(_name, behind)
+        ),
+        None,
+    )
     if unknown is not None:
         return UsageError(
             f"{command} has no {unknown}.",
-            hint=f"see {command} --help; if it is a flag of SGLang, put it behind -- at the end of the line",
+            hint=(
+                f"see {command} --help; if it is a flag of SGLang, put it behind -- at the end of"
+                " the line"
+            ),
         )
     return UsageError(
         f"{flag} is no option of {command}; flags of SGLang go behind --.",
@@ -80,13 +109,16 @@ def _renamed(given: Sequence[str], flag: str, option: str) -> list[str]:
     for word in given:
         name, equals, value = word.partition("=")
         words.append(option + equals + value if _whole(name) == flag else word)
-    needs_key = option == "--expose" and not any(word.startswith("--api-key-file") for word in words)
+    needs_key = option == "--expose" and not any(
+        word.startswith("--api-key-file") for word in words
+    )
     place = words.index("--") if "--" in words else len(words)
     return [*words[:place], *(["--api-key-file", "FILE"] if needs_key else []), *words[place:]]
 
 
 def _sorted(given: Sequence[str], options: Set[str]) -> tuple[list[str], list[str]]:
-    """`given` as arguments of ours, and as flags for SGLang: everything behind `--`, and unknown options."""
+    """`given` as arguments of ours, and as flags for SGLang: everything behind `--`, and unknown
+    options."""
     cut = given.index("--") if "--" in given else len(given)
     words, front, moved = list(given[:cut]), [], list(given[cut + 1 :])
     while words:

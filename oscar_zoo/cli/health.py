@@ -1,4 +1,5 @@
-"""What `doctor` finds: one finding per thing that can be right or wrong, none of them with a secret in it.
+"""What `doctor` finds: one finding per thing that can be right or wrong, none of them with a secret
+in it.
 
 Whatever may hang (hubs, the driver of the GPU) runs in parallel and ends within `SECONDS`.
 """
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 from oscar_zoo import paths
 from oscar_zoo.cli import machine
-from oscar_zoo.cli.machine import Finding
+from oscar_zoo.cli.machine import DoctorFinding
 from oscar_zoo.errors import HubTimeout, NetworkError, OscarZooError, UsageError
 from oscar_zoo.hubs import accounts, address, config
 from oscar_zoo.hubs.deadline import in_parallel, within
@@ -27,22 +28,37 @@ _ENDPOINTS = ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")
 _SETTINGS = (
     *(f"OSCAR_ZOO_{name}" for name in ("CACHE", "CONFIG", "DATA", "STATE", "HUB", "OFFLINE")),
     *_ENDPOINTS,
-    *("MODELSCOPE_PREFER_AI_SITE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"),
-    *("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "all_proxy", "no_proxy"),
+    *(
+        "MODELSCOPE_PREFER_AI_SITE",
+        "HF_HUB_OFFLINE",
+        "HF_HOME",
+        "HF_TOKEN_PATH",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    ),
+    *(
+        "HTTPS_PROXY",
+        "HTTP_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+        "https_proxy",
+        "http_proxy",
+        "all_proxy",
+        "no_proxy",
+    ),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 """Variables whose values are shown; no others are."""
 _TITLES = {"hf": "Hugging Face", "ms": "ModelScope"}
 
 
-def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[Finding]:
+def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
     """Look at everything; takes little more than `SECONDS` at most, and changes nothing.
 
     Args:
         hubs: hubs to ask instead of the configured ones.
         offline: whether to ask none that is not on this machine.
     """
-    slow: list[Callable[[], Finding]] = []
+    slow: list[Callable[[], DoctorFinding]] = []
     problem: OscarZooError | None = None
     try:
         configured = config.load(hubs, offline=offline)
@@ -56,8 +72,9 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[Finding]
     return [*found, *machine.engine()]
 
 
-def settings(problem: OscarZooError | None = None) -> Iterator[Finding]:
-    """What changes what commands do: the configuration, and variables without the credentials in their addresses.
+def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
+    """What changes what commands do: the configuration, and variables without the credentials in
+    their addresses.
 
     Args:
         problem: why the configuration cannot be used.
@@ -67,9 +84,23 @@ def settings(problem: OscarZooError | None = None) -> Iterator[Finding]:
     facts: dict[str, object] = {"path": str(path), "exists": there}
     if problem is not None:
         step = problem.hint
-        yield Finding("setting", config.FILE_NAME, "failed", masked(problem.message), step, essential=True, facts=facts)
+        yield DoctorFinding(
+            "setting",
+            config.FILE_NAME,
+            "failed",
+            masked(problem.message),
+            step,
+            essential=True,
+            facts=facts,
+        )
     else:
-        yield Finding("setting", config.FILE_NAME, "ok", str(path) if there else f"none at {path}", facts=facts)
+        yield DoctorFinding(
+            "setting",
+            config.FILE_NAME,
+            "ok",
+            str(path) if there else f"none at {path}",
+            facts=facts,
+        )
     for name in _SETTINGS:
         value = os.environ.get(name, "").strip()
         if not value:
@@ -78,13 +109,21 @@ def settings(problem: OscarZooError | None = None) -> Iterator[Finding]:
         facts = {"value": shown}
         if name in _ENDPOINTS and not _is_safe(value):
             step = "use an https address"
-            yield Finding("setting", name, "warning", f"{shown}: no token is sent without TLS", step, facts=facts)
+            yield DoctorFinding(
+                "setting",
+                name,
+                "warning",
+                f"{shown}: no token is sent without TLS",
+                step,
+                facts=facts,
+            )
         else:
-            yield Finding("setting", name, "ok", shown, facts=facts)
+            yield DoctorFinding("setting", name, "ok", shown, facts=facts)
 
 
 def masked(text: str) -> str:
-    """`text` without what may be a secret: user, password and query of an address, and what looks like a token."""
+    """`text` without what may be a secret: user, password and query of an address, and what looks
+    like a token."""
     text = re.sub(r"(^|//|[\s,'\"])[^/\s,'\"@]*@", r"\1***@", text)
     text = re.sub(r"(://[^\s?#]*)[?#]\S*", r"\1?***", text)
     return re.sub(r"\b(hf_|ms-)[A-Za-z0-9-]{8,}", r"\1***", text)
@@ -96,45 +135,65 @@ def _is_safe(endpoint: str) -> bool:
     return parts.scheme.lower() == "https" or is_nearby(endpoint)
 
 
-def _hub(text: str, configured: config.HubSettings) -> Finding:
+def _hub(text: str, configured: config.HubSettings) -> DoctorFinding:
     """Whether a hub answers, how fast, and how many artifacts it has."""
     title = masked(text)
     if configured.offline and address.is_remote(text):
-        return Finding("hub", title, "not checked", "offline mode", facts={"hub": title, "reachable": None})
+        return DoctorFinding(
+            "hub", title, "not checked", "offline mode", facts={"hub": title, "reachable": None}
+        )
     start = time.monotonic()
     try:
         hub = address.open_hub(text, network=configured.network)
         late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
-        count = len(within(SECONDS, hub.artifacts, error=lambda: late, nearby=address.is_nearby(text)))
+        count = len(
+            within(SECONDS, hub.artifacts, error=lambda: late, nearby=address.is_nearby(text))
+        )
     except OscarZooError as error:
-        facts = {"hub": title, "reachable": not isinstance(error, NetworkError), "error": error.code}
+        facts = {
+            "hub": title,
+            "reachable": not isinstance(error, NetworkError),
+            "error": error.code,
+        }
         # What is no hub may be anything, a token too: it is not repeated.
         detail = "not a hub" if isinstance(error, UsageError) else masked(error.message)
-        return Finding("hub", title, "failed", detail, error.hint, facts=facts)
+        return DoctorFinding("hub", title, "failed", detail, error.hint, facts=facts)
     milliseconds = round(1000 * (time.monotonic() - start))
     facts = {"hub": title, "reachable": True, "milliseconds": milliseconds, "artifacts": count}
-    return Finding("hub", title, "ok", f"{count} artifacts, answered in {milliseconds} ms", facts=facts)
+    return DoctorFinding(
+        "hub", title, "ok", f"{count} artifacts, answered in {milliseconds} ms", facts=facts
+    )
 
 
-def _token(scheme: Literal["hf", "ms"], offline: bool) -> Finding:
+def _token(scheme: Literal["hf", "ms"], offline: bool) -> DoctorFinding:
     """Whether there is a token, from where, and for Hugging Face whose."""
     title, found = _TITLES[scheme], accounts.credential(scheme)
     facts = {"hub": scheme, "present": found is not None, "source": found.source if found else None}
     if found is None:
-        step = {"hf": "oscar-zoo login", "ms": "set MODELSCOPE_API_TOKEN"}[scheme] + ", to publish there"
-        return Finding("token", title, "ok", "none; public zoos are read without", step, facts=facts)
+        step = {"hf": "oscar-zoo login", "ms": "set MODELSCOPE_API_TOKEN"}[
+            scheme
+        ] + ", to publish there"
+        return DoctorFinding(
+            "token", title, "ok", "none; public zoos are read without", step, facts=facts
+        )
     if found.exposed:
         detail, step = f"in {found.source}, which other users can read", f"chmod 600 {found.source}"
-        return Finding("token", title, "warning", detail, step, facts=facts)
+        return DoctorFinding("token", title, "warning", detail, step, facts=facts)
     if scheme == "ms" or offline:
-        return Finding("token", title, "ok", f"from {found.source}", facts=facts)
+        return DoctorFinding("token", title, "ok", f"from {found.source}", facts=facts)
     late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")
     try:
-        user = within(SECONDS, accounts.whoami, error=lambda: late, nearby=address.is_nearby(scheme))
+        user = within(
+            SECONDS, accounts.whoami, error=lambda: late, nearby=address.is_nearby(scheme)
+        )
     except OscarZooError as error:
         detail = f"from {found.source}; {masked(error.message)}"
-        return Finding("token", title, "not checked", detail, error.hint, facts=facts)
+        return DoctorFinding("token", title, "not checked", detail, error.hint, facts=facts)
     if user is None:
         step = f"replace or unset {found.source}" if found.is_variable else "oscar-zoo login"
-        return Finding("token", title, "failed", f"from {found.source}; {title} refuses it", step, facts=facts)
-    return Finding("token", title, "ok", f"from {found.source}, of {user}", facts=facts | {"user": user})
+        return DoctorFinding(
+            "token", title, "failed", f"from {found.source}; {title} refuses it", step, facts=facts
+        )
+    return DoctorFinding(
+        "token", title, "ok", f"from {found.source}, of {user}", facts=facts | {"user": user}
+    )

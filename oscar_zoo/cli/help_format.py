@@ -1,4 +1,5 @@
-"""Help texts that fit the terminal: lines break at spaces only, and examples go on after a backslash."""
+"""Help texts that fit the terminal: lines break at spaces only, and examples go on after a
+backslash."""
 
 from __future__ import annotations
 
@@ -19,28 +20,37 @@ _PART = re.compile(rf"--[a-z-]+ (?!-){_WORD}|{_WORD}")
 class HelpFormatter(click.HelpFormatter):
     """Click's formatter, which would break words at hyphens and where a column is narrow."""
 
-    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+    def __init__(
+        self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None
+    ) -> None:
         terminal = shutil.get_terminal_size().columns
         super().__init__(indent_increment, width or max(min(terminal, max_width or WIDEST), 20))
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """The line `Usage: ...`."""
-        self.write("\n".join(_wrap(f"{prefix or 'Usage: '}{prog} {args}", self.width, "", "    ")) + "\n")
+        self.write(
+            "\n".join(_wrap(f"{prefix or 'Usage: '}{prog} {args}", self.width, "", "    ")) + "\n"
+        )
 
     def write_text(self, text: str) -> None:
-        """Paragraphs; one that begins with a backspace keeps its lines, which are commands or tables."""
+        """Paragraphs; one that begins with a backspace keeps its lines, which are commands or
+        tables."""
         indent = " " * self.current_indent
         paragraphs = []
         for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
             lines = paragraph.splitlines()
             if lines and lines[0].strip() == "\b":
-                kept = [part for line in lines[1:] for part in _continued(indent + line, self.width)]
+                kept = [
+                    part for line in lines[1:] for part in _continued(indent + line, self.width)
+                ]
                 paragraphs.append("\n".join(kept))
             else:
                 paragraphs.append("\n".join(_wrap(" ".join(lines), self.width, indent, indent)))
         self.write("\n\n".join(paragraphs) + "\n")
 
-    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
         """Names and what they mean, side by side, or below each other where a name is long."""
         rows = list(rows)
         most = col_max if self.width >= _NARROW else 14
@@ -73,7 +83,12 @@ def format_help(command: click.Command) -> None:
 
 def _wrap(text: str, width: int, first: str, rest: str) -> list[str]:
     lines = textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return lines or [first.rstrip()]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oscar_zoo.cli import render
+from oscar_zoo.bench import load_run
+from oscar_zoo.bench.load_clients import Load
+from oscar_zoo.bench.load_memory import Usage
+from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.cli.benching import Subject, check_subject, find_subject
 from oscar_zoo.cli.choosing import recipe_for_model
 from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.own_server import Wanted, own_server
-from oscar_zoo.sglang_plugin import launch, preflight, staging
-from oscar_zoo.sglang_plugin.bench import load_run
-from oscar_zoo.sglang_plugin.bench.load_clients import Load
-from oscar_zoo.sglang_plugin.bench.load_memory import Usage
-from oscar_zoo.sglang_plugin.bench.load_run import Limits, LoadReport
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.launch import plan, preflight, staging
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,20 @@ class LoadRequest:
 
 def load_test(request: LoadRequest) -> int:
     """Run `bench load`; 1 when something does not hold."""
-    launch.check_extra_flags(request.extra)
+    plan.check_extra_flags(request.extra)
     check_subject(request)
     require_serve()
     with staging.private_folder() as private:
         subject = find_subject(request, private)
         wanted = _wanted(request, subject)
         with own_server(wanted, silent=request.silent) as (child, client):
-            with render.progress("s", enabled=not request.silent) as advance:
-                limits = Limits(growth=request.growth << 20)
-                report = load_run.measure(child, client, request.load, limits, advance, gpus=_gpus(wanted))
+            with terminal.progress("s", enabled=not request.silent) as advance:
+                limits = LoadLimits(growth=request.growth << 20)
+                report = load_run.measure(
+                    child, client, request.load, limits, advance, gpus=_gpus(wanted)
+                )
     if request.as_json:
-        render.emit_json({"model": subject.choice.name, **report.to_json()})
+        terminal.emit_json({"model": subject.choice.name, **report.to_json()})
     else:
         _print(report)
     return 1 if report.violations else 0
@@ -74,7 +76,9 @@ def load_test(request: LoadRequest) -> int:
 
 def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
     device, gpu = pick_serving_device(request.device)
-    random_weights = ("--load-format=dummy", "--skip-tokenizer-init") if request.dummy_weights else ()
+    random_weights = (
+        ("--load-format=dummy", "--skip-tokenizer-init") if request.dummy_weights else ()
+    )
     return Wanted(
         label=subject.choice.name,
         log="bench-load",
@@ -97,27 +101,32 @@ def _gpus(wanted: Wanted) -> range:
 
 def _print(report: LoadReport) -> None:
     facts, drain = report.to_json(), report.drain
-    table = render.table("", "")
+    table = terminal.table("", "")
     table.show_header = False
     firsts = facts["ttft_median_s"]
     table.add_row("requests", f"{facts['finished']:,} finished, {facts['aborted']:,} hung up")
     table.add_row("errors", f"{report.tally.errors.total():,}")
     table.add_row("tokens/s", f"{facts['tokens_per_second']:,.0f}")
-    table.add_row("first token", render.NOT_REPORTED if firsts is None else f"{firsts:,.3f} s (median)")
+    table.add_row(
+        "first token", terminal.NOT_REPORTED if firsts is None else f"{firsts:,.3f} s (median)"
+    )
     table.add_row("host memory", _memory(report.host))
     table.add_row("GPU memory", _memory(report.gpu))
-    after = render.NOT_REPORTED if report.free_after is None else f"{sum(report.free_after):,}"
+    after = terminal.NOT_REPORTED if report.free_after is None else f"{sum(report.free_after):,}"
     table.add_row("free tokens", f"{sum(report.free_before):,} before, {after} after")
-    ended = f"{drain.finished} of {drain.running} running requests finished, {drain.status} after {drain.seconds:.1f} s"
+    ended = (
+        f"{drain.finished} of {drain.running} running requests finished, {drain.status} after"
+        f" {drain.seconds:.1f} s"
+    )
     table.add_row("SIGTERM", f"{ended}; a request that came later: {drain.late_request}")
-    console = render.out()
+    console = terminal.out()
     console.print(table)
     for line in report.violations:
-        console.print(f"{render.MARKS['failed']} {render.clean(line)}")
+        console.print(f"{terminal.MARKS['failed']} {terminal.clean(line)}")
 
 
 def _memory(used: Usage | None) -> str:
     if used is None:
-        return render.NOT_REPORTED
+        return terminal.NOT_REPORTED
     middle, end, most = (f"{size / 1e6:,.0f} MB" for size in (used.early, used.late, used.peak))
     return f"{middle} in the middle, {end} at the end, {most} at most"

@@ -1,4 +1,5 @@
-"""From command-line values to the arguments of the use cases that need torch; knows nothing of printing."""
+"""From command-line values to the arguments of the use cases that need torch; knows nothing of
+printing."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.job import ComputeOptions
-    from oscar_zoo.evaluate.models import LoadedModel
+    from oscar_zoo.models.loading import LoadedModel
 
 DEFAULT_CALIB_TOKENS = 16_384
 
@@ -33,7 +34,7 @@ def require_serve() -> None:
         MissingDependency: one is not installed.
         UnsupportedMachine: sglang is outside the supported range.
     """
-    from oscar_zoo.sglang_plugin.compat.versions import sglang_version
+    from oscar_zoo.engines.sglang.compat.versions import sglang_version
 
     for library in ("torch", "sglang"):
         if importlib.util.find_spec(library) is None:
@@ -48,17 +49,19 @@ def parse_clip(text: str) -> Clip:
         return Clip(k=k, v=v)
     except ValueError:
         raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.", hint="for example --clip 0.96,0.92; 0 turns it off"
+            f"--clip {text!r} is not two ratios between 0 and 1.",
+            hint="for example --clip 0.96,0.92; 0 turns it off",
         ) from None
 
 
 def pick_device(wanted: str | None, *, several: bool = False) -> str:
-    """The device to run on: what was asked for, else the first GPU, else the CPU; raises `UsageError`.
+    """The device to run on: what was asked for, else the first GPU, else the CPU; raises
+    `UsageError`.
 
     Args:
         several: `auto`, for all GPUs, is allowed.
     """
-    from oscar_zoo.evaluate.device import check_device, default_device
+    from oscar_zoo.models.device import check_device, default_device
 
     if wanted is None:
         return default_device()
@@ -76,17 +79,19 @@ def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str,
         UsageError: no device.
         UnsupportedMachine: none that is here.
     """
-    from oscar_zoo.evaluate import graphics
+    from oscar_zoo.models import nvidia_smi
 
     if wanted is None:
-        return graphics.default_device(), 0
-    kind, number = graphics.parse_device(wanted)
+        return nvidia_smi.default_device(), 0
+    kind, number = nvidia_smi.parse_device(wanted)
     if kind == "cuda" and check:
-        graphics.check_gpu(number)
+        nvidia_smi.check_gpu(number)
     return kind, number
 
 
-def with_overrides(recipe: ServingRecipe, *, clip: str | None, group_size: int | None = None) -> ServingRecipe:
+def with_overrides(
+    recipe: ServingRecipe, *, clip: str | None, group_size: int | None = None
+) -> ServingRecipe:
     """`recipe` with what the user gave on the command line."""
     changes: dict[str, Any] = {}
     if clip is not None:
@@ -97,19 +102,26 @@ def with_overrides(recipe: ServingRecipe, *, clip: str | None, group_size: int |
 
 
 def compute_options(
-    model: str, calib_data: str, clip: str | None, group_size: int | None, choices: Mapping[str, Any]
+    model: str,
+    calib_data: str,
+    clip: str | None,
+    group_size: int | None,
+    choices: Mapping[str, Any],
 ) -> ComputeOptions:
-    """The options of `compute_artifact` from the command line; `choices` holds the options that pass through."""
+    """The options of `compute_artifact` from the command line; `choices` holds the options that
+    pass through."""
     from oscar_zoo.compute.job import ComputeOptions
     from oscar_zoo.compute.options import COMPATIBLE
-    from oscar_zoo.evaluate.models import inspect_model
+    from oscar_zoo.models.loading import inspect_model
 
     choice = choose_model(model)
     choice.check_can_be_had("oscar-zoo compute FOLDER")
     revision = choices["revision"]
     if choices["model_id"] is not None:
         check_model_id(choices["model_id"])
-    block = inspect_model(choice.source, revision=revision, model_id=choices["model_id"] or choice.model_id)
+    block = inspect_model(
+        choice.source, revision=revision, model_id=choices["model_id"] or choice.model_id
+    )
     recipe = serving_recipe(choice, block.geometry)
     device = pick_device(choices["device"], several=choices["engine"] == "transformers")
     calibration = choice.recipe.calibration if choice.recipe else None
@@ -119,7 +131,8 @@ def compute_options(
         model_name=choice.name,
         revision=revision,
         calib_data=calib_data,
-        calib_tokens=choices["calib_tokens"] or (calibration.tokens if calibration else DEFAULT_CALIB_TOKENS),
+        calib_tokens=choices["calib_tokens"]
+        or (calibration.tokens if calibration else DEFAULT_CALIB_TOKENS),
         seq_len=choices["seq_len"] or (calibration.sequence_length if calibration else None),
         recipe=with_overrides(recipe, clip=clip, group_size=group_size),
         method=COMPATIBLE if choices["compat"] else choices["method"],
@@ -143,14 +156,15 @@ def compute_options(
 
 
 def refused_by_serve(source: str, revision: str | None) -> UnsupportedModel | None:
-    """Why `oscar-zoo serve` refuses this model, as far as its `config.json` tells; `None` when it does not.
+    """Why `oscar-zoo serve` refuses this model, as far as its `config.json` tells; `None` when it
+    does not.
 
     Raises:
         InvalidModel, PathNotFound, NetworkError: there is no readable configuration.
     """
-    from oscar_zoo.evaluate.config_file import ConfigFile, read_config
-    from oscar_zoo.evaluate.models import config_folder
-    from oscar_zoo.sglang_plugin.config_refusals import check_config
+    from oscar_zoo.engines.sglang.config_refusals import check_config
+    from oscar_zoo.models.config_file import ConfigFile, read_config
+    from oscar_zoo.models.loading import config_folder
 
     try:
         check_config(ConfigFile(read_config(config_folder(source, revision=revision))))
@@ -164,27 +178,35 @@ def will_be_refused(error: UnsupportedModel) -> str:
     return f"oscar-zoo serve will refuse this model: {error.message}"
 
 
-def refit_options(moments: Path, clip: str | None, group_size: int | None) -> tuple[str, ServingRecipe]:
-    """Name of the model's folder in hubs, and the serving recipe, for a moments file; raises as `load_moments`."""
+def refit_options(
+    moments: Path, clip: str | None, group_size: int | None
+) -> tuple[str, ServingRecipe]:
+    """Name of the model's folder in hubs, and the serving recipe, for a moments file; raises as
+    `load_moments`."""
     from oscar_zoo.compute.moments_file import load_moments
 
     block = load_moments(moments)[1].model
     choice = choose_model(block.id)
-    return choice.name, with_overrides(serving_recipe(choice, block.geometry), clip=clip, group_size=group_size)
+    return choice.name, with_overrides(
+        serving_recipe(choice, block.geometry), clip=clip, group_size=group_size
+    )
 
 
 def _engine_environment(device: str) -> dict[str, str]:
     """Of an SGLang engine that calibrates: as for `serve`, with the tap instead of a cache."""
-    from oscar_zoo.sglang_plugin.launch import child_environment
-    from oscar_zoo.sglang_plugin.staging import kernels_folder
+    from oscar_zoo.engines.sglang.launch.plan import child_environment
+    from oscar_zoo.engines.sglang.launch.staging import kernels_folder
 
-    return child_environment(os.environ, device="cpu" if device == "cpu" else None, kernels=kernels_folder())
+    return child_environment(
+        os.environ, device="cpu" if device == "cpu" else None, kernels=kernels_folder()
+    )
 
 
 def load_for(choice: ModelChoice, choices: Mapping[str, Any], *, longest: int) -> LoadedModel:
-    """Load the model of `choice`, as the options of a command say, for sequences of up to `longest` tokens."""
-    from oscar_zoo.evaluate.memory import Workload
-    from oscar_zoo.evaluate.models import load_model
+    """Load the model of `choice`, as the options of a command say, for sequences of up to `longest`
+    tokens."""
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload
 
     return load_model(
         choice.source,

@@ -1,7 +1,7 @@
 """What this machine has: versions, folders, a GPU, an engine. Nothing heavy is imported for it.
 
-Versions come from the metadata of packages, their supported ranges from the metadata of this one, the GPU from its
-driver.
+Versions come from the metadata of packages, their supported ranges from the metadata of this one,
+the GPU from its driver.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oscar_zoo import __version__, paths
+from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import MissingDependency, OscarZooError
-from oscar_zoo.evaluate import graphics
+from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.store import Store
-from oscar_zoo.sglang_plugin.compat.versions import BEYOND, FIRST, sglang_version
 
 State = Literal["ok", "warning", "failed", "not checked"]
 LITTLE_DISK = 1_000_000_000
@@ -39,7 +39,7 @@ _KERNELS = ("kv_write", "kv_read", "decode_attention")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -61,27 +61,33 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[DoctorFinding]:
     """This program, Python, and the libraries that commands need."""
-    yield Finding("version", "oscar-zoo", "ok", __version__, facts={"version": __version__})
+    yield DoctorFinding("version", "oscar-zoo", "ok", __version__, facts={"version": __version__})
     python = platform.python_version()
-    yield Finding("version", "Python", "ok", python, facts={"version": python})
+    yield DoctorFinding("version", "Python", "ok", python, facts={"version": python})
     ranges = _ranges()
     for name, needed_by in _LIBRARIES.items():
         version = _version(name)
         facts = {"version": version, "needed_by": needed_by, "supported": ranges.get(name)}
         if version is None:
             step = f"pip install 'oscar-zoo[{_EXTRAS[name]}]'" if name in _EXTRAS else None
-            yield Finding("version", name, "ok", f"not installed; only {needed_by} need it", step, facts=facts)
+            yield DoctorFinding(
+                "version", name, "ok", f"not installed; only {needed_by} need it", step, facts=facts
+            )
         elif name in ranges and not is_inside(version, ranges[name]):
-            detail, step = f"{version} is outside {ranges[name]}", f"pip install '{name}{ranges[name]}'"
-            yield Finding("version", name, "failed", detail, step, facts=facts)
+            detail, step = (
+                f"{version} is outside {ranges[name]}",
+                f"pip install '{name}{ranges[name]}'",
+            )
+            yield DoctorFinding("version", name, "failed", detail, step, facts=facts)
         else:
-            yield Finding("version", name, "ok", version, facts=facts)
+            yield DoctorFinding("version", name, "ok", version, facts=facts)
 
 
-def folders() -> Iterator[Finding]:
-    """Cache, state and data: whether they can be written, how much room there is, whether the store is private."""
+def folders() -> Iterator[DoctorFinding]:
+    """Cache, state and data: whether they can be written, how much room there is, whether the store
+    is private."""
     places = {"cache": paths.cache_dir(), "state": paths.state_dir(), "data": paths.data_dir()}
     for name, path in places.items():
         essential = name != "data"
@@ -90,63 +96,91 @@ def folders() -> Iterator[Finding]:
         variable = f"OSCAR_ZOO_{name.upper()}"
         if problem is not None:
             step = f"check its owner and permissions, or point {variable} elsewhere"
-            yield Finding("folder", name, "failed", f"{path}: {problem}", step, essential, facts)
+            yield DoctorFinding(
+                "folder", name, "failed", f"{path}: {problem}", step, essential, facts
+            )
         elif free is not None and free < LITTLE_DISK:
             detail = f"{path}, only {free / 1e6:.0f} MB free"
-            yield Finding("folder", name, "warning", detail, "oscar-zoo cache gc, or free some space", facts=facts)
+            yield DoctorFinding(
+                "folder",
+                name,
+                "warning",
+                detail,
+                "oscar-zoo cache gc, or free some space",
+                facts=facts,
+            )
         else:
             room = "" if free is None else f", {free / 1e9:.0f} GB free"
-            yield Finding("folder", name, "ok", f"{path}{room}", facts=facts)
+            yield DoctorFinding("folder", name, "ok", f"{path}{room}", facts=facts)
     yield _store()
 
 
-def gpu() -> Finding:
+def gpu() -> DoctorFinding:
     """The NVIDIA GPUs, as the driver's own tool names them."""
-    cards = graphics.gpus()
+    cards = nvidia_smi.gpus()
     if cards:
         names = ", ".join(f"{card.name} with {card.memory / 1e9:.0f} GB" for card in cards)
         facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
-        return Finding("machine", "GPU", "ok", names, facts=facts)
-    models = graphics.driver_models()
+        return DoctorFinding("machine", "GPU", "ok", names, facts=facts)
+    models = nvidia_smi.driver_models()
     if models:
         detail = f"{', '.join(models)}, but nvidia-smi does not work"
-        return Finding("machine", "GPU", "warning", detail, "check the driver: nvidia-smi", facts={"gpus": []})
-    return Finding("machine", "GPU", "ok", "none by NVIDIA; compute and eval run on the CPU", facts={"gpus": []})
+        return DoctorFinding(
+            "machine", "GPU", "warning", detail, "check the driver: nvidia-smi", facts={"gpus": []}
+        )
+    return DoctorFinding(
+        "machine",
+        "GPU",
+        "ok",
+        "none by NVIDIA; compute and eval run on the CPU",
+        facts={"gpus": []},
+    )
 
 
-def engine() -> Iterator[Finding]:
+def engine() -> Iterator[DoctorFinding]:
     """SGLang in the supported range, and the INT2 kernels."""
     first, beyond = (".".join(map(str, version)) for version in (FIRST, BEYOND))
     facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
     try:
         detail = f"{sglang_version()}, supported"
-        yield Finding("machine", "SGLang", "ok", detail, facts=facts)
+        yield DoctorFinding("machine", "SGLang", "ok", detail, facts=facts)
     except MissingDependency as error:
-        yield Finding("machine", "SGLang", "ok", "not installed; only serve needs it", error.hint, facts=facts)
+        yield DoctorFinding(
+            "machine", "SGLang", "ok", "not installed; only serve needs it", error.hint, facts=facts
+        )
     except OscarZooError as error:
-        yield Finding("machine", "SGLang", "failed", error.message, error.hint, facts=facts)
-    there = [name for name in _KERNELS if files("oscar_kernels").joinpath(name, "kernel.py").is_file()]
+        yield DoctorFinding("machine", "SGLang", "failed", error.message, error.hint, facts=facts)
+    there = [
+        name for name in _KERNELS if files("oscar_kernels").joinpath(name, "kernel.py").is_file()
+    ]
     torch = _version("torch") is not None
     if there:
         detail = f"{', '.join(there)} in Triton"
     else:
-        detail = "plain torch; this version has no Triton kernels" if torch else "none without torch"
-    yield Finding("machine", "INT2 kernels", "ok", detail, facts={"triton_kernels": there, "torch": torch})
+        detail = (
+            "plain torch; this version has no Triton kernels" if torch else "none without torch"
+        )
+    yield DoctorFinding(
+        "machine", "INT2 kernels", "ok", detail, facts={"triton_kernels": there, "torch": torch}
+    )
 
 
-def _store() -> Finding:
+def _store() -> DoctorFinding:
     store = Store()
     try:
         count = len(store.installed())
     except OscarZooError as error:
         facts = {"path": str(store.root), "private": False}
-        return Finding("folder", "store", "failed", error.message, error.hint, essential=True, facts=facts)
+        return DoctorFinding(
+            "folder", "store", "failed", error.message, error.hint, essential=True, facts=facts
+        )
     facts = {"path": str(store.root), "private": True, "artifacts": count}
-    return Finding("folder", "store", "ok", f"private, {count} artifacts", facts=facts)
+    return DoctorFinding("folder", "store", "ok", f"private, {count} artifacts", facts=facts)
 
 
 def _room(folder: Path) -> tuple[str | None, int | None]:
-    """Why nothing can be written to `folder`, or `None`, and the bytes free there; creates nothing."""
+    """Why nothing can be written to `folder`, or `None`, and the bytes free there; creates
+    nothing."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     try:
         with tempfile.TemporaryFile(dir=there) as probe:
@@ -165,7 +199,8 @@ def _version(name: str) -> str | None:
 
 
 def _ranges() -> dict[str, str]:
-    """Supported versions by library, as this package declares them; the first declaration counts."""
+    """Supported versions by library, as this package declares them; the first declaration
+    counts."""
     try:
         declared = importlib.metadata.requires("oscar-zoo") or []
     except importlib.metadata.PackageNotFoundError:
@@ -175,7 +210,9 @@ def _ranges() -> dict[str, str]:
         match = re.fullmatch(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?", line.strip())
         if match and match[2]:
             found.setdefault(match[1].replace("_", "-").lower(), match[2].strip())
-    return {name: found[key] for name in _LIBRARIES if (key := name.replace("_", "-").lower()) in found}
+    return {
+        name: found[key] for name in _LIBRARIES if (key := name.replace("_", "-").lower()) in found
+    }
 
 
 def is_inside(version: str, supported: str) -> bool:

@@ -1,4 +1,5 @@
-"""The command group: loads a command's module only when it is called, maps exceptions to exit codes, prints errors.
+"""The command group: loads a command's module only when it is called, maps exceptions to exit
+codes, prints errors.
 
 This is the only place that prints an error or decides an exit code.
 """
@@ -63,7 +64,8 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when first used, so that `--help` needs no heavy library."""
+    """A group whose commands are imported when first used, so that `--help` needs no heavy
+    library."""
 
     context_class = help_format.Context
 
@@ -82,10 +84,15 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except (BrokenPipeError, SystemExit) as error:  # rich makes an exit with code 1 of a closed pipe
+        except (
+            BrokenPipeError,
+            SystemExit,
+        ) as error:  # rich makes an exit with code 1 of a closed pipe
             if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
                 raise
-            raise BrokenPipeError("nobody reads the output") from error  # click does the same if it has an errno
+            raise BrokenPipeError(
+                "nobody reads the output"
+            ) from error  # click does the same if it has an errno
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -106,17 +113,26 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": help_format.WIDEST},
-    epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6 access, "
-    "7 conflict, 130 interrupted, 141 output closed, 143 terminated. "
-    "OSCAR_ZOO_DEBUG=1 shows the traceback of an error.",
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": help_format.WIDEST,
+    },
+    epilog=(
+        "Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6"
+        " access, 7 conflict, 130 interrupted, 141 output closed, 143 terminated. OSCAR_ZOO_DEBUG=1"
+        " shows the traceback of an error."
+    ),
 )
-@click.version_option(__version__, "-V", "--version", prog_name="oscar-zoo", message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, "-V", "--version", prog_name="oscar-zoo", message="%(prog)s %(version)s"
+)
 def cli() -> None:
-    """2-bit KV caches that people can use: find, verify, compute, publish and serve OSCAR rotations.
+    """2-bit KV caches that people can use: find, verify, compute, publish and serve OSCAR
+    rotations.
 
-    A word such as Qwen3-8B or Qwen3-8B:TAG is a name, also when a folder of that name is here. A path begins with ./,
-    ../, / or ~, ends in /, or names a file that ends in .pt, .json or .safetensors.
+    A word such as Qwen3-8B or Qwen3-8B:TAG is a name, also when a folder of that name is here. A
+    path begins with ./, ../, / or ~, ends in /, or names a file that ends in .pt, .json or
+    .safetensors.
 
     \b
     Examples:
@@ -140,7 +156,8 @@ def exit_code(error: BaseException) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code. Prints errors as one line, or as one JSON object with `--json`."""
+    """Run one command line; returns the exit code. Prints errors as one line, or as one JSON object
+    with `--json`."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in ours
     if COMPLETION_VARIABLE in os.environ:
@@ -172,39 +189,54 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse empty values: as a path they would mean the current folder, and a shell makes them of unset variables."""
+    """Refuse empty values: as a path they would mean the current folder, and a shell makes them of
+    unset variables."""
     for argument in arguments:
         if not argument or (argument.startswith("--") and argument.endswith("=")):
-            raise errors.UsageError(f"the argument {argument!r} is empty.", hint="is a shell variable unset?")
+            raise errors.UsageError(
+                f"the argument {argument!r} is empty.", hint="is a shell variable unset?"
+            )
 
 
 def _as_ours(error: BaseException) -> BaseException:
-    """Give operating-system errors that no use case translated, and bugs of ours, a cause and a next step."""
+    """Give operating-system errors that no use case translated, and bugs of ours, a cause and a
+    next step."""
     import errno
 
-    expected = isinstance(error, BrokenPipeError | errors.OscarZooError | click.ClickException | click.Abort)
+    expected = isinstance(
+        error, BrokenPipeError | errors.OscarZooError | click.ClickException | click.Abort
+    )
     if expected or not isinstance(error, Exception):
         return error
     if not isinstance(error, OSError):
-        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        cause = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), "no message"
+        )
         return errors.OscarZooError(
             f"internal error, {type(error).__name__}: {cause[:300]}",
             hint="please report it with what OSCAR_ZOO_DEBUG=1 shows",
         )
     where = f" ({str(error.filename)[:200]})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return errors.StorageError(f"no space left on the disk{where}.", hint="free some space and run it again")
-    return errors.StorageError(f"{error.strerror or error}{where}.", hint="check the path and its permissions")
+        return errors.StorageError(
+            f"no space left on the disk{where}.", hint="free some space and run it again"
+        )
+    return errors.StorageError(
+        f"{error.strerror or error}{where}.", hint="check the path and its permissions"
+    )
 
 
 def _report(error: BaseException, as_json: bool) -> None:
-    from oscar_zoo.cli import render
+    from oscar_zoo.cli.render import terminal
 
     code, message, hint = "error", str(error), None
     if isinstance(error, errors.OscarZooError):
         code, message, hint = error.code, error.message, error.hint
     elif isinstance(error, click.ClickException):
-        code, message = "usage", " ".join(error.format_message().split())  # click lists choices line by line
+        code, message = (
+            "usage",
+            " ".join(error.format_message().split()),
+        )  # click lists choices line by line
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context is not None else None
     elif isinstance(error, KeyboardInterrupt | click.Abort):
@@ -216,7 +248,7 @@ def _report(error: BaseException, as_json: bool) -> None:
     elif isinstance(error, BrokenPipeError):
         _discard_output()
         return
-    render.print_error(code, message, hint, as_json=as_json)
+    terminal.print_error(code, message, hint, as_json=as_json)
 
 
 def _discard_output() -> None:
@@ -225,7 +257,8 @@ def _discard_output() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the console script. SIGTERM unwinds like Ctrl-C, so that nothing temporary is left."""
+    """Entry point of the console script. SIGTERM unwinds like Ctrl-C, so that nothing temporary is
+    left."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the shell closed it
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (stays open until the end)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import open_artifact
 from oscar_zoo.cli.choosing import model_for, with_folder
 from oscar_zoo.cli.loading import load_for, with_overrides
 from oscar_zoo.cli.models import serving_recipe
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Phase, Progress
 
@@ -40,9 +40,9 @@ def measure(
     quiet: bool = False,
 ) -> EvalReport:
     """Run `eval`; `choices` holds the options of the command that pass through."""
-    from oscar_zoo.evaluate.memory import memory_errors
     from oscar_zoo.evaluate.run import evaluate
     from oscar_zoo.evaluate.texts import read_text
+    from oscar_zoo.models.memory import memory_errors
 
     text = read_text(data, "validation")
     opened = open_artifact(artifact, hubs=choices["hubs"], quiet=True)
@@ -50,13 +50,16 @@ def measure(
     progress(0, 0, "load")
     loaded = load_for(choice, choices, longest=choices["length"] or LONGEST)
     for note in loaded.notes:
-        render.note(f"note: {note}", quiet=quiet)
+        terminal.note(f"note: {note}", quiet=quiet)
     recipe = opened.recipe or serving_recipe(choice, loaded.block.geometry)
     if opened.verified.k is None or opened.verified.v is None:
         raise UsageError(
-            f"{artifact} has only one side; a cache needs K and V.", hint="give the folder that holds both"
+            f"{artifact} has only one side; a cache needs K and V.",
+            hint="give the folder that holds both",
         )
-    sizes = {key: choices[key] for key in ("windows", "length", "answers") if choices[key] is not None}
+    sizes = {
+        key: choices[key] for key in ("windows", "length", "answers") if choices[key] is not None
+    }
     with memory_errors(loaded.block.id, loaded.device):
         return evaluate(
             loaded,
@@ -75,18 +78,26 @@ def print_report(report: EvalReport, data: str) -> None:
     rows = facts["rows"]
     base = rows[0]["perplexity"]
     with_recall = any(row["recall"] is not None for row in rows)
-    columns = (["PERPLEXITY", "vs BF16"] if base is not None else []) + (["RECALL"] if with_recall else [])
-    table = render.table("CACHE", "BITS", *columns, right=(1, 2, 3, 4))
+    columns = (["PERPLEXITY", "vs BF16"] if base is not None else []) + (
+        ["RECALL"] if with_recall else []
+    )
+    table = terminal.table("CACHE", "BITS", *columns, right=(1, 2, 3, 4))
     for row in rows:
         cells = [NAMES.get(row["cache"], row["cache"]), f"{row['bits_per_element']:.2f}"]
         if base is not None:
             value = row["perplexity"]
-            cells += [f"{value:,.3f}", "" if row is rows[0] else f"{100 * (value / base - 1):+,.1f} %"]
+            cells += [
+                f"{value:,.3f}",
+                "" if row is rows[0] else f"{100 * (value / base - 1):+,.1f} %",
+            ]
         if with_recall:
             cells.append(f"{row['recall']:.1%}")
         table.add_row(*cells)
-    render.out().print(table)
+    terminal.out().print(table)
     if base is not None:
         cut = facts["tasks"]["perplexity"]
-        text = f"{cut['windows']} window(s) of {cut['length']:,} tokens of {render.clean(data)}, all positions"
-        render.out().print(f"Perplexity of {text}; other text or windows give other numbers")
+        text = (
+            f"{cut['windows']} window(s) of {cut['length']:,} tokens of {terminal.clean(data)}, all"
+            " positions"
+        )
+        terminal.out().print(f"Perplexity of {text}; other text or windows give other numbers")

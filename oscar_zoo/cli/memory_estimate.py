@@ -1,7 +1,7 @@
 """Does a model fit a GPU, and how many tokens of it: an estimate from shapes alone, without torch.
 
-Only layers with full attention are counted. What an engine needs besides weights and cache differs between engines and
-versions; `USABLE` leaves room for it. A started server says what it really got.
+Only layers with full attention are counted. What an engine needs besides weights and cache differs
+between engines and versions; `USABLE` leaves room for it. A started server says what it really got.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from oscar_kernels.layout import row_bytes
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.cli import render
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate import graphics
+from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.sglang_plugin.concurrency import Layout, usual_requests
 
 USABLE = 0.85
 """Share of a GPU's memory for weights and cache, about what SGLang takes by itself."""
@@ -39,7 +39,8 @@ def parse_memory(text: str) -> int:
 
 
 def memory_facts(facts: Mapping[str, Any], gpu_memory: str | None = None) -> dict[str, Any] | None:
-    """What a model of `describe` needs, and what fits on each kind of GPU; `None` where no shapes are known.
+    """What a model of `describe` needs, and what fits on each kind of GPU; `None` where no shapes
+    are known.
 
     Args:
         facts: of `describe`.
@@ -48,10 +49,16 @@ def memory_facts(facts: Mapping[str, Any], gpu_memory: str | None = None) -> dic
     cards = [("GPU", parse_memory(gpu_memory))] if gpu_memory else _visible()
     if facts["recipe"] is not None:
         recipe = ModelRecipe.model_validate_json(_json(facts["recipe"]))
-        return estimate(recipe.geometry, recipe.serving, recipe.parameters, recipe.tensor_parallel, cards)
+        return estimate(
+            recipe.geometry, recipe.serving, recipe.parameters, recipe.tensor_parallel, cards
+        )
     for manifest in facts["artifacts"]:
-        shape = Geometry.model_validate_json(_json({name: manifest["model"][name] for name in Geometry.model_fields}))
-        return estimate(shape, ServingRecipe.model_validate_json(_json(manifest["recipe"])), None, 1, cards)
+        shape = Geometry.model_validate_json(
+            _json({name: manifest["model"][name] for name in Geometry.model_fields})
+        )
+        return estimate(
+            shape, ServingRecipe.model_validate_json(_json(manifest["recipe"])), None, 1, cards
+        )
     return None
 
 
@@ -72,8 +79,8 @@ def estimate(
         cards: name and bytes of each kind of GPU.
 
     Returns:
-        Plain JSON values, or `None` where the INT2 cache does not take such heads. `tokens` are `None` where the size
-        of the weights is not known, and 0 where nothing is left for a cache.
+        Plain JSON values, or `None` where the INT2 cache does not take such heads. `tokens` are
+        `None` where the size of the weights is not known, and 0 where nothing is left for a cache.
     """
     dims, scale = (geometry.head_dim, geometry.v_head_dim), serving.scale_dtype
     try:
@@ -84,7 +91,9 @@ def estimate(
     whole, spread = Layout(), Layout(tp=tensor_parallel)
 
     def token(layout: Layout) -> int:
-        return layout.token_bytes(layers=layers, num_kv_heads=heads, dims=sum(dims), itemsize=BF16_BYTES)
+        return layout.token_bytes(
+            layers=layers, num_kv_heads=heads, dims=sum(dims), itemsize=BF16_BYTES
+        )
 
     windows = serving.windows.recent + 2 * serving.windows.sink  # as `usual_requests` counts
     weights = None if parameters is None else BF16_BYTES * parameters
@@ -100,7 +109,10 @@ def estimate(
                 "int2_tokens": max(0, (left - requests * windows * bf16) // int2),
                 "bf16_tokens": max(0, left // bf16),
             }
-        kinds.append({"name": name, "memory_bytes": memory, "gpus": tensor_parallel, "requests": requests} | fits)
+        kinds.append(
+            {"name": name, "memory_bytes": memory, "gpus": tensor_parallel, "requests": requests}
+            | fits
+        )
     return {
         "estimate": True,
         "weights_bytes": weights,
@@ -114,13 +126,24 @@ def estimate(
 def print_memory(memory: Mapping[str, Any]) -> None:
     """The lines of `info`."""
     weights = memory["weights_bytes"]
-    size = "weights not known to the zoo" if weights is None else f"weights {render.gigabytes(weights)} in BF16"
+    size = (
+        "weights not known to the zoo"
+        if weights is None
+        else f"weights {terminal.gigabytes(weights)} in BF16"
+    )
     int2, bf16 = memory["int2_token_bytes"], memory["bf16_token_bytes"]
-    window = render.megabytes(memory["window_bytes_per_request"])
-    _line("memory", f"estimate: {size}; cache per token {int2 / 1e3:.1f} kB INT2, {bf16 / 1e3:.1f} kB BF16")
+    window = terminal.megabytes(memory["window_bytes_per_request"])
+    _line(
+        "memory",
+        f"estimate: {size}; cache per token {int2 / 1e3:.1f} kB INT2, {bf16 / 1e3:.1f} kB BF16",
+    )
     _line("", f"and {window} per running request for its BF16 tokens")
     if weights is None:
-        _line("", f"1 GB of cache holds {_count(10**9 // int2)} tokens INT2, {_count(10**9 // bf16)} BF16")
+        _line(
+            "",
+            f"1 GB of cache holds {_count(10**9 // int2)} tokens INT2, {_count(10**9 // bf16)}"
+            " BF16",
+        )
     for card in memory["gpus"] if weights is not None else ():
         name = f"{card['gpus']} x " if card["gpus"] > 1 else ""
         name += f"{card['name']} with {card['memory_bytes'] / 1e9:.0f} GB"
@@ -135,7 +158,9 @@ def print_memory(memory: Mapping[str, Any]) -> None:
 
 def _visible() -> list[tuple[str, int]]:
     """Every kind of GPU that programs see here."""
-    return list(dict.fromkeys((card.name, card.memory) for card in graphics.visible(graphics.gpus())))
+    return list(
+        dict.fromkeys((card.name, card.memory) for card in nvidia_smi.visible(nvidia_smi.gpus()))
+    )
 
 
 def _json(value: object) -> str:
@@ -143,8 +168,14 @@ def _json(value: object) -> str:
 
 
 def _count(number: int) -> str:
-    return f"{number / 1e6:.2f} M" if number >= 10**6 else f"{number / 1e3:.0f} k" if number >= 10**4 else f"{number:,}"
+    return (
+        f"{number / 1e6:.2f} M"
+        if number >= 10**6
+        else f"{number / 1e3:.0f} k"
+        if number >= 10**4
+        else f"{number:,}"
+    )
 
 
 def _line(label: str, text: str) -> None:
-    render.out().print(f"  {label:<12} {render.clean(text)}")
+    terminal.out().print(f"  {label:<12} {terminal.clean(text)}")

@@ -24,7 +24,8 @@ class ModelChoice:
 
     Attributes:
         source: local folder or hub id, as the loaders take it.
-        model_id: identity recorded in manifests: the recipe's hub id, else the hub id or folder name given.
+        model_id: identity recorded in manifests: the recipe's hub id, else the hub id or folder
+            name given.
         name: folder-safe base name, first part of artifact ids.
         recipe: what the zoo knows about it, or `None`.
     """
@@ -37,7 +38,9 @@ class ModelChoice:
     @property
     def on_no_hub(self) -> bool:
         """Whether `source` is the id of a model that no hub has."""
-        return self.recipe is not None and not self.recipe.on_hub and self.source == self.recipe.hf_id
+        return (
+            self.recipe is not None and not self.recipe.on_hub and self.source == self.recipe.hf_id
+        )
 
     def check_can_be_had(self, again: str) -> None:
         """Refuse a model that is on no hub and was not given as a folder.
@@ -49,15 +52,17 @@ class ModelChoice:
             UsageError: there is nothing to load.
         """
         if self.on_no_hub:
-            raise UsageError(f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}")
+            raise UsageError(
+                f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}"
+            )
 
 
 def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
     """What `model` means.
 
-    A `Path`, or a text written as a path, is a folder. Else a name of the zoo wins. An id such as `Qwen/Qwen3-8B`
-    means a folder of that name with a `config.json`, as it does for transformers and SGLang, and so does a name that
-    the zoo does not know.
+    A `Path`, or a text written as a path, is a folder. Else a name of the zoo wins. An id such as
+    `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
+    and SGLang, and so does a name that the zoo does not know.
 
     Args:
         model: from the command line, or a folder.
@@ -72,7 +77,10 @@ def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
     recipe, path = catalog.recipe(model), Path(model)
     hub_id = recipe.hf_id if recipe else model
     if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
-        tell(f"{hub_id} is the folder {path_text(Path(hub_id))} here, not the model of that id on a hub")
+        tell(
+            f"{hub_id} is the folder {path_text(Path(hub_id))} here, not the model of that id on"
+            " a hub"
+        )
         return _of_folder(Path(hub_id), recipe)
     if recipe is not None:
         if holds_model(path):
@@ -90,7 +98,9 @@ def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
 
 def _of_folder(path: Path, recipe: ModelRecipe | None) -> ModelChoice:
     if path.is_file():
-        raise UsageError(f"{path} is a file, not a model folder.", hint="give the folder that holds config.json")
+        raise UsageError(
+            f"{path} is a file, not a model folder.", hint="give the folder that holds config.json"
+        )
     if not path.is_dir():
         raise PathNotFound.for_path(path_text(path), "model folder")
     name = path.resolve().name
@@ -106,7 +116,10 @@ def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
     """The error for a `text` that is no model, with what may have been meant."""
     path = Path(text)
     if os.path.isfile(text):  # noqa: PTH113 (any text: no errors)
-        return UsageError(f"{text[:200]} is a file, not a model folder.", hint="give the folder that holds config.json")
+        return UsageError(
+            f"{text[:200]} is a file, not a model folder.",
+            hint="give the folder that holds config.json",
+        )
     hint = "give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo"
     if os.path.isdir(text):  # noqa: PTH112 (any text: no errors)
         empty = "" if holds_model(path) else ", which has no config.json"
@@ -129,7 +142,8 @@ def check_made_for(folder: Path, manifest: Manifest | None) -> None:
         return
     if made_for != sha256_hex((folder / "config.json").read_bytes()):
         raise UsageError(
-            f"{manifest.id if manifest else 'it'} was made for another model than {folder}: config.json differs.",
+            f"{manifest.id if manifest else 'it'} was made for another model than {folder}:"
+            " config.json differs.",
             hint="give the folder a name of its own",
         )
 
@@ -144,10 +158,15 @@ def check_model_id(text: str) -> None:
 
 
 def serving_recipe(choice: ModelChoice, geometry: Geometry) -> ServingRecipe:
-    """The recipe to calibrate and serve with: the zoo's for this model when its geometry fits, else the default."""
+    """The recipe to calibrate and serve with: the zoo's for this model when its geometry fits, else
+    the default."""
     if choice.recipe is not None and choice.recipe.geometry == geometry:
         return choice.recipe.serving
-    group = 128 if geometry.head_dim % 128 == 0 and geometry.v_head_dim % 128 == 0 else geometry.head_dim
+    group = (
+        128
+        if geometry.head_dim % 128 == 0 and geometry.v_head_dim % 128 == 0
+        else geometry.head_dim
+    )
     return ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92))
 
 
@@ -155,5 +174,7 @@ def _safe(name: str) -> str:
     try:
         return check_part(name, "model name")
     except InvalidName:
-        kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip(".-_")
+        kept = "".join(
+            c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name
+        ).strip(".-_")
         return check_part(kept or "model", "model name")

@@ -1,4 +1,5 @@
-"""What is said and asked where nobody has an artifact that could be computed: the next step, and how long it takes."""
+"""What is said and asked where nobody has an artifact that could be computed: the next step, and
+how long it takes."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.cli import render
-from oscar_zoo.cli.course import duration
 from oscar_zoo.cli.models import ModelChoice, choose_model
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.course import duration
 from oscar_zoo.cli.targets import wanted_reference
 from oscar_zoo.errors import UNASKED, ArtifactNotFound, NetworkError, OscarZooError, UsageError
 
@@ -28,7 +29,7 @@ _KEPT = re.compile(r"did you mean [^?]*\?|it is published on [^;]*|to use it any
 
 
 @dataclass(frozen=True)
-class Wish:
+class ComputeWish:
     """What a command line says about computing.
 
     Attributes:
@@ -48,17 +49,21 @@ class Wish:
     to_serve: bool = False
 
     def check(self) -> None:
-        """Refuse options that only mean something beside `--compute`, or while it is possible; raises `UsageError`."""
+        """Refuse options that only mean something beside `--compute`, or while it is possible;
+        raises `UsageError`."""
         if self.calib_data and not self.compute:
-            raise UsageError("--calib-data goes with --compute.", hint="add --compute, or leave it out")
+            raise UsageError(
+                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
+            )
         if self.compute and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
-                "this computes in one process.", hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish"
+                "this computes in one process.",
+                hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish",
             )
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComputePlan:
     """A computation that can be started.
 
     Attributes:
@@ -81,23 +86,34 @@ class Plan:
     @property
     def about(self) -> str:
         """How long, for people."""
-        return "nobody can say how long" if self.seconds is None else f"about {duration(self.seconds)}"
+        return (
+            "nobody can say how long" if self.seconds is None else f"about {duration(self.seconds)}"
+        )
 
     @property
     def sentence(self) -> str:
         """What will be done."""
         options = self.options
-        text = f"{options.calib_tokens:,} tokens of {options.calib_data} on {options.device}: {self.about}."
+        text = (
+            f"{options.calib_tokens:,} tokens of {options.calib_data} on {options.device}:"
+            f" {self.about}."
+        )
         if self.cost and not Path(self.choice.source).is_dir():
-            text += f" Its weights, {render.gigabytes(self.cost.weight_bytes)}, are fetched first unless they are here."
+            text += (
+                f" Its weights, {terminal.gigabytes(self.cost.weight_bytes)}, are fetched first"
+                " unless they are here."
+            )
         return text
 
 
-def model_to_compute(text: str, error: OscarZooError, model: str | None = None) -> ModelChoice | None:
-    """The model from which an artifact for `text` can be made, now that looking for one gave `error`.
+def model_to_compute(
+    text: str, error: OscarZooError, model: str | None = None
+) -> ModelChoice | None:
+    """The model from which an artifact for `text` can be made, now that looking for one gave
+    `error`.
 
-    `None` for errors that say something else, for names of one version, and where no model is meant. `model` is where
-    its weights are, if that was said; it must have the same name.
+    `None` for errors that say something else, for names of one version, and where no model is
+    meant. `model` is where its weights are, if that was said; it must have the same name.
     """
     if not isinstance(error, ArtifactNotFound | NetworkError):
         return None
@@ -113,8 +129,9 @@ def model_to_compute(text: str, error: OscarZooError, model: str | None = None) 
 
 
 def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZooError:
-    """`error` of a search, with computing as the next step, unless no hub can give the model `choice` either."""
-    from oscar_zoo.evaluate.model_hub import is_here
+    """`error` of a search, with computing as the next step, unless no hub can give the model
+    `choice` either."""
+    from oscar_zoo.models.model_hub import is_here
 
     unasked = isinstance(error, NetworkError) or (error.hint or "").startswith(UNASKED)
     if unasked and not is_here(choice.source):
@@ -128,8 +145,9 @@ def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZoo
     return error
 
 
-def plan_computing(choice: ModelChoice, wish: Wish, error: OscarZooError) -> Plan:
-    """What `oscar-zoo compute` would do with its defaults, and how long that takes; no weights are read.
+def plan_computing(choice: ModelChoice, wish: ComputeWish, error: OscarZooError) -> ComputePlan:
+    """What `oscar-zoo compute` would do with its defaults, and how long that takes; no weights are
+    read.
 
     Args:
         choice: the model.
@@ -142,35 +160,44 @@ def plan_computing(choice: ModelChoice, wish: Wish, error: OscarZooError) -> Pla
         OscarZooError: as `compute`, for what can be found wrong before it starts.
     """
     from oscar_zoo.cli.commands.compute import command
-    from oscar_zoo.cli.loading import compute_options, refused_by_serve, require_compute, will_be_refused
+    from oscar_zoo.cli.loading import (
+        compute_options,
+        refused_by_serve,
+        require_compute,
+        will_be_refused,
+    )
 
     require_compute()
     if isinstance(error, NetworkError):  # there may be one after all
-        render.note(f"note: {error.message}", quiet=wish.silent)
+        terminal.note(f"note: {error.message}", quiet=wish.silent)
     if wish.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read by the libraries that the next lines import
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.options import check_options
-    from oscar_zoo.evaluate.models import inspect_model
+    from oscar_zoo.models.loading import inspect_model
 
     given = {"--calib-data": wish.calib_data, "--device": wish.device, "--revision": wish.revision}
     arguments = [part for name, value in given.items() if value for part in (name, value)]
     with command.make_context("compute", [*arguments, choice.source]) as context:
         values = dict(context.params)
-    options = compute_options(values["model"], values["calib_data"], values["clip"], values["group_size"], values)
+    options = compute_options(
+        values["model"], values["calib_data"], values["clip"], values["group_size"], values
+    )
     check_options(options)
     refused = refused_by_serve(options.model, options.revision)
     if refused is not None and wish.to_serve:
         raise refused
     block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
     notes = (will_be_refused(refused),) if refused else ()
-    return Plan(choice, options, estimate(options, block), notes)
+    return ComputePlan(choice, options, estimate(options, block), notes)
 
 
-def agreed(plan: Plan) -> bool:
+def agreed(plan: ComputePlan) -> bool:
     """Ask, on a terminal, whether to compute now."""
     return click.confirm(
-        f"No artifact for {plan.choice.name} exists. Compute one now ({plan.about})?", default=True, err=True
+        f"No artifact for {plan.choice.name} exists. Compute one now ({plan.about})?",
+        default=True,
+        err=True,
     )
 
 
@@ -179,12 +206,15 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def announce(plan: Plan, *, silent: bool) -> None:
+def announce(plan: ComputePlan, *, silent: bool) -> None:
     """Say what starts now."""
-    render.note(f"No artifact for {plan.choice.name} was found. Computing one: {plan.sentence}", quiet=silent)
+    terminal.note(
+        f"No artifact for {plan.choice.name} was found. Computing one: {plan.sentence}",
+        quiet=silent,
+    )
     for note in plan.notes:
-        render.note(f"note: {note}", quiet=silent)
-    render.note("Ctrl-C stops it; the same command goes on from there.", quiet=silent)
+        terminal.note(f"note: {note}", quiet=silent)
+    terminal.note("Ctrl-C stops it; the same command goes on from there.", quiet=silent)
 
 
 def command_line(command: str, text: str) -> str:

@@ -17,12 +17,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def json_option(function: F) -> F:
     """`--json`: exactly one JSON object on stdout, on errors too."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
+    )(function)
 
 
 def quiet_option(function: F) -> F:
     """`-q`: no progress, no notes."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")(function)
+    return click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")(
+        function
+    )
 
 
 def hub_option(function: F) -> F:
@@ -42,8 +46,11 @@ def hubs_option(function: F) -> F:
         "hubs",
         multiple=True,
         metavar="HUB",
-        help="Hub to use instead of the configured ones: hf:ORG/REPO[@REV], ms:ORG/REPO or file:PATH. Can be repeated: "
-        "they are asked in order. Default: OSCAR_ZOO_HUB, config.toml, else your own zoo and the public ones.",
+        help=(
+            "Hub to use instead of the configured ones: hf:ORG/REPO[@REV], ms:ORG/REPO or"
+            " file:PATH. Can be repeated: they are asked in order. Default: OSCAR_ZOO_HUB,"
+            " config.toml, else your own zoo and the public ones."
+        ),
     )(function)
 
 
@@ -54,50 +61,62 @@ def targets_option(function: F) -> F:
         "hubs",
         multiple=True,
         metavar="HUB",
-        help="Hub to write to: hf:ORG/REPO, ms:ORG/REPO or file:PATH. Can be repeated: they are written in order, "
-        "ModelScope last. Default: OSCAR_ZOO_HUB, `publish` of config.toml, else your own zoo.",
+        help=(
+            "Hub to write to: hf:ORG/REPO, ms:ORG/REPO or file:PATH. Can be repeated: they are"
+            " written in order, ModelScope last. Default: OSCAR_ZOO_HUB, `publish` of config.toml,"
+            " else your own zoo."
+        ),
     )(function)
 
 
 def create_pr_option(function: F) -> F:
     """`--create-pr`: for repositories of others."""
-    return click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing.")(function)
+    return click.option(
+        "--create-pr", is_flag=True, help="Open a pull request instead of committing."
+    )(function)
 
 
 def reason_option(function: F) -> F:
     """`--reason`: told to everybody who asks for the version."""
-    return click.option("--reason", required=True, metavar="TEXT", help="Why; told to everybody who asks for it.")(
-        function
-    )
+    return click.option(
+        "--reason", required=True, metavar="TEXT", help="Why; told to everybody who asks for it."
+    )(function)
 
 
 def replaced_by_option(function: F) -> F:
     """`--replaced-by`: what to use instead."""
-    return click.option("--replaced-by", metavar="NAME:TAG", help="The version of the same hub to use instead.")(
-        function
-    )
+    return click.option(
+        "--replaced-by", metavar="NAME:TAG", help="The version of the same hub to use instead."
+    )(function)
 
 
 def offline_option(function: F) -> F:
     """`--offline`: no request leaves."""
-    return click.option("--offline", is_flag=True, help="Use what is on this machine; ask no hub.")(function)
+    return click.option("--offline", is_flag=True, help="Use what is on this machine; ask no hub.")(
+        function
+    )
 
 
 def go_offline() -> None:
-    """What `--offline` means for this process, for libraries imported later, and for servers that it starts."""
+    """What `--offline` means for this process, for libraries imported later, and for servers that
+    it starts."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "OSCAR_ZOO_OFFLINE": "1"}
 
 
 def device_option(function: F) -> F:
     """`--device`: where torch runs."""
     return click.option(
-        "--device", metavar="cpu|cuda[:N]", help="Where to run. Default: cuda if there is one, else cpu."
+        "--device",
+        metavar="cpu|cuda[:N]",
+        help="Where to run. Default: cuda if there is one, else cpu.",
     )(function)
 
 
 def revision_option(function: F) -> F:
     """`--revision`: which commit of a model."""
-    return click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")(function)
+    return click.option("--revision", metavar="COMMIT", help="Commit of a model on a hub.")(
+        function
+    )
 
 
 def served_model_options(function: F) -> F:
@@ -110,25 +129,36 @@ def served_model_options(function: F) -> F:
 
 def engine_flags_argument(function: F) -> F:
     """Everything after `--`, for the engine."""
-    flags = click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED)
+    flags = click.argument(
+        "engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]", type=click.UNPROCESSED
+    )
     return flags(function)
 
 
 def start_timeout_option(what: str) -> Callable[[F], F]:
     """`--timeout`: seconds, half an hour by default; `what` is its help."""
     kind = click.FloatRange(1)
-    return click.option("--timeout", type=kind, default=1800, show_default=True, metavar="SECONDS", help=what)
+    return click.option(
+        "--timeout", type=kind, default=1800, show_default=True, metavar="SECONDS", help=what
+    )
 
 
 def computing_options(function: F) -> F:
-    """`--compute` and what goes with it: for commands that can make an artifact that nobody has published."""
+    """`--compute` and what goes with it: for commands that can make an artifact that nobody has
+    published."""
     for option in (
         click.option(
             "--calib-data",
             metavar="SOURCE",
-            help="With --compute: text to calibrate on, as for oscar-zoo compute. [default: manuals]",
+            help=(
+                "With --compute: text to calibrate on, as for oscar-zoo compute. [default: manuals]"
+            ),
         ),
-        click.option("--compute", is_flag=True, help="Where no artifact exists, compute one and keep it in your zoo."),
+        click.option(
+            "--compute",
+            is_flag=True,
+            help="Where no artifact exists, compute one and keep it in your zoo.",
+        ),
     ):
         function = option(function)
     return function
@@ -139,7 +169,10 @@ def devices_option(function: F) -> F:
     return click.option(
         "--device",
         metavar="cpu|cuda[:N]|auto",
-        help="Where to run; auto spreads the model over all GPUs. Default: cuda if there is one, else cpu.",
+        help=(
+            "Where to run; auto spreads the model over all GPUs. Default: cuda if there is one,"
+            " else cpu."
+        ),
     )(function)
 
 
@@ -148,7 +181,10 @@ def stream_option(function: F) -> F:
     return click.option(
         "--stream-weights/--no-stream-weights",
         default=None,
-        help="Read weights layer by layer, so that one layer needs to fit. Default: when the model does not fit.",
+        help=(
+            "Read weights layer by layer, so that one layer needs to fit. Default: when the model"
+            " does not fit."
+        ),
     )(function)
 
 
@@ -182,18 +218,46 @@ def server_eval_options(function: F) -> F:
     default = SERVER_EVAL
     given = (
         click.option("--url", metavar="URL", help="Measure this server instead of starting one."),
-        click.option("--chunk", default=default["chunk"], metavar="N,...", help="Prefill chunks. [default: 512]"),
-        click.option("--page-size", default=default["page_size"], metavar="N,...", help="Page sizes. [default: 1]"),
-        click.option("--radix", default=default["radix"], metavar="on,off", help="Prefix cache. [default: on]"),
-        click.option("--tp", default=default["tp"], metavar="N,...", help="Tensor-parallel ranks. [default: 1]"),
+        click.option(
+            "--chunk",
+            default=default["chunk"],
+            metavar="N,...",
+            help="Prefill chunks. [default: 512]",
+        ),
+        click.option(
+            "--page-size",
+            default=default["page_size"],
+            metavar="N,...",
+            help="Page sizes. [default: 1]",
+        ),
+        click.option(
+            "--radix",
+            default=default["radix"],
+            metavar="on,off",
+            help="Prefix cache. [default: on]",
+        ),
+        click.option(
+            "--tp",
+            default=default["tp"],
+            metavar="N,...",
+            help="Tensor-parallel ranks. [default: 1]",
+        ),
         click.option(
             "--sweep",
             is_flag=True,
-            help="--chunk 512,8192 --page-size 1,16 --radix on,off, and --tp 1,2 where there are two GPUs.",
+            help=(
+                "--chunk 512,8192 --page-size 1,16 --radix on,off, and --tp 1,2 where there are two"
+                " GPUs."
+            ),
         ),
-        click.option("--full", is_flag=True, help="Start every combination, not every pair of values."),
         click.option(
-            "--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write a line per server to this file."
+            "--full", is_flag=True, help="Start every combination, not every pair of values."
+        ),
+        click.option(
+            "--csv",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Also write a line per server to this file.",
         ),
         click.option(
             "--timeout",
@@ -209,9 +273,14 @@ def server_eval_options(function: F) -> F:
 
 
 def refuse_server_options(choices: dict[str, Any], flags: tuple[str, ...]) -> None:
-    """Raise `UsageError` when one of them was given without `--engine sglang`; takes them out of `choices`."""
+    """Raise `UsageError` when one of them was given without `--engine sglang`; takes them out of
+    `choices`."""
     for name, default in SERVER_EVAL.items():
         if choices.pop(name) != default:
-            raise UsageError(f"--{name.replace('_', '-')} needs --engine sglang.", hint="oscar-zoo eval --help")
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs --engine sglang.", hint="oscar-zoo eval --help"
+            )
     if flags:
-        raise UsageError(f"{flags[0]} is for an engine.", hint="add --engine sglang, or leave it out")
+        raise UsageError(
+            f"{flags[0]} is for an engine.", hint="add --engine sglang, or leave it out"
+        )

@@ -1,4 +1,5 @@
-"""A server of one's own for a measurement: started as `serve` starts it, on a free port, gone when the block ends."""
+"""A server of one's own for a measurement: started as `serve` starts it, on a free port, gone when
+the block ends."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.cli import render
+from oscar_zoo.bench.run import free_port
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.starting import phases_of
-from oscar_zoo.evaluate.client import ServerClient
-from oscar_zoo.sglang_plugin import launch, server, staging
-from oscar_zoo.sglang_plugin.bench.run import free_port
-from oscar_zoo.sglang_plugin.settings import Source
+from oscar_zoo.engines.sglang.launch import plan, server, staging
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.evaluate.server_client import ServerClient
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ def own_server(
     with ExitStack() as stack:
         staged = stack.enter_context(staging.private_folder()) / "rotations"
         digest = staging.stage_rotations(wanted.verified, staged)
-        options = launch.ServeOptions(
+        options = plan.ServeOptions(
             model=wanted.model,
             revision=wanted.revision,
-            rotations=Source(folder=str(staged)),
+            rotations=ArtifactSource(folder=str(staged)),
             rotations_sha256=digest,
             recipe=wanted.recipe,
             kernels=staging.kernels_folder(),
@@ -75,13 +76,13 @@ def own_server(
             port=free_port(),
             extra=wanted.flags,
         )
-        plan = launch.plan(options, {**os.environ, **(environment or {})})
+        planned = plan.plan(options, {**os.environ, **(environment or {})})
         folder = paths.state_dir() / "logs"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = folder / f"{wanted.log}.log"
-        render.note(f"Starting SGLang: {wanted.label} (log: {log})", quiet=silent)
-        child = stack.enter_context(server.running(plan, log))
+        terminal.note(f"Starting SGLang: {wanted.label} (log: {log})", quiet=silent)
+        child = stack.enter_context(server.running(planned, log))
         with phases_of(log, enabled=not silent) as tick:
             child.wait_until_healthy(wanted.timeout, tick)
         staging.check_unchanged(staged, digest)
-        yield child, ServerClient(plan.url, timeout=wanted.timeout)
+        yield child, ServerClient(planned.url, timeout=wanted.timeout)

@@ -10,7 +10,7 @@ from shlex import quote
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.cli import render
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.catalog import can_be_found
 
 
@@ -32,16 +32,24 @@ def model_argument(text: str) -> str:
 
 
 def saved(folder: Path, manifest: Manifest) -> str:
-    """The line about an artifact that was written to `folder`; its id stands there unless the folder says it."""
+    """The line about an artifact that was written to `folder`; its id stands there unless the
+    folder says it."""
     named = folder.parts[-2:] == tuple(manifest.id.split("/"))
-    return f"Saved {render.clean(typed(folder))}  {'' if named else f'{manifest.id}  '}{manifest.digest}"
+    return (
+        f"Saved {terminal.clean(typed(folder))} "
+        f" {'' if named else f'{manifest.id}  '}{manifest.digest}"
+    )
 
 
 def measuring(folder: Path, model_id: str) -> str:
-    """What to do next with an artifact made without its model, whose id may mean nothing on another machine."""
+    """What to do next with an artifact made without its model, whose id may mean nothing on another
+    machine."""
     if can_be_found(model_id):
         return f"Next: oscar-zoo eval {pasted(folder)} --model {quote(model_id)}"
-    return f"To measure it, give the folder of {model_id}: oscar-zoo eval {pasted(folder)} --model FOLDER"
+    return (
+        f"To measure it, give the folder of {model_id}: oscar-zoo eval {pasted(folder)} --model"
+        " FOLDER"
+    )
 
 
 def serving(reference: str, model_id: str) -> str:

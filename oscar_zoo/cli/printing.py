@@ -1,4 +1,5 @@
-"""`serve --print`: the command that would be run, for a shell or as data. Starts nothing, and needs no SGLang."""
+"""`serve --print`: the command that would be run, for a shell or as data. Starts nothing, and needs
+no SGLang."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.formats import Role
-from oscar_zoo.cli import render
 from oscar_zoo.cli.artifacts import OpenArtifact
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang import served_artifact
+from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, preflight
+from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
-from oscar_zoo.sglang_plugin import flag_refusals, fork_command, launch, loading, preflight
-from oscar_zoo.sglang_plugin.settings import Source
 
 STORE = "OSCAR_ZOO_CACHE"
 """Variable that moves the store; the plugin finds an artifact by name there."""
@@ -29,11 +31,14 @@ def print_command(request: ServeRequest) -> int:
         UsageError: a key, which no command line may show; or an artifact that the fork cannot read.
         OscarZooError: as `choose`.
     """
-    launch.check_extra_flags(request.extra)
+    plan.check_extra_flags(request.extra)
     if request.api_key_file is not None or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
-            hint="print it without --expose and --api-key-file; SGLang reads both from a file: --config FILE",
+            hint=(
+                "print it without --expose and --api-key-file; SGLang reads both from a file:"
+                " --config FILE"
+            ),
         )
     fork = request.engine == "oscar-fork"
     if fork and request.device is None:
@@ -44,11 +49,13 @@ def print_command(request: ServeRequest) -> int:
         unset: tuple[str, ...] = ()
     else:
         argv, env = _stock(request, chosen)
-        unset = tuple(name for name in launch.HARMFUL_VARIABLES if name not in env)
+        unset = tuple(name for name in plan.HARMFUL_VARIABLES if name not in env)
     if request.as_json:
         _emit(request, chosen, argv, env, unset)
     else:
-        sys.stdout.write(for_shell(argv, env, [name for name in unset if name in os.environ]) + "\n")
+        sys.stdout.write(
+            for_shell(argv, env, [name for name in unset if name in os.environ]) + "\n"
+        )
     return 0
 
 
@@ -64,17 +71,21 @@ def for_shell(argv: Sequence[str], env: Mapping[str, str], unset: Sequence[str] 
 
 def _stock(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[str, str]]:
     artifact = chosen.artifact
-    source = Source(artifact=artifact.label) if artifact.installed else Source(folder=str(artifact.place.absolute()))
-    digest = loading.load(source).digest  # as the plugin will read it
-    plan = launch.plan(chosen.options(request, source, digest, key=None), os.environ)
-    for warning in flag_refusals.check_environment(plan.env):
-        render.note(f"note: {warning}", quiet=request.silent)
-    env = dict(plan.sets)
+    source = (
+        ArtifactSource(artifact=artifact.label)
+        if artifact.installed
+        else ArtifactSource(folder=str(artifact.place.absolute()))
+    )
+    digest = served_artifact.load(source).digest  # as the plugin will read it
+    planned = plan.plan(chosen.options(request, source, digest, key=None), os.environ)
+    for warning in flag_refusals.check_environment(planned.env):
+        terminal.note(f"note: {warning}", quiet=request.silent)
+    env = dict(planned.sets)
     if artifact.installed and STORE in os.environ:
         env[STORE] = os.environ[STORE]
     if request.offline:
         env["HF_HUB_OFFLINE"] = "1"
-    return plan.argv, env
+    return planned.argv, env
 
 
 def _fork(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -88,8 +99,10 @@ def _fork(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[
         v_file=_file(chosen.artifact, "v"),
         head_dim=verified.k.head_dim,
         recipe=chosen.recipe,
-        tensor_parallel=chosen.tensor_parallel if preflight.tensor_parallel(request.extra) is None else None,
-        host=launch.LOOPBACK,
+        tensor_parallel=(
+            chosen.tensor_parallel if preflight.tensor_parallel(request.extra) is None else None
+        ),
+        host=plan.LOOPBACK,
         port=request.port,
         revision=request.revision,
         extra=request.extra,
@@ -99,16 +112,20 @@ def _fork(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[
 
 def _file(artifact: OpenArtifact, role: Role) -> Path:
     """The file of one side, as the verified bytes were named."""
-    served = loading.load(Source(folder=str(artifact.place)))
+    served = served_artifact.load(ArtifactSource(folder=str(artifact.place)))
     return artifact.place.absolute() / served.names[role]
 
 
 def _emit(
-    request: ServeRequest, chosen: Chosen, argv: Sequence[str], env: Mapping[str, str], unset: Sequence[str]
+    request: ServeRequest,
+    chosen: Chosen,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    unset: Sequence[str],
 ) -> None:
     facts: dict[str, Any] = {"schema": "oscar-zoo.serve-command/1", "engine": request.engine}
     facts |= {"argv": list(argv), "env": dict(env), "unset": list(unset)}
     facts |= {"artifact": chosen.artifact.label, "digest": chosen.artifact.verified.digest}
     facts |= {"model": chosen.model, "recipe": chosen.recipe.model_dump(mode="json")}
     facts |= {"device": chosen.device, "tensor_parallel": chosen.tensor_parallel}
-    render.emit_json(facts)
+    terminal.emit_json(facts)

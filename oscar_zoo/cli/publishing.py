@@ -1,12 +1,13 @@
-"""What the commands that write to hubs share: which hubs, one after the other, and how results look."""
+"""What the commands that write to hubs share: which hubs, one after the other, and how results
+look."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from oscar_zoo.cli import render
-from oscar_zoo.cli.outcomes import warning_text
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.outcomes import warning_text
 from oscar_zoo.errors import OfflineError, OscarZooError
 from oscar_zoo.hubs import address, config
 from oscar_zoo.hubs.base import Hub
@@ -17,7 +18,8 @@ R = TypeVar("R")
 
 
 def writable_hubs(texts: Sequence[str]) -> tuple[Hub, ...]:
-    """The hubs to write to, in order, ModelScope last; default `publish` of `config.toml`, else the zoo of this user.
+    """The hubs to write to, in order, ModelScope last; default `publish` of `config.toml`, else the
+    zoo of this user.
 
     Raises:
         OfflineError: one of them needs the network in offline mode.
@@ -32,12 +34,16 @@ def refuse_offline(hub: Hub) -> None:
     """Raise `OfflineError` when offline mode forbids asking `hub`."""
     if address.is_remote(hub.name) and config.load().offline:
         raise OfflineError(
-            f"{hub.title} cannot be reached in offline mode.", hint="unset OSCAR_ZOO_OFFLINE and HF_HUB_OFFLINE"
+            f"{hub.title} cannot be reached in offline mode.",
+            hint="unset OSCAR_ZOO_OFFLINE and HF_HUB_OFFLINE",
         )
 
 
-def on_each(hubs: Sequence[Hub], call: Callable[[Hub], R], show: Callable[[Hub, R], None]) -> OscarZooError | None:
-    """Run `call` on each hub until one fails, showing what was done; the first hub's error is raised.
+def on_each(
+    hubs: Sequence[Hub], call: Callable[[Hub], R], show: Callable[[Hub, R], None]
+) -> OscarZooError | None:
+    """Run `call` on each hub until one fails, showing what was done; the first hub's error is
+    raised.
 
     Returns:
         The error of a later hub, after which nothing was tried.
@@ -53,15 +59,21 @@ def on_each(hubs: Sequence[Hub], call: Callable[[Hub], R], show: Callable[[Hub, 
     return None
 
 
-def report(schema: str, rows: list[dict[str, Any]], error: OscarZooError | None, *, as_json: bool) -> int:
+def report(
+    schema: str, rows: list[dict[str, Any]], error: OscarZooError | None, *, as_json: bool
+) -> int:
     """Print the JSON object, or the error of a later hub; returns the exit code."""
     from oscar_zoo.cli.main import exit_code
 
     if as_json:
-        errors = [] if error is None else [{"code": error.code, "message": error.message, "hint": error.hint}]
-        render.emit_json({"schema": schema, "hubs": rows, "errors": errors})
+        errors = (
+            []
+            if error is None
+            else [{"code": error.code, "message": error.message, "hint": error.hint}]
+        )
+        terminal.emit_json({"schema": schema, "hubs": rows, "errors": errors})
     elif error is not None:
-        render.print_error(error.code, error.message, error.hint, as_json=False)
+        terminal.print_error(error.code, error.message, error.hint, as_json=False)
     return 0 if error is None else exit_code(error)
 
 
@@ -82,38 +94,50 @@ def publish_row(hub: Hub, result: PublishResult) -> dict[str, Any]:
 
 def _plan_row(plan: PublishPlan) -> dict[str, Any]:
     files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in plan.files]
-    return {"files": files, "message": plan.message, "parent": plan.parent, "tag": plan.tag, "serial": plan.serial}
+    return {
+        "files": files,
+        "message": plan.message,
+        "parent": plan.parent,
+        "tag": plan.tag,
+        "serial": plan.serial,
+    }
 
 
 def print_published(hub: Hub, result: PublishResult, *, quiet: bool) -> None:
     """One publish for people."""
-    console, reference, place = render.out(), render.clean(result.id.reference), render.clean(hub.name)
+    console, reference, place = (
+        terminal.out(),
+        terminal.clean(result.id.reference),
+        terminal.clean(hub.name),
+    )
     for warning in (*result.verified.warnings, *result.warnings):
-        render.note(f"warning: {warning_text(warning)}", quiet=quiet)
+        terminal.note(f"warning: {warning_text(warning)}", quiet=quiet)
     if result.plan is not None and result.plan.message is not None:
         console.print(f"Would publish: {reference} on {place}  {result.digest}")
         _print_plan(result.plan)
         return
     if result.proposal is not None:
         console.print(f"Proposed: {reference} on {place}  {result.digest}")
-        render.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
+        terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
         return
     verb = "Already published" if result.already_published else "Published"
     console.print(f"{verb}: {reference} on {place}  {result.digest}")
     if result.tag is not None and result.revision is not None:
-        console.print(f"commit {render.clean(result.revision[:12])}, tag {render.clean(result.tag)}")
+        console.print(
+            f"commit {terminal.clean(result.revision[:12])}, tag {terminal.clean(result.tag)}"
+        )
 
 
 def _print_plan(plan: PublishPlan) -> None:
-    console = render.out()
+    console = terminal.out()
     width = max(len(file.path) for file in plan.files)
     for file in plan.files:
-        path = render.clean(f"{file.path:<{width}}")
-        console.print(f"  {path}  {render.megabytes(file.size):>9}  sha256 {file.sha256}")
+        path = terminal.clean(f"{file.path:<{width}}")
+        console.print(f"  {path}  {terminal.megabytes(file.size):>9}  sha256 {file.sha256}")
     parent = f" on {plan.parent[:12]}" if plan.parent else ""
-    console.print(f"  commit{render.clean(parent)}: {render.clean(plan.message)}")
+    console.print(f"  commit{terminal.clean(parent)}: {terminal.clean(plan.message)}")
     tag = f", tag {plan.tag}" if plan.tag else ""
-    console.print(f"  index serial {plan.serial}{render.clean(tag)}")
+    console.print(f"  index serial {plan.serial}{terminal.clean(tag)}")
 
 
 def status_row(hub: Hub, result: StatusResult) -> dict[str, Any]:
@@ -132,22 +156,26 @@ def status_row(hub: Hub, result: StatusResult) -> dict[str, Any]:
 
 def print_status(hub: Hub, result: StatusResult, *, quiet: bool) -> None:
     """One changed status for people."""
-    reference, place = render.clean(result.id.reference), render.clean(hub.name)
+    reference, place = terminal.clean(result.id.reference), terminal.clean(hub.name)
     verb = "Proposed" if result.proposal else "Now" if result.changed else "Already"
     reason = f": {result.status.reason}" if result.status.reason else ""
-    render.out().print(f"{verb} {result.status.state}{render.clean(reason)}  {reference} on {place}")
+    terminal.out().print(
+        f"{verb} {result.status.state}{terminal.clean(reason)}  {reference} on {place}"
+    )
     if result.proposal is not None:
-        render.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
+        terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
 
 
-def change_status(name: str, state: str, hubs: Sequence[str], *, quiet: bool, as_json: bool, **details: Any) -> int:
+def change_status(
+    name: str, state: str, hubs: Sequence[str], *, quiet: bool, as_json: bool, **details: Any
+) -> int:
     """Set the status of `name` on every hub and show it; returns the exit code."""
     from oscar_zoo.registry.status import set_status
 
     rows: list[dict[str, Any]] = []
 
     def call(hub: Hub) -> StatusResult:
-        with render.waiting(f"Writing to {hub.title}", enabled=not (quiet or as_json)):
+        with terminal.waiting(f"Writing to {hub.title}", enabled=not (quiet or as_json)):
             return set_status(hub, name, state, **details)  # type: ignore[arg-type]
 
     def show(hub: Hub, result: StatusResult) -> None:

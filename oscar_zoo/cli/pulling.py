@@ -1,4 +1,5 @@
-"""`pull` of many artifacts at once: how they run side by side, what nobody has, and what people and programs see."""
+"""`pull` of many artifacts at once: how they run side by side, what nobody has, and what people and
+programs see."""
 
 from __future__ import annotations
 
@@ -9,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.cli import render
 from oscar_zoo.cli.models import ModelChoice, check_made_for
-from oscar_zoo.cli.offering import Wish, command_line, model_to_compute, plan_computing, refusal
+from oscar_zoo.cli.offering import (
+    ComputeWish,
+    command_line,
+    model_to_compute,
+    plan_computing,
+    refusal,
+)
 from oscar_zoo.cli.pasting import pasted, serving
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.hubs.deadline import in_parallel
@@ -26,8 +33,9 @@ PARALLEL_ARTIFACTS = 4
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for, besides the names; `folders` are the models that some were asked for by."""
+class PullRequest:
+    """What the command line asks for, besides the names; `folders` are the models that some were
+    asked for by."""
 
     hubs: tuple[Hub, ...]
     trust: Trust
@@ -38,7 +46,8 @@ class Request:
 
 
 def everything(hubs: Sequence[Hub]) -> list[Reference]:
-    """Every version of every hub that answers by its full name, each once, without the withdrawn ones."""
+    """Every version of every hub that answers by its full name, each once, without the withdrawn
+    ones."""
     found: dict[str, Reference] = {}
     for hub in hubs:
         view = HubView.open(hub)
@@ -48,11 +57,14 @@ def everything(hubs: Sequence[Hub]) -> list[Reference]:
     return [found[key] for key in sorted(found)]
 
 
-def pull_all(names: Sequence[Reference], request: Request, *, progress: bool) -> list[dict[str, Any] | OscarZooError]:
-    """Pull every name, some at a time; one result per name, in order: what was done, or the error."""
+def pull_all(
+    names: Sequence[Reference], request: PullRequest, *, progress: bool
+) -> list[dict[str, Any] | OscarZooError]:
+    """Pull every name, some at a time; one result per name, in order: what was done, or the
+    error."""
     store = Store()
     several = len(names) > 1
-    with render.progress("bytes", enabled=progress) as advance:
+    with terminal.progress("bytes", enabled=progress) as advance:
         calls = []
         for name in names:
             label = f"{name.name.rsplit('/', 1)[-1]} " if several else ""
@@ -61,7 +73,9 @@ def pull_all(names: Sequence[Reference], request: Request, *, progress: bool) ->
         return in_parallel(calls, workers=PARALLEL_ARTIFACTS)
 
 
-def plan_all(names: Sequence[Reference], request: Request) -> list[dict[str, Any] | OscarZooError]:
+def plan_all(
+    names: Sequence[Reference], request: PullRequest
+) -> list[dict[str, Any] | OscarZooError]:
     """What `pull_all` would do; nothing is fetched but listings."""
     store = Store()
     return in_parallel([partial(_attempt, partial(_plan, name, request, store)) for name in names])
@@ -70,12 +84,13 @@ def plan_all(names: Sequence[Reference], request: Request) -> list[dict[str, Any
 def compute_missing(
     texts: Mapping[Reference, str],
     results: Sequence[dict[str, Any] | OscarZooError],
-    request: Request,
-    wish: Wish,
+    request: PullRequest,
+    wish: ComputeWish,
     *,
     dry_run: bool,
 ) -> list[dict[str, Any] | OscarZooError]:
-    """`results` with what nobody had computed, one after the other; without that wish, with computing as next step.
+    """`results` with what nobody had computed, one after the other; without that wish, with
+    computing as next step.
 
     Args:
         texts: the names as they were typed, in the order of `results`.
@@ -96,15 +111,25 @@ def compute_missing(
     return done
 
 
-def _plan_made(choice: ModelChoice, request: Request, wish: Wish, error: OscarZooError) -> dict[str, Any]:
+def _plan_made(
+    choice: ModelChoice, request: PullRequest, wish: ComputeWish, error: OscarZooError
+) -> dict[str, Any]:
     choice.check_can_be_had(command_line("pull", "FOLDER"))
     plan = plan_computing(choice, wish, error)
-    facts = {"id": None, "model": choice.source, "digest": None, "already_present": False, "computed": True}
+    facts = {
+        "id": None,
+        "model": choice.source,
+        "digest": None,
+        "already_present": False,
+        "computed": True,
+    }
     cost = {"bytes": 0, "estimated_seconds": plan.seconds, "plan": plan.sentence}
     return facts | {"files": [], "warnings": [], "notes": list(plan.notes)} | cost
 
 
-def _make(choice: ModelChoice, request: Request, wish: Wish, error: OscarZooError) -> dict[str, Any]:
+def _make(
+    choice: ModelChoice, request: PullRequest, wish: ComputeWish, error: OscarZooError
+) -> dict[str, Any]:
     from oscar_zoo.cli.computing import obtain
 
     choice.check_can_be_had(command_line("pull", "FOLDER"))
@@ -120,18 +145,22 @@ def _attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | OscarZooErr
         return error
 
 
-def _tell(advance: render.ProgressCallback, label: str, file: str, done: int, total: int) -> None:
+def _tell(advance: terminal.ProgressCallback, label: str, file: str, done: int, total: int) -> None:
     advance(done, total, label + file)
 
 
-def _pull(name: Reference, request: Request, store: Store, progress: Progress) -> dict[str, Any]:
-    result = pull(name, request.hubs, store, trust=request.trust, offline=request.offline, progress=progress)
+def _pull(
+    name: Reference, request: PullRequest, store: Store, progress: Progress
+) -> dict[str, Any]:
+    result = pull(
+        name, request.hubs, store, trust=request.trust, offline=request.offline, progress=progress
+    )
     if name in request.folders:
         check_made_for(request.folders[name], result.artifact.manifest)
     return _exported(_row(result), result, request)
 
 
-def _exported(row: dict[str, Any], result: PullResult, request: Request) -> dict[str, Any]:
+def _exported(row: dict[str, Any], result: PullResult, request: PullRequest) -> dict[str, Any]:
     if request.output is not None:
         row["output"] = str(export(result.artifact, request.output, replace=request.force))
     return row
@@ -155,13 +184,15 @@ def _row(result: PullResult) -> dict[str, Any]:
     }
 
 
-def _plan(name: Reference, request: Request, store: Store) -> dict[str, Any]:
+def _plan(name: Reference, request: PullRequest, store: Store) -> dict[str, Any]:
     found = plan(name, request.hubs, store, trust=request.trust)
     if isinstance(found, PullResult):
         return _row(found) | {"files": [], "bytes": 0}
     installed = store.find(found.id)
     here = installed is not None and found.digest == installed.digest
-    files = [] if here else [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in found.files]
+    files = (
+        [] if here else [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in found.files]
+    )
     return {
         "id": str(found.id),
         "digest": found.digest,
@@ -177,53 +208,71 @@ def _plan(name: Reference, request: Request, store: Store) -> dict[str, Any]:
 
 def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
     """One artifact that is here now."""
-    from oscar_zoo.cli.outcomes import warning_text
+    from oscar_zoo.cli.render.outcomes import warning_text
 
-    console = render.out()
+    console = terminal.out()
     reference = str(row["id"]).replace("/", ":", 1)
     for text in row["notes"]:
-        render.note(f"note: {text}", quiet=quiet)
+        terminal.note(f"note: {text}", quiet=quiet)
     if row["computed"]:
-        console.print(f"Computed {render.clean(reference)}  {row['digest']}")
-        console.print(f"verified to level {row['level']}; kept in {render.clean(row['path'])}")
+        console.print(f"Computed {terminal.clean(reference)}  {row['digest']}")
+        console.print(f"verified to level {row['level']}; kept in {terminal.clean(row['path'])}")
     elif row["already_present"]:
-        console.print(f"Already here and intact: {render.clean(reference)}  {row['digest']}")
+        console.print(f"Already here and intact: {terminal.clean(reference)}  {row['digest']}")
     else:
         commit = f" @ {row['revision'][:7]}" if row["revision"] else ""
-        console.print(f"Pulled {render.clean(reference)} from {render.clean(row['hub'] + commit)}  {row['digest']}")
-        console.print(f"verified to level {row['level']}; kept in {render.clean(row['path'])}")
+        console.print(
+            f"Pulled {terminal.clean(reference)} from {terminal.clean(row['hub'] + commit)} "
+            f" {row['digest']}"
+        )
+        console.print(f"verified to level {row['level']}; kept in {terminal.clean(row['path'])}")
     if row["first_use"]:
-        render.note("first use: nobody vouches for this digest; it is pinned from now on", quiet=quiet)
+        terminal.note(
+            "first use: nobody vouches for this digest; it is pinned from now on", quiet=quiet
+        )
     for warning in row["warnings"]:
-        render.note(f"warning: {warning_text(str(warning))}", quiet=quiet)
+        terminal.note(f"warning: {warning_text(str(warning))}", quiet=quiet)
     if "output" in row:
         console.print(
-            f"Copied to {render.clean(row['output'])}  for OSCAR scripts: ROT_DIR={render.clean(row['output'])}"
+            f"Copied to {terminal.clean(row['output'])}  for OSCAR scripts:"
+            f" ROT_DIR={terminal.clean(row['output'])}"
         )
     if row.get("report"):
-        render.note(f"Report: {row['report']}", quiet=quiet)
+        terminal.note(f"Report: {row['report']}", quiet=quiet)
     if row["computed"] and Path(row["model"]).is_dir():
-        render.note(f"Next: oscar-zoo serve {reference} --model {pasted(row['model'])}", quiet=quiet)
+        terminal.note(
+            f"Next: oscar-zoo serve {reference} --model {pasted(row['model'])}", quiet=quiet
+        )
     else:
-        render.note(serving(reference, row["base_model"] or row["id"].partition("/")[0]), quiet=quiet)
+        terminal.note(
+            serving(reference, row["base_model"] or row["id"].partition("/")[0]), quiet=quiet
+        )
 
 
 def print_planned(row: dict[str, Any]) -> None:
     """One artifact that would be fetched."""
-    console = render.out()
+    console = terminal.out()
     if row["computed"]:
-        console.print(f"Would compute one for {render.clean(row['model'])} from {render.clean(row['plan'])}")
+        console.print(
+            f"Would compute one for {terminal.clean(row['model'])} from"
+            f" {terminal.clean(row['plan'])}"
+        )
         for note in row["notes"]:
-            render.note(f"note: {note}")
+            terminal.note(f"note: {note}")
         return
-    reference = render.clean(str(row["id"]).replace("/", ":", 1))
+    reference = terminal.clean(str(row["id"]).replace("/", ":", 1))
     if row["already_present"]:
         console.print(f"Already here: {reference}  {row['digest']}")
         return
-    size = render.megabytes(row["bytes"])
-    console.print(f"Would fetch {reference} from {render.clean(row['hub'])}, {len(row['files'])} files, {size}")
+    size = terminal.megabytes(row["bytes"])
+    console.print(
+        f"Would fetch {reference} from {terminal.clean(row['hub'])}, {len(row['files'])} files,"
+        f" {size}"
+    )
     for file in row["files"]:
-        listed = file["sha256"] or render.NOT_REPORTED
-        console.print(f"  {render.clean(file['path'])}  {render.megabytes(file['size'])}  sha256 {listed}")
+        listed = file["sha256"] or terminal.NOT_REPORTED
+        console.print(
+            f"  {terminal.clean(file['path'])}  {terminal.megabytes(file['size'])}  sha256 {listed}"
+        )
     for warning in row["warnings"]:
-        render.note(f"warning: {warning}")
+        terminal.note(f"warning: {warning}")

@@ -1,4 +1,5 @@
-"""A parsed `serve` as a command line again: to suggest another one, and to run it in the background."""
+"""A parsed `serve` as a command line again: to suggest another one, and to run it in the
+background."""
 
 from __future__ import annotations
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from oscar_zoo.cli import render, server_records
+from oscar_zoo.cli import server_records
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.server_records import ServerRecord
 from oscar_zoo.cli.serving import log_file
 from oscar_zoo.cli.starting import telling
+from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, GRACE_SECONDS
 from oscar_zoo.errors import ServerFailed, ServerNotFound
-from oscar_zoo.sglang_plugin.server import DRAIN_SECONDS, GRACE_SECONDS
 
 POLL_SECONDS = 0.5
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
@@ -24,7 +25,12 @@ TAIL_BYTES = 1 << 20
 
 def facts(record: ServerRecord) -> dict[str, Any]:
     """One server for `--json`."""
-    told = {"port": record.port, "model_id": record.model, "artifact": record.artifact, "url": record.url}
+    told = {
+        "port": record.port,
+        "model_id": record.model,
+        "artifact": record.artifact,
+        "url": record.url,
+    }
     told |= {"state": record.state, "pid": record.process.pid, "since": record.since}
     return told | {"seconds": round(record.seconds), "log": record.log}
 
@@ -39,7 +45,11 @@ def stop(name: str | None, *, now: bool, quiet: bool) -> ServerRecord:
     record = server_records.find(name, "stop")
     drains = record.state == "ready" and not now
     record.process.send(signal.SIGINT if now and record.state == "ready" else signal.SIGTERM)
-    what = f"waiting for the requests of {record.model} to finish" if drains else f"stopping {record.model}"
+    what = (
+        f"waiting for the requests of {record.model} to finish"
+        if drains
+        else f"stopping {record.model}"
+    )
     started = time.monotonic()
     with telling(lambda: what, enabled=not quiet) as tick:
         while not record.process.wait(POLL_SECONDS):
@@ -74,7 +84,11 @@ def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
 
 def newest_log() -> int | None:
     """The port of the log that was written last, or `None` where there is none."""
-    logs = [path for path in log_file(0).parent.glob("serve-*.log") if path.stem.removeprefix("serve-").isdecimal()]
+    logs = [
+        path
+        for path in log_file(0).parent.glob("serve-*.log")
+        if path.stem.removeprefix("serve-").isdecimal()
+    ]
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
     return None if newest is None else int(newest.stem.removeprefix("serve-"))
 
@@ -93,7 +107,7 @@ def show_log(log: Path, *, lines: int, follow: Callable[[], bool] | None) -> Non
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
             for line in stream.read().decode("utf-8", "replace").splitlines()[-lines:]:
-                sys.stdout.write(render.printable(line) + "\n")
+                sys.stdout.write(terminal.printable(line) + "\n")
             sys.stdout.flush()
             if follow is not None:
                 _follow(stream, follow)
@@ -107,7 +121,7 @@ def _follow(stream: IO[bytes], goes_on: Callable[[], bool]) -> None:
         last = not goes_on()  # asked first, so that what is written before the end is shown
         *whole, rest = (rest + stream.read()).split(b"\n")
         for line in whole:
-            sys.stdout.write(render.printable(line.decode("utf-8", "replace")) + "\n")
+            sys.stdout.write(terminal.printable(line.decode("utf-8", "replace")) + "\n")
         sys.stdout.flush()
         if last:
             return

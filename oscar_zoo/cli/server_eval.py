@@ -1,6 +1,7 @@
 """`eval --engine sglang`: ask servers, then the model in this process, and show both side by side.
 
-Servers run first and one after the other, so that each has the whole GPU; the reference is loaded when they are gone.
+Servers run first and one after the other, so that each has the whole GPU; the reference is loaded
+when they are gone.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.cli import render, server_eval_table
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.benching import check_file, numbers, write_file
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model, with_folder
 from oscar_zoo.cli.loading import pick_device, pick_serving_device, require_serve, with_overrides
 from oscar_zoo.cli.models import ModelChoice
 from oscar_zoo.cli.own_server import Wanted, own_server
+from oscar_zoo.cli.render import server_evaluation, terminal
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
-from oscar_zoo.evaluate.client import ServerClient
-from oscar_zoo.sglang_plugin import launch
-from oscar_zoo.sglang_plugin.bench.variants import Variant, check_flags, variants
+from oscar_zoo.evaluate.server_client import ServerClient
 
 if TYPE_CHECKING:
-    from oscar_zoo.evaluate.compared import Row
-    from oscar_zoo.evaluate.models import LoadedModel
-    from oscar_zoo.evaluate.over_server import Questions, ServerRun
+    from oscar_zoo.evaluate.server_comparison import ComparisonRow
+    from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun
+    from oscar_zoo.models.loading import LoadedModel
 
 SCHEMA = "oscar-zoo.eval-server/1"
 LENGTH, WINDOWS, ANSWERS = 2000, 6, 60
@@ -35,7 +36,8 @@ LENGTH, WINDOWS, ANSWERS = 2000, 6, 60
 ROOM = 16
 """Positions of a model that a server keeps to itself."""
 POOL_TOKENS = 1 << 18
-"""Held by the cache of a server on a GPU, or twice the longest request: it starts quickly and leaves room to others."""
+"""Held by the cache of a server on a GPU, or twice the longest request: it starts quickly and
+leaves room to others."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class _Subject:
     device: str
     gpu: int
     dtype: str
-    questions: Questions
+    questions: ServerQuestions
 
 
 @dataclass(frozen=True)
@@ -106,33 +108,42 @@ def server_eval(request: ServerEvalRequest) -> int:
     rows = _compare(request, subject, runs)
     facts = _facts(subject, rows, failures)
     if request.csv is not None:
-        write_file(request.csv, server_eval_table.to_csv(rows).encode())
+        write_file(request.csv, server_evaluation.to_csv(rows).encode())
     if request.as_json:
-        render.emit_json(facts)
+        terminal.emit_json(facts)
     else:
-        server_eval_table.print_rows(subject.choice.name, rows)
-        render.note(f"Saved {request.csv}", quiet=request.quiet or request.csv is None)
+        server_evaluation.print_rows(subject.choice.name, rows)
+        terminal.note(f"Saved {request.csv}", quiet=request.quiet or request.csv is None)
     return 1 if failures or any(row.violations for row in rows) else 0
 
 
-def _wanted(request: ServerEvalRequest) -> tuple[Variant, ...]:
+def _wanted(request: ServerEvalRequest) -> tuple[ServerVariant, ...]:
     """The servers to start; none with `--url`."""
     from oscar_zoo.cli.options import SERVER_EVAL
 
     given = {name: getattr(request, name) for name in ("chunk", "page_size", "radix", "tp")}
     changed = [name for name, value in given.items() if value != SERVER_EVAL[name]]
     if request.url is not None and (changed or request.sweep or request.full or request.extra):
-        raise UsageError("--url measures a server as it is.", hint="leave out what is for a new one")
+        raise UsageError(
+            "--url measures a server as it is.", hint="leave out what is for a new one"
+        )
     if request.sweep and changed:
-        raise UsageError(f"--sweep and --{changed[0].replace('_', '-')} exclude each other.", hint="give one of them")
-    launch.check_extra_flags(request.extra)
+        raise UsageError(
+            f"--sweep and --{changed[0].replace('_', '-')} exclude each other.",
+            hint="give one of them",
+        )
+    plan.check_extra_flags(request.extra)
     check_flags(request.extra)
     if request.url is not None:
         ServerClient(request.url)
         return ()
     if request.sweep:
-        return variants((512, 8192), (1, 16), (True, False), _tps(request.device), full=request.full)
-    chunks, pages, tps = (numbers(f"--{n}", given[n.replace("-", "_")]) for n in ("chunk", "page-size", "tp"))
+        return variants(
+            (512, 8192), (1, 16), (True, False), _tps(request.device), full=request.full
+        )
+    chunks, pages, tps = (
+        numbers(f"--{n}", given[n.replace("-", "_")]) for n in ("chunk", "page-size", "tp")
+    )
     return variants(chunks, pages, _switches(request.radix), tps, full=request.full)
 
 
@@ -147,7 +158,9 @@ def _tps(device: str | None) -> tuple[int, ...]:
 def _switches(text: str) -> tuple[bool, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not set(parts) <= {"on", "off"}:
-        raise UsageError(f"--radix {text!r} is not on, off, or both.", hint="for example --radix on,off")
+        raise UsageError(
+            f"--radix {text!r} is not on, off, or both.", hint="for example --radix on,off"
+        )
     return tuple(part == "on" for part in dict.fromkeys(parts))
 
 
@@ -157,17 +170,28 @@ def _subject(request: ServerEvalRequest) -> _Subject:
     text = read_text(request.data, "validation")
     artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
     choice = model_for(artifact, request.model, again=with_folder("eval", request.artifact))
-    recipe = with_overrides(recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip)
+    recipe = with_overrides(
+        recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip
+    )
     if artifact.verified.k is None or artifact.verified.v is None:
-        raise UsageError(f"{request.artifact} has only one side; a cache needs K and V.", hint="give the whole folder")
+        raise UsageError(
+            f"{request.artifact} has only one side; a cache needs K and V.",
+            hint="give the whole folder",
+        )
     device, gpu = pick_serving_device(request.device)
-    dtype = request.dtype if request.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
-    return _Subject(artifact, choice, recipe, device, gpu, dtype, _questions(request, choice, recipe, text))
+    dtype = (
+        request.dtype if request.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
+    )
+    return _Subject(
+        artifact, choice, recipe, device, gpu, dtype, _questions(request, choice, recipe, text)
+    )
 
 
-def _questions(request: ServerEvalRequest, choice: ModelChoice, recipe: ServingRecipe, text: str) -> Questions:
-    from oscar_zoo.evaluate.models import inspect_model, load_tokenizer
-    from oscar_zoo.evaluate.over_server import make_questions
+def _questions(
+    request: ServerEvalRequest, choice: ModelChoice, recipe: ServingRecipe, text: str
+) -> ServerQuestions:
+    from oscar_zoo.evaluate.server_tasks import make_questions
+    from oscar_zoo.models.loading import inspect_model, load_tokenizer
 
     block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
     tokenizer = load_tokenizer(choice.source, revision=request.revision)
@@ -189,7 +213,7 @@ def _questions(request: ServerEvalRequest, choice: ModelChoice, recipe: ServingR
 
 
 def _ask(
-    request: ServerEvalRequest, subject: _Subject, wanted: Sequence[Variant]
+    request: ServerEvalRequest, subject: _Subject, wanted: Sequence[ServerVariant]
 ) -> tuple[list[ServerRun], list[Failure]]:
     if request.url is not None:
         client = ServerClient(request.url, timeout=request.timeout)
@@ -200,18 +224,24 @@ def _ask(
         try:
             wanted_server = _wanted_server(request, subject, variant)
             variables = variant.environment(subject.device)
-            with own_server(wanted_server, environment=variables, silent=request.silent) as (_, client):
+            with own_server(wanted_server, environment=variables, silent=request.silent) as (
+                _,
+                client,
+            ):
                 runs.append(_answers(request, subject, client, radix=variant.radix))
         except OscarZooError as error:
             if len(wanted) == 1 or not isinstance(error, ServerFailed):
                 raise
             failures.append(Failure(str(variant), error.message))
-            render.print_error(error.code, f"{variant}: {error.message}", error.hint, as_json=False)
+            terminal.print_error(
+                error.code, f"{variant}: {error.message}", error.hint, as_json=False
+            )
     return runs, failures
 
 
 def _check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
-    """Refuse a running server that says it has other settings than the reference would have; raises `UsageError`."""
+    """Refuse a running server that says it has other settings than the reference would have; raises
+    `UsageError`."""
     windows, clip = recipe.windows, recipe.clip
     ours = {"sink": windows.sink, "recent": windows.recent, "k_clip": clip.k, "v_clip": clip.v}
     told = client.facts().recipe
@@ -223,15 +253,17 @@ def _check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
             )
 
 
-def _answers(request: ServerEvalRequest, subject: _Subject, client: ServerClient, *, radix: bool) -> ServerRun:
-    from oscar_zoo.evaluate.over_server import ask, requests_of
+def _answers(
+    request: ServerEvalRequest, subject: _Subject, client: ServerClient, *, radix: bool
+) -> ServerRun:
+    from oscar_zoo.evaluate.server_tasks import ask, requests_of
 
     total = requests_of(subject.questions, radix=radix)
     with _counting(total, "requests", silent=request.silent) as tick:
         return ask(client, subject.questions, tick)
 
 
-def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Variant) -> Wanted:
+def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: ServerVariant) -> Wanted:
     tokens = max(POOL_TOKENS, 2 * subject.questions.longest)
     pool = () if subject.device == "cpu" else (f"--max-total-tokens={tokens}",)
     return Wanted(
@@ -248,24 +280,29 @@ def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Varia
     )
 
 
-def _compare(request: ServerEvalRequest, subject: _Subject, runs: Sequence[ServerRun]) -> list[Row]:
+def _compare(
+    request: ServerEvalRequest, subject: _Subject, runs: Sequence[ServerRun]
+) -> list[ComparisonRow]:
     if not runs:
         return []
-    from oscar_zoo.evaluate.cache import CacheSpec
-    from oscar_zoo.evaluate.compared import Reference, compare
-    from oscar_zoo.evaluate.memory import memory_errors
+    from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
+    from oscar_zoo.models.memory import memory_errors
 
-    with render.waiting("loading the model", enabled=not request.silent):
+    with terminal.waiting("loading the model", enabled=not request.silent):
         model = _load(request, subject, runs[0])
     cache = CacheSpec(subject.artifact.verified.k, subject.artifact.verified.v, subject.recipe)
-    with memory_errors(model.block.id, model.device), _counting(0, "reference", silent=request.silent) as tick:
-        reference = Reference(model, cache, subject.questions, tick)
+    with (
+        memory_errors(model.block.id, model.device),
+        _counting(0, "reference", silent=request.silent) as tick,
+    ):
+        reference = ReferenceRun(model, cache, subject.questions, tick)
         return [compare(run, reference, recent=subject.recipe.windows.recent) for run in runs]
 
 
 def _load(request: ServerEvalRequest, subject: _Subject, run: ServerRun) -> LoadedModel:
-    from oscar_zoo.evaluate.memory import Workload
-    from oscar_zoo.evaluate.models import load_model
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload
 
     told = run.facts.dtype
     return load_model(
@@ -282,7 +319,7 @@ def _load(request: ServerEvalRequest, subject: _Subject, run: ServerRun) -> Load
 @contextmanager
 def _counting(total: int, what: str, *, silent: bool) -> Iterator[Callable[[], None]]:
     done = 0
-    with render.progress("", enabled=not silent) as advance:
+    with terminal.progress("", enabled=not silent) as advance:
 
         def tick() -> None:
             nonlocal done
@@ -293,7 +330,9 @@ def _counting(total: int, what: str, *, silent: bool) -> Iterator[Callable[[], N
         yield tick
 
 
-def _facts(subject: _Subject, rows: Sequence[Row], failures: Sequence[Failure]) -> dict[str, Any]:
+def _facts(
+    subject: _Subject, rows: Sequence[ComparisonRow], failures: Sequence[Failure]
+) -> dict[str, Any]:
     recipe, questions = subject.recipe, subject.questions
     return {
         "schema": SCHEMA,

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
+from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
-from oscar_zoo.sglang_plugin.processes import Process
 
 State = Literal["starting", "ready"]
 
@@ -59,7 +59,12 @@ class ServerRecord:
     def is_called(self, name: str) -> bool:
         """Whether `name` means this server: its port, its model or its artifact, without case."""
         name = name.casefold()
-        names = {self.model, self.model.rpartition("/")[2], self.artifact, self.artifact.partition(":")[0]}
+        names = {
+            self.model,
+            self.model.rpartition("/")[2],
+            self.artifact,
+            self.artifact.partition(":")[0],
+        }
         return name in {str(self.port), *(one.casefold() for one in names)}
 
     @property
@@ -90,7 +95,8 @@ def running() -> list[ServerRecord]:
 
 
 def find(name: str | None, command: str) -> ServerRecord:
-    """The server that `name` means; without a name the only one. `command` is what wants it, for the hint.
+    """The server that `name` means; without a name the only one. `command` is what wants it, for
+    the hint.
 
     Raises:
         ServerNotFound: there is none.
@@ -106,8 +112,12 @@ def find(name: str | None, command: str) -> ServerRecord:
             hint=f"name one by its port: oscar-zoo {command} {found[0].port}",
         )
     if not all_of_them:
-        raise ServerNotFound("no server of yours runs here.", hint="start one: oscar-zoo serve NAME")
-    raise ServerNotFound(f"no server here is called {name}: {_shown(all_of_them)}.", hint="see them: oscar-zoo ps")
+        raise ServerNotFound(
+            "no server of yours runs here.", hint="start one: oscar-zoo serve NAME"
+        )
+    raise ServerNotFound(
+        f"no server here is called {name}: {_shown(all_of_them)}.", hint="see them: oscar-zoo ps"
+    )
 
 
 @contextlib.contextmanager

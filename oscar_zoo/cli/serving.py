@@ -11,31 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo import paths
-from oscar_zoo.cli import render, server_records
+from oscar_zoo.cli import server_records
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
 from oscar_zoo.cli.loading import require_serve
-from oscar_zoo.cli.ready_block import print_ready, ready_facts
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.ready import print_ready, ready_facts
 from oscar_zoo.cli.serve_command import command_line
 from oscar_zoo.cli.starting import phases_of
+from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server, staging
+from oscar_zoo.engines.sglang.launch.processes import Process
+from oscar_zoo.engines.sglang.launch.ready import read_facts
+from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import PathNotFound, PortInUse, ServerFailed, UsageError
-from oscar_zoo.evaluate.client import ServerClient
-from oscar_zoo.sglang_plugin import flag_refusals, launch, server, staging
-from oscar_zoo.sglang_plugin.processes import Process
-from oscar_zoo.sglang_plugin.ready import read_facts
-from oscar_zoo.sglang_plugin.settings import Source
+from oscar_zoo.evaluate.server_client import ServerClient
 
 ANSWER_SECONDS = 60.0
 """How long a server that is ready may take to describe itself."""
-NO_MODEL = re.compile(r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound")
+NO_MODEL = re.compile(
+    r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound"
+)
 """What transformers and the hub's client say when no hub has a model, or none can be asked."""
-WILDCARDS = {"0.0.0.0": launch.LOOPBACK, "[::]": "[::1]"}
+WILDCARDS = {"0.0.0.0": plan.LOOPBACK, "[::]": "[::1]"}
 """Addresses that mean every one, and one that a client can ask."""
 
 
 @dataclass(frozen=True)
 class _Prepared:
     chosen: Chosen
-    plan: launch.LaunchPlan
+    plan: plan.LaunchPlan
     staged: Path
     staged_digest: str
     key: str | None
@@ -43,7 +46,7 @@ class _Prepared:
 
 def serve(request: ServeRequest) -> int:
     """Run `serve` until the server ends or is told to stop; the exit code."""
-    launch.check_extra_flags(request.extra)
+    plan.check_extra_flags(request.extra)
     _check_exposure(request)
     request.wish.check()
     require_serve()
@@ -61,11 +64,13 @@ def check_port(request: ServeRequest) -> None:
         PortInUse: by another process, or by a server of ours that is starting.
         UsageError: it cannot be listened on.
     """
-    host = request.expose or launch.LOOPBACK
+    host = request.expose or plan.LOOPBACK
     ours = {record.port: record for record in server_records.running()}
 
     def again() -> str:
-        return command_line(request, port=server.next_free_port(host, request.port, avoid=ours.keys()) or "PORT")
+        return command_line(
+            request, port=server.next_free_port(host, request.port, avoid=ours.keys()) or "PORT"
+        )
 
     if request.port in ours:
         raise PortInUse(
@@ -78,14 +83,16 @@ def check_port(request: ServeRequest) -> None:
 def _check_exposure(request: ServeRequest) -> None:
     if request.expose is not None and request.api_key_file is None:
         raise UsageError(
-            f"listening on {request.expose} needs an API key.", hint="put one into a file and add --api-key-file FILE"
+            f"listening on {request.expose} needs an API key.",
+            hint="put one into a file and add --api-key-file FILE",
         )
     if request.api_key_file is not None:
         read_key(request.api_key_file)
 
 
 def read_key(path: Path) -> str:
-    """The API key in the file `path`; raises `PathNotFound`, or `UsageError` when it holds no single line."""
+    """The API key in the file `path`; raises `PathNotFound`, or `UsageError` when it holds no
+    single line."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "key file")
     key = path.read_text("utf-8").strip()
@@ -108,18 +115,18 @@ def _prepare(request: ServeRequest, chosen: Chosen, private: Path) -> _Prepared:
     if request.api_key_file is not None:
         key = read_key(request.api_key_file)
         key_file = staging.write_key_file(private, key)
-    options = chosen.options(request, Source(folder=str(staged)), digest, key=key_file)
-    plan = launch.plan(options, os.environ)
-    for warning in flag_refusals.check_environment(plan.env):
-        render.note(f"note: {warning}", quiet=request.silent)
-    return _Prepared(chosen, plan, staged, digest, key)
+    options = chosen.options(request, ArtifactSource(folder=str(staged)), digest, key=key_file)
+    planned = plan.plan(options, os.environ)
+    for warning in flag_refusals.check_environment(planned.env):
+        terminal.note(f"note: {warning}", quiet=request.silent)
+    return _Prepared(chosen, planned, staged, digest, key)
 
 
 def _run(request: ServeRequest, prepared: _Prepared) -> int:
     silent = request.silent
     log = log_file(request.port)
     started = time.monotonic()
-    render.note(f"Starting SGLang for {prepared.chosen.choice.source} (log: {log})", quiet=silent)
+    terminal.note(f"Starting SGLang for {prepared.chosen.choice.source} (log: {log})", quiet=silent)
     ready = False
     try:
         with server_records.registered(_record(request, prepared, log)) as entry:
@@ -130,30 +137,33 @@ def _run(request: ServeRequest, prepared: _Prepared) -> int:
                 facts = _facts(request, prepared, log, time.monotonic() - started)
                 ready = True
                 entry.change(state="ready", model=facts["model_id"])
-                render.emit_json(facts) if request.as_json else print_ready(facts, stop="Ctrl-C")
+                terminal.emit_json(facts) if request.as_json else print_ready(facts, stop="Ctrl-C")
                 child.wait()
                 raise child.failure("the server ended")
     except KeyboardInterrupt:
         if not ready:
             raise
-        render.note("Stopped.", quiet=silent)
+        terminal.note("Stopped.", quiet=silent)
         return 130
     except SystemExit:
         if not ready:
             raise
-        render.note("Stopped by SIGTERM.", quiet=silent)
+        terminal.note("Stopped by SIGTERM.", quiet=silent)
         return 0
     except ServerFailed as error:
         if not ready:
             raise without_model(request, prepared.chosen.choice.source, error) from None
         if not request.as_json:
             raise
-        render.print_error(error.code, error.message, error.hint, as_json=False)  # stdout has its one object
+        terminal.print_error(
+            error.code, error.message, error.hint, as_json=False
+        )  # stdout has its one object
         return 1
 
 
 def without_model(request: ServeRequest, source: str, error: ServerFailed) -> ServerFailed:
-    """The same error; where no hub gave the model `source`, with the command for a model in a folder."""
+    """The same error; where no hub gave the model `source`, with the command for a model in a
+    folder."""
     if Path(source).is_dir() or not NO_MODEL.search(error.message):
         return error
     again = command_line(request, model="DIR")
@@ -184,7 +194,9 @@ def _record(request: ServeRequest, prepared: _Prepared, log: Path) -> server_rec
 
 def _facts(request: ServeRequest, prepared: _Prepared, log: Path, seconds: float) -> dict[str, Any]:
     """What the running server says of itself, and what we know of it."""
-    ready = read_facts(ServerClient(client_url(prepared.plan.url), timeout=ANSWER_SECONDS, key=prepared.key))
+    ready = read_facts(
+        ServerClient(client_url(prepared.plan.url), timeout=ANSWER_SECONDS, key=prepared.key)
+    )
     facts = ready_facts(request, prepared.chosen, ready, client_url(prepared.plan.url))
     return facts | {
         "url": f"{prepared.plan.url}/v1",

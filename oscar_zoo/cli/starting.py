@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from oscar_zoo.cli import render
-from oscar_zoo.sglang_plugin.phases import PhaseReader
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 
 EVERY_SECONDS = 30.0
 """Without a terminal, a phase that lasts is told again after so long."""
@@ -36,8 +36,8 @@ def telling(current: Callable[[], str], *, enabled: bool) -> Iterator[Callable[[
         yield lambda seconds: None
         return
     if sys.stderr.isatty():
-        with render.err().status(render.clean(current())) as status:
-            yield lambda seconds: status.update(f"{render.clean(current())}  {seconds:.0f} s")
+        with terminal.err().status(terminal.clean(current())) as status:
+            yield lambda seconds: status.update(f"{terminal.clean(current())}  {seconds:.0f} s")
         return
     told: tuple[str, float] = ("", 0.0)
 
@@ -45,7 +45,7 @@ def telling(current: Callable[[], str], *, enabled: bool) -> Iterator[Callable[[
         nonlocal told
         what = current()
         if what != told[0] or seconds - told[1] >= EVERY_SECONDS:
-            render.note(f"{what} ({seconds:.0f} s)")
+            terminal.note(f"{what} ({seconds:.0f} s)")
             told = what, seconds
 
     yield tell

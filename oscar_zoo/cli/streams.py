@@ -1,4 +1,5 @@
-"""Output streams that take any text: what their encoding lacks becomes plain ASCII, never an error."""
+"""Output streams that take any text: what their encoding lacks becomes plain ASCII, never an
+error."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _PLAIN = {
 
 
 def ascii_text(text: str) -> str:
-    """`text` in ASCII: characters with an equivalent become that, letters lose their accents, the others become `?`."""
+    """`text` in ASCII: characters with an equivalent become that, letters lose their accents, the
+    others become `?`."""
     return "".join(character if character.isascii() else _plain(character) for character in text)
 
 

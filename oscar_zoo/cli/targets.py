@@ -1,7 +1,8 @@
 """What `PATH|NAME` on a command line means, for every command that takes one.
 
-How it is written decides, never what happens to lie in the current folder: see `artifact.names.is_path`. A file or
-folder of the same name is mentioned, in the error when there is no such name, else in a note.
+How it is written decides, never what happens to lie in the current folder: see
+`artifact.names.is_path`. A file or folder of the same name is mentioned, in the error when there is
+no such name, else in a note.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import click
 
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, path_text
-from oscar_zoo.cli import render
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, UsageError
 from oscar_zoo.registry.verification import (
     Checked,
@@ -30,19 +31,24 @@ from oscar_zoo.registry.verification import (
 
 
 def artifact_name(text: str) -> Reference:
-    """The reference that `text` is, for commands that take names only; raises `UsageError` for a path."""
+    """The reference that `text` is, for commands that take names only; raises `UsageError` for a
+    path."""
     if is_path(text):
-        raise UsageError(f"{text} is a path; this takes a name.", hint=f"oscar-zoo verify {shlex.quote(text)}")
+        raise UsageError(
+            f"{text} is a path; this takes a name.", hint=f"oscar-zoo verify {shlex.quote(text)}"
+        )
     return Reference.parse(text)
 
 
 def model_folder(text: str) -> Path | None:
-    """The folder that `text` names, if `text` is written as a path and the folder holds a model and no artifact."""
+    """The folder that `text` names, if `text` is written as a path and the folder holds a model and
+    no artifact."""
     return _model_folder(Path(text).expanduser()) if is_path(text) else None
 
 
 def wanted_reference(text: str) -> Reference:
-    """The artifact that `text` asks for: a name, or a folder with a model, whose name is meant; raises `UsageError`."""
+    """The artifact that `text` asks for: a name, or a folder with a model, whose name is meant;
+    raises `UsageError`."""
     folder = model_folder(text)
     if folder is None:
         return artifact_name(text)
@@ -53,7 +59,8 @@ def wanted_reference(text: str) -> Reference:
 
 @contextmanager
 def looking_up(text: str) -> Iterator[None]:
-    """While the name `text` is looked up: mention a file or folder of that name, in the error or in a note.
+    """While the name `text` is looked up: mention a file or folder of that name, in the error or in
+    a note.
 
     Raises:
         OscarZooError: what the block raises, with another hint.
@@ -76,7 +83,8 @@ def tell_namesake(place: Path) -> None:
 
 
 def model_namesake(text: str) -> Path | None:
-    """The folder with a model that has the name `text`, for commands that take names and folders of models."""
+    """The folder with a model that has the name `text`, for commands that take names and folders of
+    models."""
     return None if is_path(text) else _model_folder(Path(text))
 
 
@@ -88,25 +96,33 @@ def tell(text: str) -> None:
         if text in told or context.params.get("quiet") or context.params.get("as_json"):
             return
         told.add(text)
-    render.note(f"note: {text}")
+    terminal.note(f"note: {text}")
 
 
-def verify_targets(targets: Sequence[str], *, model: str | None, digest: str | None, strict: bool) -> list[Checked]:
+def verify_targets(
+    targets: Sequence[str], *, model: str | None, digest: str | None, strict: bool
+) -> list[Checked]:
     """Verify every target; a tree gives one result per artifact in it.
 
     Raises:
         PathNotFound, ArtifactNotFound, UsageError: a target that means nothing.
     """
-    from oscar_zoo.evaluate.folder_geometry import geometry_of_folder
+    from oscar_zoo.models.folder_geometry import geometry_of_folder
 
     geometry = model_geometry(model, geometry_of_folder) if model else None
     results: list[Checked] = []
     for text in targets:
         if is_path(text):
-            results += check_path(existing_path(text), geometry=geometry, digest=digest, strict=strict)
+            results += check_path(
+                existing_path(text), geometry=geometry, digest=digest, strict=strict
+            )
         else:
             with looking_up(text):
-                results.append(check_installed(Reference.parse(text), geometry=geometry, digest=digest, strict=strict))
+                results.append(
+                    check_installed(
+                        Reference.parse(text), geometry=geometry, digest=digest, strict=strict
+                    )
+                )
     return results
 
 

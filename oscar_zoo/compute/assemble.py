@@ -1,7 +1,8 @@
-"""From a fit to the bytes of an artifact: rotation files, statistics, manifest. Pure; nothing is written here.
+"""From a fit to the bytes of an artifact: rotation files, statistics, manifest. Pure; nothing is
+written here.
 
-The payload depends on the model, the data, the options and this version only: no time, no path of the machine. The
-time of making stands in the manifest, which is no part of the digest.
+The payload depends on the model, the data, the options and this version only: no time, no path of
+the machine. The time of making stands in the manifest, which is no part of the digest.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Facts:
         artifact_id, model, created: as in the manifest.
         recipe: serving settings; what the fit requires of an engine is added.
         calibration, numerics: `None` without data.
-        coverage: of the capture, where heads, layers or tokens were split over ranks; `None` for what the fit saw.
+        coverage: of the capture, where heads, layers or tokens were split over ranks; `None` for
+            what the fit saw.
         moments: the file from which this fit can be repeated.
         selection: how `auto` chose; plain JSON values.
         quality: results of the gates; plain JSON values.
@@ -74,10 +76,13 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
     """File name -> content of the whole artifact, `oscar.json` included.
 
     Raises:
-        UsageError: a baseline that is only measured, or a recipe that asks for what this model forbids.
+        UsageError: a baseline that is only measured, or a recipe that asks for what this model
+            forbids.
     """
     if not result.method.publishable:
-        raise UsageError(f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard")
+        raise UsageError(
+            f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard"
+        )
     fit_id = _fit_id(result, facts)
     files: dict[str, tuple[FileRole, bytes]] = {}
     sides: tuple[tuple[Role, FileRole, RotationSet], ...] = (
@@ -86,13 +91,20 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
     )
     for role, file_role, side in sides:
         labelled = replace(side, calibration=_calibration_block(facts, fit_id))
-        files[_file_name(role, side, result.method.name)] = (file_role, writer.rotation_bytes(labelled))
+        files[_file_name(role, side, result.method.name)] = (
+            file_role,
+            writer.rotation_bytes(labelled),
+        )
     if result.targets:
         targets: dict[str, Matrix] = dict(result.targets.items())
-        fingerprint = statistics.fingerprint_bytes(targets, result.k.layer_ids, facts.model.id, facts.model.revision)
+        fingerprint = statistics.fingerprint_bytes(
+            targets, result.k.layer_ids, facts.model.id, facts.model.revision
+        )
         files[STATISTICS_NAME] = ("statistics", fingerprint)
     manifest = _manifest(result, facts, fit_id, files)
-    return {name: content for name, (_, content) in files.items()} | {FILE_NAME: manifest.to_bytes()}
+    return {name: content for name, (_, content) in files.items()} | {
+        FILE_NAME: manifest.to_bytes()
+    }
 
 
 def _file_name(role: Role, side: RotationSet, method: str) -> str:
@@ -102,7 +114,8 @@ def _file_name(role: Role, side: RotationSet, method: str) -> str:
 
 
 def _fit_id(result: FitResult, facts: Facts) -> str:
-    """32 hex digits that K and V of one fit share and no other fit has: from inputs, options and matrices."""
+    """32 hex digits that K and V of one fit share and no other fit has: from inputs, options and
+    matrices."""
     state = hashlib.sha256()
     inputs = {
         "config_sha256": facts.model.config_sha256,
@@ -141,7 +154,9 @@ def _calibration_block(facts: Facts, fit_id: str) -> dict[str, CalibrationValue]
     return block
 
 
-def _manifest(result: FitResult, facts: Facts, fit_id: str, files: Mapping[str, tuple[FileRole, bytes]]) -> Manifest:
+def _manifest(
+    result: FitResult, facts: Facts, fit_id: str, files: Mapping[str, tuple[FileRole, bytes]]
+) -> Manifest:
     k, v = result.k, result.v
     digests = [file_digest(name, content) for name, (_, content) in files.items()]
     content = {
@@ -158,7 +173,13 @@ def _manifest(result: FitResult, facts: Facts, fit_id: str, files: Mapping[str, 
         "fit": _fit_block(result, facts, fit_id),
         "recipe": _recipe(result, facts),
         "files": tuple(
-            FileEntry(path=d.path, role=files[d.path][0], size=d.size, sha256=d.sha256, format=_format(d.path))
+            FileEntry(
+                path=d.path,
+                role=files[d.path][0],
+                size=d.size,
+                sha256=d.sha256,
+                format=_format(d.path),
+            )
             for d in digests
         ),
         "statistics": _statistics_block(result),
@@ -184,29 +205,42 @@ def _fit_block(result: FitResult, facts: Facts, fit_id: str) -> Fit:
 
 
 def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
-    """The recipe with the capabilities that the files need, and without folding values where that is not exact."""
+    """The recipe with the capabilities that the files need, and without folding values where that
+    is not exact."""
     requires = {*facts.recipe.requires, *result.k.requires, *result.v.requires}
     update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
     if not _foldable(facts.model):
         if facts.recipe.v_absorption == "required":
             raise UsageError(
                 f"the value transform cannot be folded into the weights of {facts.model.id}.",
-                hint="they are quantized or gated, or nothing is known of them; use v_absorption allowed",
+                hint=(
+                    "they are quantized or gated, or nothing is known of them; use v_absorption"
+                    " allowed"
+                ),
             )
         update["v_absorption"] = "forbidden"
     return facts.recipe.model_copy(update=update)
 
 
 def _foldable(model: ModelBlock) -> bool:
-    """Nothing elementwise between attention and o_proj, and weights that take a product exactly; unknown is no."""
-    return model.output_gate is False and model.weights is not None and model.weights.quantization is None
+    """Nothing elementwise between attention and o_proj, and weights that take a product exactly;
+    unknown is no."""
+    return (
+        model.output_gate is False
+        and model.weights is not None
+        and model.weights.quantization is None
+    )
 
 
 def _quality(result: FitResult, facts: Facts) -> dict[str, Any] | None:
-    """The caller's results and what the fit knows: mean headroom and worst condition of the heads of each layer."""
+    """The caller's results and what the fit knows: mean headroom and worst condition of the heads
+    of each layer."""
     quality = _plain(facts.quality or {})
     for role, forecast in result.forecasts.items():
-        numbers = {"headroom_per_layer": forecast.headroom.mean(-1), "condition_per_layer": forecast.condition.max(-1)}
+        numbers = {
+            "headroom_per_layer": forecast.headroom.mean(-1),
+            "condition_per_layer": forecast.condition.max(-1),
+        }
         for name, values in numbers.items():
             quality.setdefault(name, {})[role] = [float(f"{value:.4g}") for value in values]
     return quality or None

@@ -1,6 +1,7 @@
 """Whether moments hold all that a fit reads: every head of every layer, all tokens, finite energy.
 
-A head that was never observed still gives a file that looks valid, so nothing is fitted before these checks.
+A head that was never observed still gives a file that looks valid, so nothing is fitted before
+these checks.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 _BROKEN = "the model computes nothing there that can be calibrated; try --dtype float32"
 
 
-def check_counts(layer_id: int, layer: LayerMoments, geometry: Geometry, tokens: int, needs: Set[Need]) -> None:
-    """Every head of a layer saw `tokens` tokens of all its queries, and everything that `needs` names; raises."""
+def check_counts(
+    layer_id: int, layer: LayerMoments, geometry: Geometry, tokens: int, needs: Set[Need]
+) -> None:
+    """Every head of a layer saw `tokens` tokens of all its queries, and everything that `needs`
+    names; raises."""
     heads = geometry.num_kv_heads
     group = geometry.num_q_heads // heads
     if layer.heads != tuple(range(heads)):
@@ -28,11 +32,15 @@ def check_counts(layer_id: int, layer: LayerMoments, geometry: Geometry, tokens:
     if layer.tokens == 0 or layer.tokens != tokens:
         raise uncovered(f"layer {layer_id} saw {layer.tokens} tokens, another layer {tokens}")
     if layer.query_rows != group * tokens:
-        raise uncovered(f"layer {layer_id} saw {layer.query_rows} query rows, expected {group} x {tokens}")
+        raise uncovered(
+            f"layer {layer_id} saw {layer.query_rows} query rows, expected {group} x {tokens}"
+        )
     if "weighted" in needs and layer.weighted_tokens != tokens:
         raise uncovered(f"layer {layer_id} weighed {layer.weighted_tokens} of {tokens} tokens")
     if "outputs" in needs and layer.output_rows != group * tokens:
-        raise uncovered(f"layer {layer_id} saw {layer.output_rows} output rows, expected {group} x {tokens}")
+        raise uncovered(
+            f"layer {layer_id} saw {layer.output_rows} output rows, expected {group} x {tokens}"
+        )
     if "weights" in needs and layer.wo is None:
         raise uncovered(f"layer {layer_id} has no output projection")
 
@@ -57,11 +65,14 @@ def check_finite(layer_id: int, layer: LayerMoments) -> None:
     for name in ("qq", "kk", "vv", "oo", "sst_num", "sst_den", "wo"):
         tensor = getattr(layer, name)
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
-            raise ComputeFailed(f"layer {layer_id}: {name} has NaN or infinite values.", hint=_BROKEN)
+            raise ComputeFailed(
+                f"layer {layer_id}: {name} has NaN or infinite values.", hint=_BROKEN
+            )
 
 
 def needs_met(moments: Moments) -> frozenset[Need]:
-    """Every kind of sum that at least one layer holds; whether it is complete, `check_coverage` says."""
+    """Every kind of sum that at least one layer holds; whether it is complete, `check_coverage`
+    says."""
     layers = moments.layers.values()
     met: dict[Need, bool] = {
         "rows": any(layer.tokens for layer in layers),
@@ -73,7 +84,8 @@ def needs_met(moments: Moments) -> frozenset[Need]:
 
 
 def observed(moments: Moments, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Coverage:
-    """The coverage block of a manifest; heads were split over `tp` ranks, layers over `pp`, tokens over `dp`."""
+    """The coverage block of a manifest; heads were split over `tp` ranks, layers over `pp`, tokens
+    over `dp`."""
     counts = [layer.tokens for layer in moments.layers.values()]
     heads = len(next(iter(moments.layers.values())).heads)
     return Coverage(
@@ -90,4 +102,6 @@ def observed(moments: Moments, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Cove
 
 def uncovered(what: str) -> ComputeFailed:
     """The error that says what is missing."""
-    return ComputeFailed(f"the capture is incomplete: {what}.", hint="nothing was written; report the model")
+    return ComputeFailed(
+        f"the capture is incomplete: {what}.", hint="nothing was written; report the model"
+    )

@@ -1,8 +1,9 @@
 """How long a computation will take, said before it starts.
 
-The work is counted from the model's outline and the token budget, without reading weights; the speed of matrix
-products is measured on the device in a fraction of a second. What that leaves out (slow disks, downloads, other users
-of the machine) makes it an estimate: it is meant to tell minutes from hours.
+The work is counted from the model's outline and the token budget, without reading weights; the
+speed of matrix products is measured on the device in a fraction of a second. What that leaves out
+(slow disks, downloads, other users of the machine) makes it an estimate: it is meant to tell
+minutes from hours.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.compute.calibration_rows import MOST_TOKENS
+from oscar_zoo.compute.capture.calibration_rows import MOST_TOKENS
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions
 from oscar_zoo.compute.phases import (
@@ -28,9 +29,9 @@ from oscar_zoo.compute.phases import (
     expected_phases,
     tunes,
 )
-from oscar_zoo.evaluate.device import default_device
-from oscar_zoo.evaluate.models import ModelSize, model_size
 from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.models.device import default_device
+from oscar_zoo.models.loading import ModelSize, model_size
 
 EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches (COMPUTE 10)."""
@@ -45,7 +46,8 @@ LONGEST_TUNING = 300.0
 """Seconds of tuning up to which `auto` tries it."""
 START_SECONDS = 3.0
 _PROBE = {"cpu": (512, 1024), "cuda": (4096, 4096)}
-"""Rows and columns of the product that is timed: long enough for a clock, short enough to wait for."""
+"""Rows and columns of the product that is timed: long enough for a clock, short enough to wait
+for."""
 _BYTES = {"float32": 4, "float64": 8, "float8_e4m3fn": 1}
 
 
@@ -83,8 +85,13 @@ def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
     device = default_device() if options.device == "auto" else options.device
     model_speed = matmul_speed(device, dtype if bytes_each > 1 else torch.bfloat16)
     exact_speed = matmul_speed(device, torch.float32)
-    length = min(options.seq_len or LONGEST_DEFAULT, (block.rope and block.rope.max_position) or LONGEST_DEFAULT)
-    forward = forward_flops(size, block, length) / (EFFICIENCY * model_speed)  # seconds of one token
+    length = min(
+        options.seq_len or LONGEST_DEFAULT,
+        (block.rope and block.rope.max_position) or LONGEST_DEFAULT,
+    )
+    forward = forward_flops(size, block, length) / (
+        EFFICIENCY * model_speed
+    )  # seconds of one token
     simulated = forward + attention_flops(block, length) / exact_speed
     cost = {
         LOAD: START_SECONDS + size.parameters * bytes_each / DISK_BYTES_PER_SECOND,
@@ -99,12 +106,15 @@ def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
         passes = FAST_PASSES if options.fast else MEASURED_PASSES
         cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
     known = {phase.name: phase for phase in expected_phases(options)}
-    phases = [replace(known[name], seconds=seconds) for name, seconds in (cost | {WRITE: 0.0}).items()]
+    phases = [
+        replace(known[name], seconds=seconds) for name, seconds in (cost | {WRITE: 0.0}).items()
+    ]
     return Estimate(tuple(phases), size.parameters * bytes_each)
 
 
 def tuning_seconds(block: ModelBlock, device: str) -> float:
-    """What tuning both sides of all layers takes; one layer after the other on a CPU, some at once on a GPU."""
+    """What tuning both sides of all layers takes; one layer after the other on a CPU, some at once
+    on a GPU."""
     kind = torch.device(device).type
     calls = 2 * -(-len(block.attention_layers) // tuned.LAYERS_AT_ONCE[kind])
     heads = 2 * len(block.attention_layers) * block.num_kv_heads
@@ -114,13 +124,20 @@ def tuning_seconds(block: ModelBlock, device: str) -> float:
 
 
 def forward_flops(size: ModelSize, block: ModelBlock, length: int) -> float:
-    """Of one token in a sequence of `length`: a multiplication and an addition per weight, and causal attention."""
+    """Of one token in a sequence of `length`: a multiplication and an addition per weight, and
+    causal attention."""
     return 2.0 * size.active + attention_flops(block, length) / 2
 
 
 def attention_flops(block: ModelBlock, length: int) -> float:
     """Of one query that looks at `length` keys in every layer, as the simulated cache does."""
-    return 2.0 * len(block.attention_layers) * block.num_q_heads * (block.head_dim + block.v_head_dim) * length
+    return (
+        2.0
+        * len(block.attention_layers)
+        * block.num_q_heads
+        * (block.head_dim + block.v_head_dim)
+        * length
+    )
 
 
 def moment_flops(block: ModelBlock) -> float:

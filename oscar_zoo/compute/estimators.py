@@ -1,8 +1,9 @@
 """The matrices that fits target, by versioned id, from moments.
 
-The id names what is computed, not what a paper writes: `sst/1` weighs each value by its key's energy along the mean
-query covariance (the published code), while the paper's formula is the second moment of attention outputs, `oo/1`.
-All results are float64, per KV head, symmetric to the bit; the layer form is the mean over heads.
+The id names what is computed, not what a paper writes: `sst/1` weighs each value by its key's
+energy along the mean query covariance (the published code), while the paper's formula is the second
+moment of attention outputs, `oo/1`. All results are float64, per KV head, symmetric to the bit; the
+layer form is the mean over heads.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _MIN_WEIGHT = 1e-12
 
 
 def qqt(layer: LayerMoments) -> Tensor:
-    """`qqt/1`: A_h = sum over the group's query heads and tokens of q^T q, divided by their number; `[n_kv, d, d]`."""
+    """`qqt/1`: A_h = sum over the group's query heads and tokens of q^T q, divided by their number;
+    `[n_kv, d, d]`."""
     return symmetric(layer.qq) / layer.query_rows
 
 
 def sst(layer: LayerMoments) -> Tensor:
-    """`sst/1`: C_h = sum_t w_t v_t^T v_t / max(sum_t w_t, 1e-12), w_t = k_t A_h k_t^T; `[n_kv, dv, dv]`.
+    """`sst/1`: C_h = sum_t w_t v_t^T v_t / max(sum_t w_t, 1e-12), w_t = k_t A_h k_t^T;
+    `[n_kv, dv, dv]`.
 
     One weight per token: no softmax, no scaling, not causal. A_h is `qqt` of the whole token set.
     """
@@ -51,15 +54,18 @@ def vv(layer: LayerMoments) -> Tensor:
 
 
 def oo(layer: LayerMoments) -> Tensor:
-    """`oo/1`: mean of o^T o over the group's query heads and tokens, o = sum_s p_s v_s before o_proj; `[n_kv, dv, dv]`.
+    """`oo/1`: mean of o^T o over the group's query heads and tokens, o = sum_s p_s v_s before
+    o_proj; `[n_kv, dv, dv]`.
 
-    The rows of S V are the outputs of the heads, so this is V^T S^T S V of the paper without its score matrix.
+    The rows of S V are the outputs of the heads, so this is V^T S^T S V of the paper without its
+    score matrix.
     """
     return symmetric(layer.oo) / layer.output_rows
 
 
 def wo(layer: LayerMoments) -> Tensor:
-    """`wo/1`: sum over the group's query heads of W_j^T W_j, head outputs entering as o_j W_j^T; `[n_kv, dv, dv]`.
+    """`wo/1`: sum over the group's query heads of W_j^T W_j, head outputs entering as o_j W_j^T;
+    `[n_kv, dv, dv]`.
 
     Raises:
         ComputeFailed: the output projection was never read.

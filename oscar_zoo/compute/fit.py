@@ -1,8 +1,8 @@
 """From moments to pairs of transforms: coverage first, then one method or all.
 
-`METHODS` are the methods that need moments only, `TUNED` those that read rows of the model, too; the command line shows
-the keys of both. The order is that of `auto`: of two equally good methods, the one that asks less of an engine comes
-first.
+`METHODS` are the methods that need moments only, `TUNED` those that read rows of the model, too;
+the command line shows the keys of both. The order is that of `auto`: of two equally good methods,
+the one that asks less of an engine comes first.
 """
 
 from __future__ import annotations
@@ -12,17 +12,28 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from oscar_zoo.artifact.formats import Role, RotationSet
+from oscar_zoo.artifact.hadamard import is_power_of_two
 from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry, StatisticName
-from oscar_zoo.artifact.transforms import is_power_of_two
 from oscar_zoo.compute.coverage import needs_met, observed
-from oscar_zoo.compute.methods import hadamard, identity, oscar, oscar_exact, oscar_per_head, tuned, wush
+from oscar_zoo.compute.methods import (
+    hadamard,
+    identity,
+    oscar,
+    oscar_exact,
+    oscar_per_head,
+    tuned,
+    wush,
+)
 from oscar_zoo.compute.methods.base import Forecast, Matrix, Method, RowsOfText
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel, UsageError
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {module.METHOD.name: module.METHOD for module in (identity, hadamard, oscar, oscar_exact, oscar_per_head, wush)}
+    {
+        module.METHOD.name: module.METHOD
+        for module in (identity, hadamard, oscar, oscar_exact, oscar_per_head, wush)
+    }
 )
 TUNED: Mapping[str, Method] = MappingProxyType({tuned.METHOD.name: tuned.METHOD})
 Tick = Callable[[int, int], None]
@@ -81,17 +92,23 @@ def check_model(geometry: Geometry) -> None:
 
 
 def fit(
-    moments: Moments, method: Method, rows: RowsOfText | None = None, *, tick: Tick = lambda done, total: None
+    moments: Moments,
+    method: Method,
+    rows: RowsOfText | None = None,
+    *,
+    tick: Tick = lambda done, total: None,
 ) -> FitResult:
     """Fit one method.
 
     Args:
-        moments: of the whole calibration set; for a method that needs nothing, only the geometry counts.
+        moments: of the whole calibration set; for a method that needs nothing, only the geometry
+            counts.
         rows: of that text, for a method of `TUNED`.
         tick: told how far the tuning is.
 
     Raises:
-        ComputeFailed: a layer or head was not observed, or not completely; or the result cannot be served.
+        ComputeFailed: a layer or head was not observed, or not completely; or the result cannot be
+            served.
         UsageError: a method of `TUNED` without rows.
     """
     moments.check_coverage(method.needs)
@@ -126,7 +143,9 @@ def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
         UsageError: a name that is no method.
         ComputeFailed: the moments lack what a method reads.
     """
-    methods = [find_method(name) for name in (possible_methods(moments) if names is None else names)]
+    methods = [
+        find_method(name) for name in (possible_methods(moments) if names is None else names)
+    ]
     for method in methods:
         moments.check_coverage(method.needs)
     results: dict[str, FitResult] = {}
@@ -151,6 +170,7 @@ def with_tuned(fits: Fits, moments: Moments, rows: RowsOfText, *, tick: Tick) ->
 
 
 def possible_methods(moments: Moments) -> tuple[str, ...]:
-    """The methods whose sums the moments have at all; `check_coverage` decides whether they are complete."""
+    """The methods whose sums the moments have at all; `check_coverage` decides whether they are
+    complete."""
     met = needs_met(moments)
     return tuple(name for name, method in METHODS.items() if method.needs <= met)

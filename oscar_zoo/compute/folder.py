@@ -1,7 +1,7 @@
 """Writing an artifact folder in one step: everything beside the target first, then one rename.
 
-The target is either as it was, or complete. Only folders that hold an artifact and nothing else are ever replaced, so
-a wrong path cannot cost other files.
+The target is either as it was, or complete. Only folders that hold an artifact and nothing else are
+ever replaced, so a wrong path cannot cost other files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ def check_target(target: Path, *, force: bool) -> None:
         if target.is_dir():
             _check_replaceable(target, force=force)
         elif target.exists():
-            raise UsageError(f"{target} is a file, not a folder.", hint="choose another output folder")
+            raise UsageError(
+                f"{target} is a file, not a folder.", hint="choose another output folder"
+            )
         parent = next(folder for folder in target.absolute().parents if folder.exists())
         if not parent.is_dir():
-            raise UsageError(f"{parent} is a file, not a folder.", hint="choose another output folder")
+            raise UsageError(
+                f"{parent} is a file, not a folder.", hint="choose another output folder"
+            )
         if not os.access(parent, os.W_OK | os.X_OK):
             raise StorageError(f"{parent} cannot be written.", hint="choose another output folder")
 
@@ -54,8 +58,12 @@ def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> No
         durable.sweep(target.parent)
         with durable.staged_folder(target.parent) as staged:
             durable.write_files(staged, files)
-            if not durable.move_into_place(staged, target) and not (force and _replace(staged, target)):
-                raise OutputExists(f"{target} appeared meanwhile.", hint="choose another output folder")
+            if not durable.move_into_place(staged, target) and not (
+                force and _replace(staged, target)
+            ):
+                raise OutputExists(
+                    f"{target} appeared meanwhile.", hint="choose another output folder"
+                )
 
 
 def _check_replaceable(target: Path, *, force: bool) -> None:
@@ -65,13 +73,23 @@ def _check_replaceable(target: Path, *, force: bool) -> None:
     if FILE_NAME not in names:
         raise OutputExists(f"{shown} holds other files.", hint="choose another output folder")
     if not force:
-        raise OutputExists(f"{shown} already holds an artifact.", hint="replace it with --force, or choose a folder")
+        raise OutputExists(
+            f"{shown} already holds an artifact.",
+            hint="replace it with --force, or choose a folder",
+        )
     try:
-        manifest = Manifest.from_bytes(read_file(target / FILE_NAME, max_bytes=strict_json.MAX_BYTES))
+        manifest = Manifest.from_bytes(
+            read_file(target / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
+        )
     except MalformedFile as error:
-        raise OutputExists(f"{shown}: {error.message}", hint="remove the folder, or choose another") from None
+        raise OutputExists(
+            f"{shown}: {error.message}", hint="remove the folder, or choose another"
+        ) from None
     if others := sorted(names - {FILE_NAME, *(file.path for file in manifest.files)}):
-        raise OutputExists(f"{shown} also holds {others[0]}, which is no part of its artifact.", hint="move it away")
+        raise OutputExists(
+            f"{shown} also holds {others[0]}, which is no part of its artifact.",
+            hint="move it away",
+        )
 
 
 def _replace(staged: Path, target: Path) -> bool:

@@ -1,8 +1,10 @@
-"""The use case: a model and calibration text become a verified artifact folder, its moments file and its report.
+"""The use case: a model and calibration text become a verified artifact folder, its moments file
+and its report.
 
-Load, read the text, capture, fit, choose, assemble in memory, verify those very bytes, then write the folder in one
-step. An interrupt, a crash or a full disk at any point leaves the target as it was; what a long capture has done so
-far is kept for `resume`. The same options give the same digest on the same machine and versions.
+Load, read the text, capture, fit, choose, assemble in memory, verify those very bytes, then write
+the folder in one step. An interrupt, a crash or a full disk at any point leaves the target as it
+was; what a long capture has done so far is kept for `resume`. The same options give the same digest
+on the same machine and versions.
 """
 
 from __future__ import annotations
@@ -23,26 +25,33 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, Moments
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import capturing, moments_file
+from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.calibration_rows import CalibrationRows, collect_rows
+from oscar_zoo.compute.capture import run
 from oscar_zoo.compute.capture.base import no_progress
-from oscar_zoo.compute.capturing import Captured, is_main_process
-from oscar_zoo.compute.choosing import choose
+from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
+from oscar_zoo.compute.capture.run import Captured, is_main_process
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
-from oscar_zoo.compute.decision import Choice
 from oscar_zoo.compute.estimate import LONGEST_TUNING, tuning_seconds
 from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, Fits, Tick, fit, fit_all, with_tuned
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, check_options, sequence_length
+from oscar_zoo.compute.options import (
+    AUTO,
+    LONGEST_DEFAULT,
+    ComputeOptions,
+    check_options,
+    sequence_length,
+)
 from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, ROWS, TUNE, WRITE, tunes
-from oscar_zoo.compute.reporting import report_of, save_report
+from oscar_zoo.compute.report.build import report_of, save_report
+from oscar_zoo.compute.select.choose import choose
+from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.memory import Workload, memory_errors
-from oscar_zoo.evaluate.models import LoadedModel, inspect_model, load_model, load_tokenizer
 from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.models.loading import LoadedModel, inspect_model, load_model, load_tokenizer
+from oscar_zoo.models.memory import Workload, memory_errors
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
 
@@ -60,7 +69,8 @@ class ComputeResult:
         manifest: content of its `oscar.json`.
         verified: outcome of the full verification.
         notes: what the user should know, in sentences.
-        seconds: duration by phase: `load`, `capture`, `fit` (with choice and verification), `write`.
+        seconds: duration by phase: `load`, `capture`, `fit` (with choice and verification),
+            `write`.
         moments: the file from which every method can be fitted again, or `None` without data.
         report: the page to look at, or `None` where it could not be drawn.
         choice: of `auto`, else `None`.
@@ -102,7 +112,10 @@ class _Subject:
 
 
 def compute_artifact(
-    options: ComputeOptions, *, progress: Progress = no_progress, tell: Callable[[str], None] = lambda text: None
+    options: ComputeOptions,
+    *,
+    progress: Progress = no_progress,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> ComputeResult | None:
     """Calibrate a model and write the artifact.
 
@@ -118,9 +131,10 @@ def compute_artifact(
         UsageError: options that make no sense together, or data that is no text.
         PathNotFound, InvalidModel, UnsupportedModel: from reading model and data.
         OutputExists: the folder is taken; see `folder.check_target`.
-        NotEnoughMemory: the model is larger than the device; known before weights are read, or found in the middle.
-        ComputeFailed: the capture was incomplete, the result failed verification, or it failed its gates and
-            `options.allow_poor` is not set.
+        NotEnoughMemory: the model is larger than the device; known before weights are read, or
+            found in the middle.
+        ComputeFailed: the capture was incomplete, the result failed verification, or it failed its
+            gates and `options.allow_poor` is not set.
         StorageError: the disk refused.
     """
     methods = check_options(options)
@@ -132,11 +146,11 @@ def compute_artifact(
     if len(methods) == 1:
         check_target(base, force=options.force)
     work = base.with_name(base.name + ".work")
-    if options.resume and is_main_process() and not capturing.can_resume(work):
+    if options.resume and is_main_process() and not run.can_resume(work):
         tell(f"there is nothing to go on from in {work}: the capture starts from the beginning.")
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
-    with capturing.kept_for_resume(work), memory_errors(subject.block.id, device):
+    with run.kept_for_resume(work), memory_errors(subject.block.id, device):
         with clock.phase(CAPTURE):
             captured = _capture(options, subject, methods, data, work, progress)
         if not is_main_process():
@@ -167,7 +181,9 @@ def _finish(
         target = options.output_dir or _place(options, chosen.method, data)
         facts = _facts(options, chosen, subject, data, captured)
         if choice is not None:
-            facts = replace(facts, recipe=choice.recipe, selection=choice.selection, quality=choice.quality)
+            facts = replace(
+                facts, recipe=choice.recipe, selection=choice.selection, quality=choice.quality
+            )
         verified = _require_verified(verify_files(assemble(chosen, facts), strict=True))
     with clock.phase(WRITE):
         check_target(target, force=options.force)
@@ -183,15 +199,22 @@ def _finish(
         report, more = save_report(target, told)
         notes = (*notes, *more)
     place = _moments_path(target) if saved else None
-    return ComputeResult(target, facts.artifact_id, manifest, verified, notes, clock.seconds, place, report, choice)
+    return ComputeResult(
+        target, facts.artifact_id, manifest, verified, notes, clock.seconds, place, report, choice
+    )
 
 
 def _choose(
-    options: ComputeOptions, subject: _Subject, data: CalibrationData, moments: Moments, progress: Progress
+    options: ComputeOptions,
+    subject: _Subject,
+    data: CalibrationData,
+    moments: Moments,
+    progress: Progress,
 ) -> Choice:
     if subject.loaded is None or data.heldout is None:
         raise UsageError(
-            "there is no held-out text to choose a method with.", hint="use more text, or name a method: --method wush"
+            "there is no held-out text to choose a method with.",
+            hint="use more text, or name a method: --method wush",
         )
     return choose(
         subject.loaded,
@@ -206,7 +229,11 @@ def _choose(
 
 
 def _fits(
-    options: ComputeOptions, subject: _Subject, data: CalibrationData, moments: Moments, progress: Progress
+    options: ComputeOptions,
+    subject: _Subject,
+    data: CalibrationData,
+    moments: Moments,
+    progress: Progress,
 ) -> Fits:
     """Every method's, tuned ones included where that does not take too long."""
     fits = fit_all(moments)
@@ -214,12 +241,19 @@ def _fits(
         return fits
     cost = tuning_seconds(subject.block, str(subject.loaded.device))
     if cost > LONGEST_TUNING:
-        why_not = f"tuning takes about {cost / 60:.0f} minutes on this device; to wait for it, name it with --method"
+        why_not = (
+            f"tuning takes about {cost / 60:.0f} minutes on this device; to wait for it, name it"
+            " with --method"
+        )
         return replace(fits, refused={**fits.refused, **dict.fromkeys(TUNED, why_not)})
-    return with_tuned(fits, moments, _rows(options, subject, data, progress), tick=_tuning(progress))
+    return with_tuned(
+        fits, moments, _rows(options, subject, data, progress), tick=_tuning(progress)
+    )
 
 
-def _rows(options: ComputeOptions, subject: _Subject, data: CalibrationData, progress: Progress) -> CalibrationRows:
+def _rows(
+    options: ComputeOptions, subject: _Subject, data: CalibrationData, progress: Progress
+) -> CalibrationRows:
     assert subject.loaded is not None  # `check_options` asks for transformers
     tick = partial(_told, progress, ROWS)
     return collect_rows(subject.loaded, data.sequences, options.recipe.group_size, tick=tick)
@@ -244,12 +278,16 @@ def _load(options: ComputeOptions) -> _Subject:
         device=options.device,
         model_id=options.model_id,
         stream=options.stream_weights,
-        workload=Workload(min(options.seq_len or LONGEST_DEFAULT, options.calib_tokens), options.calib_tokens),
+        workload=Workload(
+            min(options.seq_len or LONGEST_DEFAULT, options.calib_tokens), options.calib_tokens
+        ),
     )
     return _Subject(loaded.block, loaded.tokenizer, loaded)
 
 
-def _read_data(options: ComputeOptions, subject: _Subject, methods: tuple[Method, ...]) -> CalibrationData:
+def _read_data(
+    options: ComputeOptions, subject: _Subject, methods: tuple[Method, ...]
+) -> CalibrationData:
     auto = options.method == AUTO
     data = load_calibration(
         options.calib_data,
@@ -262,13 +300,16 @@ def _read_data(options: ComputeOptions, subject: _Subject, methods: tuple[Method
     )
     if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
         raise ComputeFailed(
-            f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim} channels per head.",
+            f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim}"
+            " channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
     return check_overlap(data, allow_overlap=options.allow_overlap)
 
 
-def _artifact_id(options: ComputeOptions, method: Method | None, data: CalibrationData) -> ArtifactId:
+def _artifact_id(
+    options: ComputeOptions, method: Method | None, data: CalibrationData
+) -> ArtifactId:
     variant = method.variant if method else None
     tag = CalibrationTag(data.tokens_used, len(data.sequences), options.recipe.group_size, variant)
     return ArtifactId(options.model_name, str(tag))
@@ -290,19 +331,24 @@ def _capture(
 ) -> Captured | None:
     if not any(method.needs for method in methods):
         return None
-    # Everything a fit can ask for costs little more than what one does, and the moments then serve them all.
+    # Everything a fit can ask for costs little more than what one does, and the moments then serve
+    # them all.
     needs = frozenset(need for method in METHODS.values() for need in method.needs)
 
     def told(done: int, total: int, where: str) -> None:
         progress(done, total, CAPTURE)
 
     if subject.loaded is None:
-        return capturing.capture_in_sglang(options, subject.block, data, needs, work=work, progress=told)
-    return capturing.capture(subject.loaded, data, needs, work=work, resume=options.resume, progress=told)
+        return run.capture_in_sglang(options, subject.block, data, needs, work=work, progress=told)
+    return run.capture(subject.loaded, data, needs, work=work, resume=options.resume, progress=told)
 
 
 def _facts(
-    options: ComputeOptions, chosen: FitResult, subject: _Subject, data: CalibrationData, captured: Captured | None
+    options: ComputeOptions,
+    chosen: FitResult,
+    subject: _Subject,
+    data: CalibrationData,
+    captured: Captured | None,
 ) -> Facts:
     return Facts(
         artifact_id=_artifact_id(options, chosen.method, data),
@@ -326,15 +372,20 @@ def _save_moments(
     if captured is None:
         return None
     durable.make_folders(target.absolute().parent)
-    saved = moments_file.save_moments(_moments_path(target), captured.moments, captured.info(subject.block, data))
-    return saved.model_copy(update={"location": moments_file.FILE_NAME})  # wherever the user keeps it
+    saved = moments_file.save_moments(
+        _moments_path(target), captured.moments, captured.info(subject.block, data)
+    )
+    return saved.model_copy(
+        update={"location": moments_file.FILE_NAME}
+    )  # wherever the user keeps it
 
 
 def _require_verified(outcome: Outcome) -> Verified:
     if isinstance(outcome, Verified):
         return outcome
     raise ComputeFailed(
-        f"the result failed its own verification: {why(outcome)}.", hint="nothing was written; try more or other text"
+        f"the result failed its own verification: {why(outcome)}.",
+        hint="nothing was written; try more or other text",
     )
 
 
@@ -342,14 +393,20 @@ def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tupl
     notes = []
     if choice is not None:
         notes += [
-            f"{gate.name.replace('_', ' ')} is {gate.value:.2f}, beyond {gate.limit:g}: measure your own tasks."
+            f"{gate.name.replace('_', ' ')} is {gate.value:.2f}, beyond {gate.limit:g}: measure"
+            " your own tasks."
             for gate in choice.gates
             if gate.result != "pass"
         ]
         notes += [f"{choice.questions.remark}."] if choice.questions.remark else []
-        notes += [f"{name} was left out: {why_not.removesuffix('.')}." for name, why_not in choice.refused.items()]
+        notes += [
+            f"{name} was left out: {why_not.removesuffix('.')}."
+            for name, why_not in choice.refused.items()
+        ]
     if data.tokens_used < data.tokens_requested:
-        notes.append(f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens.")
+        notes.append(
+            f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens."
+        )
     if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
     elif data.tokens_used < ENOUGH_TOKENS:

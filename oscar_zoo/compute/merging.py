@@ -1,9 +1,9 @@
 """Several moments files become one: other tokens add, other layers unite, other heads join.
 
-What a file holds decides which of the three it is. Parts of the same sequences are ranks of one capture and must
-differ in layers or heads; parts of different sequences must have none in common, or tokens would count twice. Weighted
-sums (`sst`) know only the queries of their own sequences, so sums over different sequences lose them: every other
-method fits from the result.
+What a file holds decides which of the three it is. Parts of the same sequences are ranks of one
+capture and must differ in layers or heads; parts of different sequences must have none in common,
+or tokens would count twice. Weighted sums (`sst`) know only the queries of their own sequences, so
+sums over different sequences lose them: every other method fits from the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from oscar_zoo.compute.moments import WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
 from oscar_zoo.errors import ComputeFailed, UsageError
 
-LOST_WEIGHTS = "the weighted value sums were left out: oscar and oscar-per-head need one capture of all sequences."
+LOST_WEIGHTS = (
+    "the weighted value sums were left out: oscar and oscar-per-head need one capture of all"
+    " sequences."
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def merge_files(paths: Sequence[Path], out: Path) -> MergeResult:
 
 
 def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
-    """One part of all, and what to tell the user; the moments of `parts` are used up. See `merge_files`."""
+    """One part of all, and what to tell the user; the moments of `parts` are used up. See
+    `merge_files`."""
     for part in parts[1:]:
         _check_same_source(parts[0], part)
     groups: dict[tuple[str, ...], list[Part]] = {}
@@ -73,7 +77,9 @@ def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
     captures = [_join(groups[hashes]) for hashes in sorted(groups)]
     whole, notes = _add(captures)
     first = parts[0].info
-    tp, pp, dp = (max(getattr(p.info.coverage, axis, 1) for p in parts) for axis in ("tp", "pp", "dp"))
+    tp, pp, dp = (
+        max(getattr(p.info.coverage, axis, 1) for p in parts) for axis in ("tp", "pp", "dp")
+    )
     partial, missing = _missing(whole)
     info = MomentsInfo(
         model=first.model,
@@ -94,8 +100,13 @@ def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
 def _check_same_source(one: Part, other: Part) -> None:
     """Refuse to mix models or numerics."""
     if one.info.model != other.info.model:
-        what = one.info.model.geometry.difference(other.info.model.geometry) or _field(one.info.model, other.info.model)
-        raise UsageError(f"{one.name} and {other.name} are of different models: {what}.", hint="merge parts of one")
+        what = one.info.model.geometry.difference(other.info.model.geometry) or _field(
+            one.info.model, other.info.model
+        )
+        raise UsageError(
+            f"{one.name} and {other.name} are of different models: {what}.",
+            hint="merge parts of one",
+        )
     mine, theirs = one.info.numerics, other.info.numerics
     for name in ("forward_dtype", "accumulate", "engine"):
         if getattr(mine, name) != getattr(theirs, name):
@@ -107,7 +118,9 @@ def _check_same_source(one: Part, other: Part) -> None:
 
 
 def _field(one: ModelBlock, other: ModelBlock) -> str:
-    name = next(name for name in ModelBlock.model_fields if getattr(one, name) != getattr(other, name))
+    name = next(
+        name for name in ModelBlock.model_fields if getattr(one, name) != getattr(other, name)
+    )
     return f"{name} is {_word(getattr(one, name))} here and {_word(getattr(other, name))} there"
 
 
@@ -118,31 +131,46 @@ def _word(value: object) -> str:
 
 def _hashes(part: Part) -> list[str]:
     if not part.info.sequences:
-        raise UsageError(f"{part.name} does not say which sequences it holds.", hint="capture again")
+        raise UsageError(
+            f"{part.name} does not say which sequences it holds.", hint="capture again"
+        )
     return [sequence.sha256 for sequence in part.info.sequences]
 
 
 def _join(parts: Sequence[Part]) -> Part:
-    """One capture from its ranks, which all saw the same sequences: heads of the same layers join, layers unite."""
+    """One capture from its ranks, which all saw the same sequences: heads of the same layers join,
+    layers unite."""
     stages: dict[tuple[int, ...], list[Part]] = {}
     for part in parts:
         stages.setdefault(tuple(sorted(part.moments.layers)), []).append(part)
     layers: dict[int, LayerMoments] = {}
     for stage in stages.values():
         _check_other_queries(stage)
-        joined = Moments.cat_heads([part.moments for part in stage]) if len(stage) > 1 else stage[0].moments
+        joined = (
+            Moments.cat_heads([part.moments for part in stage])
+            if len(stage) > 1
+            else stage[0].moments
+        )
         if twice := sorted(layers.keys() & joined.layers.keys()):
             names = " and ".join(part.name for part in parts)
-            raise UsageError(f"layer {twice[0]} of the same sequences is in {names}.", hint="name every part once")
+            raise UsageError(
+                f"layer {twice[0]} of the same sequences is in {names}.",
+                hint="name every part once",
+            )
         layers |= joined.layers
     if len({layer.heads for layer in layers.values()}) > 1:
-        raise UsageError(f"the parts {', '.join(p.name for p in parts)} lack heads in some layers.", hint="name all")
+        raise UsageError(
+            f"the parts {', '.join(p.name for p in parts)} lack heads in some layers.",
+            hint="name all",
+        )
     return Part(parts[0].name, Moments(parts[0].moments.geometry, layers), parts[0].info)
 
 
 def _check_other_queries(stage: Sequence[Part]) -> None:
     """Parts that share a KV head must be ranks with a share of its query heads each."""
-    holders = Counter(head for part in stage for head in next(iter(part.moments.layers.values())).heads)
+    holders = Counter(
+        head for part in stage for head in next(iter(part.moments.layers.values())).heads
+    )
     if max(holders.values()) == 1:
         return
     geometry = stage[0].moments.geometry
@@ -152,7 +180,9 @@ def _check_other_queries(stage: Sequence[Part]) -> None:
     for head, count in holders.items():
         total = sum(share for share, layer in zip(shares, rows, strict=True) if head in layer.heads)
         if count > 1 and total > group:
-            names = " and ".join(part.name for part, layer in zip(stage, rows, strict=True) if head in layer.heads)
+            names = " and ".join(
+                part.name for part, layer in zip(stage, rows, strict=True) if head in layer.heads
+            )
             raise UsageError(f"{names} hold the same sequences.", hint="name every part once")
 
 
@@ -166,7 +196,8 @@ def _add(captures: Sequence[Part]) -> tuple[Moments, tuple[str, ...]]:
         for sha256 in dict.fromkeys(_hashes(capture)):
             if sha256 in seen:
                 raise UsageError(
-                    f"{seen[sha256]} and {capture.name} have sequences in common, which would count twice.",
+                    f"{seen[sha256]} and {capture.name} have sequences in common, which would count"
+                    " twice.",
                     hint="capture parts of the data that do not overlap",
                 )
             seen[sha256] = capture.name
@@ -195,8 +226,11 @@ def _numerics(blocks: Sequence[Numerics]) -> Numerics:
 
 
 def _calibration(captures: Sequence[Part]) -> Calibration | None:
-    """The blocks of all captures as one; what they do not share is null, and no hash is invented."""
-    blocks = [capture.info.calibration for capture in captures if capture.info.calibration is not None]
+    """The blocks of all captures as one; what they do not share is null, and no hash is
+    invented."""
+    blocks = [
+        capture.info.calibration for capture in captures if capture.info.calibration is not None
+    ]
     if len(blocks) != len(captures):
         return None
     if len(blocks) == 1:
@@ -219,12 +253,18 @@ def _calibration(captures: Sequence[Part]) -> Calibration | None:
         sequences=len(lengths),
         tokens_requested=sum(n for n in requested if n) if all(requested) else None,
         tokens_used=sum(lengths),
-        length=LengthStats(min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)),
+        length=LengthStats(
+            min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)
+        ),
         content=common.get("content", "mixed"),
         chat_template=common.get("chat_template"),
         seed=common.get("seed"),
-        disjoint_from=tuple(d for d in first.disjoint_from or () if all(d in sets for sets in proven))
-        if all(block.disjoint_from is not None for block in blocks)
-        else None,
-        overlaps_with=tuple(dict.fromkeys(name for block in blocks for name in block.overlaps_with)),
+        disjoint_from=(
+            tuple(d for d in first.disjoint_from or () if all(d in sets for sets in proven))
+            if all(block.disjoint_from is not None for block in blocks)
+            else None
+        ),
+        overlaps_with=tuple(
+            dict.fromkeys(name for block in blocks for name in block.overlaps_with)
+        ),
     )

@@ -1,10 +1,12 @@
-"""Streaming second moments of queries, keys, values and outputs: all that any fit needs, without keeping a single row.
+"""Streaming second moments of queries, keys, values and outputs: all that any fit needs, without
+keeping a single row.
 
-One `LayerMoments` per layer that owns a full-attention cache, sums in float64 with one leading axis of KV heads. Rows
-arrive in any number of blocks; sums of disjoint token sets add (`merge`), parts of tensor-parallel ranks join by head
-(`cat_heads`). The value target `sst` weighs each token by the key's energy along the queries of the whole set, so its
-sums need those queries first (`add_weighted`). `Moments.check_coverage` must pass before a fit: a head that was never
-observed still gives a file that looks valid.
+One `LayerMoments` per layer that owns a full-attention cache, sums in float64 with one leading axis
+of KV heads. Rows arrive in any number of blocks; sums of disjoint token sets add (`merge`), parts
+of tensor-parallel ranks join by head (`cat_heads`). The value target `sst` weighs each token by the
+key's energy along the queries of the whole set, so its sums need those queries first
+(`add_weighted`). `Moments.check_coverage` must pass before a fit: a head that was never observed
+still gives a file that looks valid.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from oscar_zoo.errors import ComputeFailed
 ROW_SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo")
 """Sums over rows; those of disjoint token sets add."""
 WEIGHTED_SUMS = ("sst_num", "sst_den")
-"""Sums whose weights come from the queries of the whole token set; they add only for one common target."""
+"""Sums whose weights come from the queries of the whole token set; they add only for one common
+target."""
 Need = Literal["rows", "weighted", "outputs", "weights"]
 """What a fit reads: sums of q, k, v; `sst_*`; `oo`; `wo`."""
 
@@ -38,14 +41,17 @@ class LayerMoments:
     Of a matrix the lower triangle counts; `products.symmetric` gives the whole.
 
     Attributes:
-        qq: `[num_kv_heads, d, d]`, q^T q over all tokens and the query heads of the group, after RoPE.
+        qq: `[num_kv_heads, d, d]`, q^T q over all tokens and the query heads of the group, after
+            RoPE.
         kk, k_sum: `[num_kv_heads, d, d]` and `[num_kv_heads, d]`, k^T k and k after RoPE.
         vv, v_sum: `[num_kv_heads, dv, dv]` and `[num_kv_heads, dv]`, v^T v and v.
-        oo: `[num_kv_heads, dv, dv]`, o^T o over all tokens and the query heads of the group, o before o_proj.
-        sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w with w = k A k^T.
+        oo: `[num_kv_heads, dv, dv]`, o^T o over all tokens and the query heads of the group, o
+            before o_proj.
+        sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w with w = k A
+            k^T.
         heads: the model's index of each KV head on the leading axis.
-        wo: `[num_kv_heads, dv, dv]`, W_j^T W_j over the query heads of the group, W_j `[hidden, dv]` the columns of
-            o_proj that read head j; `None` until `set_weights`.
+        wo: `[num_kv_heads, dv, dv]`, W_j^T W_j over the query heads of the group, W_j
+            `[hidden, dv]` the columns of o_proj that read head j; `None` until `set_weights`.
         tokens: rows of k and v seen by each KV head.
         query_rows: rows of q summed into each KV head: group size times tokens.
         output_rows: rows of o summed into each KV head.
@@ -77,7 +83,8 @@ class LayerMoments:
         *,
         heads: Sequence[int] | None = None,
     ) -> Self:
-        """Empty sums; `heads` are the model's indices of the KV heads where they are not 0, 1, .."""
+        """Empty sums; `heads` are the model's indices of the KV heads where they are not 0, 1,
+        .."""
 
         def zero(*shape: int) -> Tensor:
             return torch.zeros(num_kv_heads, *shape, dtype=torch.float64, device=device)
@@ -98,10 +105,12 @@ class LayerMoments:
         """Add the rows of one block of tokens.
 
         Args:
-            query: `[num_q_heads, T, d]` after norm and RoPE, before scaling; query head j belongs to KV head j // g.
+            query: `[num_q_heads, T, d]` after norm and RoPE, before scaling; query head j belongs
+                to KV head j // g.
             key: `[num_kv_heads, T, d]` after norm and RoPE, heads not repeated.
             value: `[num_kv_heads, T, dv]`.
-            output: `[num_q_heads, T, dv]` of attention, before any gate and o_proj; `None` leaves `oo` as it is.
+            output: `[num_q_heads, T, dv]` of attention, before any gate and o_proj; `None` leaves
+                `oo` as it is.
 
         Raises:
             ComputeFailed: heads or rows do not fit each other.
@@ -125,7 +134,8 @@ class LayerMoments:
         Args:
             key: `[num_kv_heads, T, d]`, the same rows as in `add`.
             value: `[num_kv_heads, T, dv]`.
-            target: A, `[num_kv_heads, d, d]` float64, of the whole token set: `estimators.qqt` of the finished sums.
+            target: A, `[num_kv_heads, d, d]` float64, of the whole token set: `estimators.qqt` of
+                the finished sums.
         """
         add_weighted_gram(self.sst_num, self.sst_den, key, value, target)
         self.weighted_tokens += key.shape[1]
@@ -134,8 +144,9 @@ class LayerMoments:
         """Compute `wo` from the output projection.
 
         Args:
-            o_proj: `[hidden, num_q_heads * dv]`, columns in the order of the query heads, dequantized; a rank of a
-                tensor-parallel group gives the columns of its own query heads.
+            o_proj: `[hidden, num_q_heads * dv]`, columns in the order of the query heads,
+                dequantized; a rank of a tensor-parallel group gives the columns of its own query
+                heads.
 
         Raises:
             ComputeFailed: the columns are no whole number of query heads per KV head.
@@ -151,17 +162,27 @@ class LayerMoments:
         """Add the sums of a disjoint token set of the same layer and heads.
 
         Raises:
-            ComputeFailed: other heads, other weights, or either side already has weighted sums, whose weights knew
-                only its own queries: merge first, then weigh all tokens with the target of the whole.
+            ComputeFailed: other heads, other weights, or either side already has weighted sums,
+                whose weights knew only its own queries: merge first, then weigh all tokens with the
+                target of the whole.
         """
-        if self.heads != other.heads or self.kk.shape != other.kk.shape or self.vv.shape != other.vv.shape:
-            raise ComputeFailed("moments of different heads do not add.", hint="join them with cat_heads")
+        if (
+            self.heads != other.heads
+            or self.kk.shape != other.kk.shape
+            or self.vv.shape != other.vv.shape
+        ):
+            raise ComputeFailed(
+                "moments of different heads do not add.", hint="join them with cat_heads"
+            )
         if self.weighted_tokens or other.weighted_tokens:
             raise ComputeFailed(
-                "moments cannot be merged after the weighted pass.", hint="merge first, then weigh all tokens"
+                "moments cannot be merged after the weighted pass.",
+                hint="merge first, then weigh all tokens",
             )
         if self.wo is not None and other.wo is not None and not same(self.wo, other.wo):
-            raise ComputeFailed("moments of different weights do not add.", hint="use one revision of one model")
+            raise ComputeFailed(
+                "moments of different weights do not add.", hint="use one revision of one model"
+            )
         for name in ROW_SUMS:
             getattr(self, name).add_(getattr(other, name).to(self.qq.device))
         self.wo = other.wo if self.wo is None else self.wo
@@ -170,17 +191,20 @@ class LayerMoments:
         self.output_rows += other.output_rows
 
     def add_sst(self, other: LayerMoments) -> None:
-        """Add only the weighted sums of `other`, whose weights came from the same target as those of this one.
+        """Add only the weighted sums of `other`, whose weights came from the same target as those
+        of this one.
 
-        For data parallel captures: the ranks reduce `ROW_SUMS` and their counts first, so that all hold the sums of
-        the whole set; each weighs its own rows with that one target; then the weighted sums add.
+        For data parallel captures: the ranks reduce `ROW_SUMS` and their counts first, so that all
+        hold the sums of the whole set; each weighs its own rows with that one target; then the
+        weighted sums add.
 
         Raises:
             ComputeFailed: more tokens would be weighted than were seen.
         """
         if self.weighted_tokens + other.weighted_tokens > self.tokens:
             raise ComputeFailed(
-                f"{self.weighted_tokens + other.weighted_tokens} weighted tokens of {self.tokens} seen.",
+                f"{self.weighted_tokens + other.weighted_tokens} weighted tokens of {self.tokens}"
+                " seen.",
                 hint="sums of rows must be complete before the weighted pass",
             )
         for name in WEIGHTED_SUMS:
@@ -189,12 +213,13 @@ class LayerMoments:
 
     @classmethod
     def cat_heads(cls, parts: Sequence[LayerMoments]) -> LayerMoments:
-        """Join what tensor-parallel ranks saw of one layer over the same tokens, in ascending order of KV heads.
+        """Join what tensor-parallel ranks saw of one layer over the same tokens, in ascending order
+        of KV heads.
 
-        A KV head on one rank is taken as it is. Where several ranks hold the same KV head they have the same keys and
-        values and different query heads: kk, k_sum, vv, v_sum are taken once, qq, oo and wo added. The weighted sums
-        are linear in the target; their mean, weighted by query rows, is right both for targets of each rank's own
-        queries and for one common target.
+        A KV head on one rank is taken as it is. Where several ranks hold the same KV head they have
+        the same keys and values and different query heads: kk, k_sum, vv, v_sum are taken once, qq,
+        oo and wo added. The weighted sums are linear in the target; their mean, weighted by query
+        rows, is right both for targets of each rank's own queries and for one common target.
 
         Raises:
             ComputeFailed: replicas of a head differ, or the ranks did not see the same tokens.
@@ -204,11 +229,16 @@ class LayerMoments:
             for position, head in enumerate(part.heads):
                 holders.setdefault(head, []).append((part, position))
         joined = [_join_replicas(head, held) for head, held in sorted(holders.items())]
-        counts = {(one.tokens, one.query_rows, one.output_rows, one.weighted_tokens) for one in joined}
+        counts = {
+            (one.tokens, one.query_rows, one.output_rows, one.weighted_tokens) for one in joined
+        }
         if len(counts) != 1:
             raise uncovered(f"KV heads saw different numbers of rows: {sorted(counts)}")
         first = joined[0]
-        sums = {name: torch.cat([getattr(one, name) for one in joined]) for name in (*ROW_SUMS, *WEIGHTED_SUMS)}
+        sums = {
+            name: torch.cat([getattr(one, name) for one in joined])
+            for name in (*ROW_SUMS, *WEIGHTED_SUMS)
+        }
         weights = [one.wo for one in joined if one.wo is not None]
         return LayerMoments(
             **sums,
@@ -231,7 +261,9 @@ class LayerMoments:
         )
         if not fits:
             shapes = f"q {tuple(query.shape)}, k {tuple(key.shape)}, v {tuple(value.shape)}"
-            raise _do_not_fit(shapes if output is None else f"{shapes}, o {tuple(output.shape)}", self)
+            raise _do_not_fit(
+                shapes if output is None else f"{shapes}, o {tuple(output.shape)}", self
+            )
 
 
 @dataclass(frozen=True)
@@ -248,11 +280,23 @@ class Moments:
 
     @classmethod
     def zeros(
-        cls, geometry: Geometry, device: torch.device | str = "cpu", *, heads: Sequence[int] | None = None
+        cls,
+        geometry: Geometry,
+        device: torch.device | str = "cpu",
+        *,
+        heads: Sequence[int] | None = None,
     ) -> Self:
-        """Empty sums for every layer of `geometry`, of all KV heads or of those with the model's indices `heads`."""
-        shape = (geometry.num_kv_heads if heads is None else len(heads), geometry.head_dim, geometry.v_head_dim)
-        layers = {layer: LayerMoments.zeros(*shape, device=device, heads=heads) for layer in geometry.attention_layers}
+        """Empty sums for every layer of `geometry`, of all KV heads or of those with the model's
+        indices `heads`."""
+        shape = (
+            geometry.num_kv_heads if heads is None else len(heads),
+            geometry.head_dim,
+            geometry.v_head_dim,
+        )
+        layers = {
+            layer: LayerMoments.zeros(*shape, device=device, heads=heads)
+            for layer in geometry.attention_layers
+        }
         return cls(geometry, layers)
 
     @property
@@ -263,7 +307,9 @@ class Moments:
     def merge(self, other: Moments) -> None:
         """Add a disjoint token set of the same layers and heads; see `LayerMoments.merge`."""
         if self.geometry != other.geometry or self.layers.keys() != other.layers.keys():
-            raise ComputeFailed("moments of different layers do not add.", hint="use parts of one model")
+            raise ComputeFailed(
+                "moments of different layers do not add.", hint="use parts of one model"
+            )
         for layer_id, layer in self.layers.items():
             layer.merge(other.layers[layer_id])
 
@@ -271,16 +317,26 @@ class Moments:
     def cat_heads(cls, parts: Sequence[Moments]) -> Moments:
         """Join the heads of tensor-parallel ranks, layer by layer; see `LayerMoments.cat_heads`."""
         first = parts[0]
-        if any(part.geometry != first.geometry or part.layers.keys() != first.layers.keys() for part in parts):
-            raise ComputeFailed("ranks of one group hold different layers.", hint="use parts of one capture")
-        layers = {layer: LayerMoments.cat_heads([part.layers[layer] for part in parts]) for layer in first.layers}
+        if any(
+            part.geometry != first.geometry or part.layers.keys() != first.layers.keys()
+            for part in parts
+        ):
+            raise ComputeFailed(
+                "ranks of one group hold different layers.", hint="use parts of one capture"
+            )
+        layers = {
+            layer: LayerMoments.cat_heads([part.layers[layer] for part in parts])
+            for layer in first.layers
+        }
         return cls(first.geometry, layers)
 
     def check_coverage(self, needs: Set[Need]) -> None:
-        """Prove that every layer and head of the model was observed, equally often and with finite energy.
+        """Prove that every layer and head of the model was observed, equally often and with finite
+        energy.
 
         Args:
-            needs: what the fit reads; the sums of q, k and v are checked for every fit that needs anything.
+            needs: what the fit reads; the sums of q, k and v are checked for every fit that needs
+                anything.
 
         Raises:
             ComputeFailed: anything is missing; a fit would look valid and be wrong.
@@ -297,7 +353,8 @@ class Moments:
 
 
 def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> LayerMoments:
-    """One KV head from the ranks that hold it; keys and values once, what belongs to query heads added."""
+    """One KV head from the ranks that hold it; keys and values once, what belongs to query heads
+    added."""
     parts = [_one_head(part, position) for part, position in held]
     first = parts[0]
     for part in parts[1:]:
@@ -307,7 +364,10 @@ def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> Layer
             raise uncovered(f"ranks that share KV head {head} saw different keys or values")
         rows = first.query_rows + part.query_rows
         for name in WEIGHTED_SUMS:
-            mine, theirs = getattr(first, name) * first.query_rows, getattr(part, name) * part.query_rows
+            mine, theirs = (
+                getattr(first, name) * first.query_rows,
+                getattr(part, name) * part.query_rows,
+            )
             setattr(first, name, (mine + theirs) / max(rows, 1))
         first.qq += part.qq
         first.oo += part.oo
@@ -320,7 +380,8 @@ def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> Layer
 def _one_head(layer: LayerMoments, position: int) -> LayerMoments:
     """A copy of one head, on the CPU."""
     sums = {
-        name: getattr(layer, name)[position : position + 1].to("cpu", copy=True) for name in (*ROW_SUMS, *WEIGHTED_SUMS)
+        name: getattr(layer, name)[position : position + 1].to("cpu", copy=True)
+        for name in (*ROW_SUMS, *WEIGHTED_SUMS)
     }
     return LayerMoments(
         **sums,

@@ -1,9 +1,11 @@
-"""The moments file: one safetensors file from which every method refits, without the model and without the data.
+"""The moments file: one safetensors file from which every method refits, without the model and
+without the data.
 
-The lower triangles of the matrices in float64 are all there is to keep: fits from the file equal fits from memory, a
-capture continues from it as if never stopped, and the same moments give the same bytes. One key of the metadata holds
-the rest as canonical JSON, schema `oscar-zoo.moments/1`: model, calibration, coverage and numerics as in a manifest,
-the sequences that were seen, and how many rows each layer holds. The reader trusts none of it.
+The lower triangles of the matrices in float64 are all there is to keep: fits from the file equal
+fits from memory, a capture continues from it as if never stopped, and the same moments give the
+same bytes. One key of the metadata holds the rest as canonical JSON, schema `oscar-zoo.moments/1`:
+model, calibration, coverage and numerics as in a manifest, the sequences that were seen, and how
+many rows each layer holds. The reader trusts none of it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ Rows = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class SequenceRecord(Spec):
-    """A token sequence that was summed: sha256 of the compact JSON list of its ids, and their number."""
+    """A token sequence that was summed: sha256 of the compact JSON list of its ids, and their
+    number."""
 
     sha256: Hex64
     tokens: Count
@@ -62,8 +65,8 @@ class SequenceRecord(Spec):
 class MomentsInfo(Spec):
     """What moments were computed from; blocks as in a manifest.
 
-    `sequences` are those summed so far, in order; `partial` moments may lack layers, heads, sums or tokens, as those of
-    one rank or of an interrupted capture do. `coverage` may be null only then.
+    `sequences` are those summed so far, in order; `partial` moments may lack layers, heads, sums or
+    tokens, as those of one rank or of an interrupted capture do. `coverage` may be null only then.
     """
 
     model: ModelBlock
@@ -138,7 +141,11 @@ def moments_bytes(moments: Moments, info: MomentsInfo) -> bytes:
     )
     tensors: dict[str, tensor_file.Array] = {}
     for name in _NAMES:
-        stack = [getattr(layer, name) for layer, entry in zip(layers, table, strict=True) if entry.has(name)]
+        stack = [
+            getattr(layer, name)
+            for layer, entry in zip(layers, table, strict=True)
+            if entry.has(name)
+        ]
         if stack:
             tensors[name] = _packed(torch.stack(stack), vector=name in _VECTORS)
     content = _Content(schema="oscar-zoo.moments/1", info=info, heads=layers[0].heads, layers=table)
@@ -177,23 +184,37 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
     """Refuse moments that contradict their description."""
     layers = list(moments.layers.values())
     if moments.geometry != info.model.geometry or not layers:
-        raise ComputeFailed("moments of another model.", hint="save them with the model they were captured from")
+        raise ComputeFailed(
+            "moments of another model.", hint="save them with the model they were captured from"
+        )
     if any(layer.heads != layers[0].heads for layer in layers):
-        raise ComputeFailed("layers hold different KV heads.", hint="join the heads of all layers first")
+        raise ComputeFailed(
+            "layers hold different KV heads.", hint="join the heads of all layers first"
+        )
     for layer_id, layer in moments.layers.items():
         check_finite(layer_id, layer)
     if info.partial:
         return
     moments.check_coverage(needs_met(moments) | {"rows"})
-    tokens, seen, said = moments.tokens, sum(sequence.tokens for sequence in info.sequences), info.coverage
-    if said is None or said != observed(moments, tp=said.tp, pp=said.pp, dp=said.dp) or seen != tokens:
+    tokens, seen, said = (
+        moments.tokens,
+        sum(sequence.tokens for sequence in info.sequences),
+        info.coverage,
+    )
+    if (
+        said is None
+        or said != observed(moments, tp=said.tp, pp=said.pp, dp=said.dp)
+        or seen != tokens
+    ):
         raise ComputeFailed(
-            f"moments of {tokens} tokens are described as other ones.", hint="partial moments must say that they are"
+            f"moments of {tokens} tokens are described as other ones.",
+            hint="partial moments must say that they are",
         )
 
 
 def _packed(stack: Tensor, *, vector: bool) -> NDArray[np.float64]:
-    """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, rows in order; vectors as they are."""
+    """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, rows in order; vectors as they
+    are."""
     array: NDArray[np.float64] = stack.cpu().numpy()
     if vector:
         return array
@@ -214,11 +235,17 @@ def _unpacked(packed: NDArray[np.float64], width: int, *, vector: bool) -> Tenso
 
 def _content(metadata: Mapping[str, str], what: str) -> _Content:
     if metadata.keys() != {KEY}:
-        raise MalformedFile("moments.schema", f"{what} is no moments file.", hint="`oscar-zoo compute` writes them")
-    value = strict_json.loads(metadata[KEY].encode(), what=f"the description in {what}", max_bytes=MAX_HEADER)
+        raise MalformedFile(
+            "moments.schema", f"{what} is no moments file.", hint="`oscar-zoo compute` writes them"
+        )
+    value = strict_json.loads(
+        metadata[KEY].encode(), what=f"the description in {what}", max_bytes=MAX_HEADER
+    )
     if type(value) is not dict or value.get("schema") != SCHEMA:
         found = value.get("schema") if type(value) is dict else None
-        raise MalformedFile("moments.version", f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}.")
+        raise MalformedFile(
+            "moments.version", f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}."
+        )
     try:
         return _Content.model_validate_json(json.dumps(value))
     except ValidationError as error:
@@ -227,8 +254,11 @@ def _content(metadata: Mapping[str, str], what: str) -> _Content:
         raise MalformedFile("moments.schema", f"{what}: {where}: {first['msg']}.") from None
 
 
-def _sums(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str) -> dict[int, dict[str, Tensor]]:
-    """Layer id -> sum -> tensor, once names, shapes and values are what the rest of the file says."""
+def _sums(
+    tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str
+) -> dict[int, dict[str, Tensor]]:
+    """Layer id -> sum -> tensor, once names, shapes and values are what the rest of the file
+    says."""
     if unknown := tensors.keys() - {*_NAMES}:
         raise MalformedFile("moments.name", f"{what}: unknown entry {min(unknown)[:60]!r}.")
     geometry = content.info.model.geometry
@@ -236,10 +266,16 @@ def _sums(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: s
     for name in _NAMES:
         owners = [layer.id for layer in content.layers if layer.has(name)]
         width = geometry.head_dim if name in _KEY_SUMS else geometry.v_head_dim
-        tail = () if name == "sst_den" else (width if name in _VECTORS else width * (width + 1) // 2,)
+        tail = (
+            () if name == "sst_den" else (width if name in _VECTORS else width * (width + 1) // 2,)
+        )
         found = tensors.get(name)
-        if (None if found is None else found.shape) != ((len(owners), len(content.heads), *tail) if owners else None):
-            raise MalformedFile("moments.shape", f"{what}: {name} has not the shape that its model and layers need.")
+        if (None if found is None else found.shape) != (
+            (len(owners), len(content.heads), *tail) if owners else None
+        ):
+            raise MalformedFile(
+                "moments.shape", f"{what}: {name} has not the shape that its model and layers need."
+            )
         if found is None:
             continue
         if not np.isfinite(found).all():
@@ -254,7 +290,9 @@ def _moments(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what
     ids = [layer.id for layer in content.layers]
     if not ids or ids != sorted({*ids} & {*geometry.attention_layers}):
         raise MalformedFile("moments.layers", f"{what} has other layers than its model.")
-    if not content.heads or [*content.heads] != sorted({*content.heads} & {*range(geometry.num_kv_heads)}):
+    if not content.heads or [*content.heads] != sorted(
+        {*content.heads} & {*range(geometry.num_kv_heads)}
+    ):
         raise MalformedFile("moments.heads", f"{what} has other KV heads than its model.")
     sums = _sums(tensors, content, what)
     layers: dict[int, LayerMoments] = {}

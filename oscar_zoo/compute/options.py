@@ -16,9 +16,9 @@ from oscar_zoo.compute.fit import METHODS, check_model, find_method
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.device import AUTO as DEVICES
-from oscar_zoo.evaluate.device import check_device
-from oscar_zoo.evaluate.models import Dtype
+from oscar_zoo.models.device import AUTO as DEVICES
+from oscar_zoo.models.device import check_device
+from oscar_zoo.models.loading import Dtype
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""
@@ -41,11 +41,15 @@ class ComputeOptions:
         calib_tokens: token budget.
         recipe: serving settings for the manifest; `requires` is completed from the fit.
         revision: of a Hugging Face id.
-        seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context, whichever is less.
-        method: a key of `fit.METHODS` or `fit.TUNED`, or `auto` for the best of them on held-out text.
+        seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context,
+            whichever is less.
+        method: a key of `fit.METHODS` or `fit.TUNED`, or `auto` for the best of them on held-out
+            text.
         output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
-        device, dtype: where and in which type the forward passes run; device `auto` is all GPUs together.
-        stream_weights: read weights layer by layer; `None` does so when the model does not fit otherwise.
+        device, dtype: where and in which type the forward passes run; device `auto` is all GPUs
+            together.
+        stream_weights: read weights layer by layer; `None` does so when the model does not fit
+            otherwise.
         engine: what runs them.
         tensor_parallel: ranks of the sglang engine.
         environment: of the sglang engine's processes.
@@ -95,7 +99,8 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
     """The methods to fit, once all is checked that can be wrong before the model is read.
 
     Raises:
-        UsageError, InvalidName, PathNotFound, OutputExists, StorageError: the first thing that is wrong.
+        UsageError, InvalidName, PathNotFound, OutputExists, StorageError: the first thing that is
+            wrong.
     """
     auto = options.method == AUTO
     methods = tuple(METHODS.values()) if auto else (find_method(options.method),)
@@ -105,21 +110,36 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
     if options.output_dir is not None:
         check_target(options.output_dir, force=options.force)
     if options.engine == "sglang" and auto:
-        raise UsageError("auto measures with transformers.", hint="name a method with --engine sglang: --method wush")
+        raise UsageError(
+            "auto measures with transformers.",
+            hint="name a method with --engine sglang: --method wush",
+        )
     if options.engine == "sglang" and any(method.tune for method in methods):
-        raise UsageError(f"{options.method} reads rows with transformers.", hint="with --engine sglang: --method wush")
+        raise UsageError(
+            f"{options.method} reads rows with transformers.",
+            hint="with --engine sglang: --method wush",
+        )
     if options.engine == "transformers" and options.tensor_parallel > 1:
-        raise UsageError("transformers runs tensor parallel 1.", hint="use --engine sglang, or data parallel: torchrun")
+        raise UsageError(
+            "transformers runs tensor parallel 1.",
+            hint="use --engine sglang, or data parallel: torchrun",
+        )
     check_device(options.device, several=options.engine == "transformers")
     if options.device == DEVICES and rank_and_size()[1] > 1:
-        raise UsageError("--device auto gives every process all GPUs.", hint="start it without torchrun")
+        raise UsageError(
+            "--device auto gives every process all GPUs.", hint="start it without torchrun"
+        )
     if options.stream_weights is not None and options.engine != "transformers":
-        raise UsageError("sglang loads weights itself.", hint="leave --stream-weights out, or --engine transformers")
+        raise UsageError(
+            "sglang loads weights itself.",
+            hint="leave --stream-weights out, or --engine transformers",
+        )
     return methods
 
 
 def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
-    """Tokens of a calibration sequence, once head width, quantization groups and context are known to fit.
+    """Tokens of a calibration sequence, once head width, quantization groups and context are known
+    to fit.
 
     Raises:
         UnsupportedModel: no transform here fits the head width.

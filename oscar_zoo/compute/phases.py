@@ -1,4 +1,5 @@
-"""What a computation does, in order: names for people, units of what is counted, and which options ask for what."""
+"""What a computation does, in order: names for people, units of what is counted, and which options
+ask for what."""
 
 from __future__ import annotations
 
@@ -12,20 +13,30 @@ LOAD, CAPTURE, FIT, ROWS, TUNE, WRITE = "load", "capture", "fit", "rows", "tune"
 HELD_OUT, ERRORS, PERPLEXITY = "held-out rows", "errors", "perplexity"
 RECALL, MORE_RECALL = "recall", "more recall"
 """Names of phases."""
-MEASURED_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 8, PERPLEXITY: 22, RECALL: 16, MORE_RECALL: 1}
+MEASURED_PASSES: Mapping[str, int] = {
+    HELD_OUT: 1,
+    ERRORS: 8,
+    PERPLEXITY: 22,
+    RECALL: 16,
+    MORE_RECALL: 1,
+}
 """How often `auto` reads as many tokens as are held out, in each of its phases."""
 FAST_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 9}
 """The same with `fast`."""
 
 
 def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:
-    """What `compute_artifact(options)` does, in order; `seconds` are shares of a usual computation only."""
+    """What `compute_artifact(options)` does, in order; `seconds` are shares of a usual computation
+    only."""
     auto = options.method == AUTO
     phases = [Phase(LOAD, "", 5), Phase(CAPTURE, "tokens", 20), Phase(FIT, "", 5)]
     phases += [Phase(ROWS, "sequences", 10), Phase(TUNE, "steps", 20)] if tunes(options) else []
     if auto:
         passes = FAST_PASSES if options.fast else MEASURED_PASSES
-        phases += [Phase(name, "layers" if name == ERRORS else "sequences", times) for name, times in passes.items()]
+        phases += [
+            Phase(name, "layers" if name == ERRORS else "sequences", times)
+            for name, times in passes.items()
+        ]
     return (*phases, Phase(WRITE, "", 0))
 
 

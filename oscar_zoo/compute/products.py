@@ -1,11 +1,12 @@
 """Products of rows, chunk by chunk, summed in float64: the only arithmetic behind the moments.
 
-Rows of any float dtype are cast to float64 before the product, so sums of bfloat16 rows are exact up to rounding order.
-On a GPU, 16-bit rows go through its matrix units as they lie in memory: their products are exact in float32,
-`SHORT_CHUNK` of them are summed there, and the sums of `TOKENS_AT_ONCE` rows are added in float64 (`accumulation` names
-which it was).
-BLAS rounds the two halves of x^T x differently: the lower triangle of a sum is the sum, and `symmetric` mirrors it. A
-file keeps no more than that triangle, and what continues from a file has the same bits as what was never saved.
+Rows of any float dtype are cast to float64 before the product, so sums of bfloat16 rows are exact
+up to rounding order. On a GPU, 16-bit rows go through its matrix units as they lie in memory: their
+products are exact in float32, `SHORT_CHUNK` of them are summed there, and the sums of
+`TOKENS_AT_ONCE` rows are added in float64 (`accumulation` names which it was).
+BLAS rounds the two halves of x^T x differently: the lower triangle of a sum is the sum, and
+`symmetric` mirrors it. A file keeps no more than that triangle, and what continues from a file has
+the same bits as what was never saved.
 """
 
 from __future__ import annotations
@@ -19,23 +20,29 @@ from torch.nn import functional
 CHUNK_ROWS = 1024
 """Rows of one product in float64."""
 SHORT_CHUNK = 512
-"""Rows of one product on a GPU, summed in float32: relative error below 1e-5, measured 9.8e-7 on an H200."""
+"""Rows of one product on a GPU, summed in float32: relative error below 1e-5, measured 9.8e-7 on an
+H200."""
 WEIGHTED_CHUNK = 256
-"""The same for weighted rows, which are float32: these products are slow, and more of them at once fill a GPU."""
+"""The same for weighted rows, which are float32: these products are slow, and more of them at once
+fill a GPU."""
 CHUNKS_AT_ONCE = 16
-"""Products in one call on a GPU, 0.4 instead of 1.4 ms per 4,096 tokens of an 8B layer on an H200 for 150 MB more."""
+"""Products in one call on a GPU, 0.4 instead of 1.4 ms per 4,096 tokens of an 8B layer on an H200
+for 150 MB more."""
 TOKENS_AT_ONCE = 8192
-"""Rows of each head whose products are in memory at the same time on a GPU: 34 MB for 32 query heads of 128."""
+"""Rows of each head whose products are in memory at the same time on a GPU: 34 MB for 32 query
+heads of 128."""
 
 SAME = 1e-6
-"""Largest relative difference between sums that must be equal, such as those of one KV head on two ranks."""
+"""Largest relative difference between sums that must be equal, such as those of one KV head on two
+ranks."""
 
 
 _HAS_OUT_DTYPE = "out_dtype" in (torch.bmm.__doc__ or "")
 
 
 def accumulation(rows: Tensor) -> str:
-    """How products of such rows are summed, as the manifest says it: `float64` or `float32-chunked`."""
+    """How products of such rows are summed, as the manifest says it: `float64` or
+    `float32-chunked`."""
     short = rows.device.type == "cuda" and rows.dtype in (torch.bfloat16, torch.float16)
     return "float32-chunked" if short and _HAS_OUT_DTYPE else "float64"
 
@@ -57,7 +64,8 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 
 def add_sum(total: Tensor, rows: Tensor) -> None:
-    """Add the sum over the rows of each head to `total`, in place: `[heads, N, d]`, `[heads, d]` float64."""
+    """Add the sum over the rows of each head to `total`, in place: `[heads, N, d]`, `[heads, d]`
+    float64."""
     if accumulation(rows) == "float64":
         total += rows.sum(1, dtype=torch.float64)
     else:  # to float64 a GPU would first write the rows themselves
@@ -65,7 +73,9 @@ def add_sum(total: Tensor, rows: Tensor) -> None:
             total += piece.sum(1, dtype=torch.float32)
 
 
-def add_weighted_gram(total: Tensor, weights: Tensor, key: Tensor, value: Tensor, target: Tensor) -> None:
+def add_weighted_gram(
+    total: Tensor, weights: Tensor, key: Tensor, value: Tensor, target: Tensor
+) -> None:
     """Add w v^T v to `total` and w to `weights` over the rows of each head, in place; w = k A k^T.
 
     Args:
@@ -101,7 +111,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def _rows_at_once(rows: Tensor) -> int:
-    """A core does best with one chunk in its cache; the small products of a GPU fill it only many at once."""
+    """A core does best with one chunk in its cache; the small products of a GPU fill it only many
+    at once."""
     return CHUNK_ROWS * (1 if rows.device.type == "cpu" else CHUNKS_AT_ONCE)
 
 
@@ -110,12 +121,15 @@ def _chunks(rows: Tensor) -> Tensor:
     count = max(1, -(-rows.shape[1] // CHUNK_ROWS))
     length = -(-rows.shape[1] // count)
     missing = count * length - rows.shape[1]
-    filled = functional.pad(rows, (0, 0, 0, missing)) if missing else rows  # padding by nothing would copy
+    filled = (
+        functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    )  # padding by nothing would copy
     return filled.unflatten(1, (count, length))
 
 
 def _add_products(total: Tensor, left: Tensor, right: Tensor, most: int) -> None:
-    """Add x^T y to `total` in chunks of at most `most` rows, each summed in float32; arguments as of `add_gram`."""
+    """Add x^T y to `total` in chunks of at most `most` rows, each summed in float32; arguments as
+    of `add_gram`."""
     heads, group = total.shape[0], left.shape[0] // total.shape[0]
     for start, count, length in _pieces(left.shape[1], most):
         stop = start + count * length
@@ -139,11 +153,16 @@ def _float32_is_whole() -> bool:
 
 def _multiply(x: Tensor, y: Tensor) -> Tensor:
     """x^T y of each pair of matrices in float32."""
-    return torch.bmm(x.mT, y) if x.dtype == torch.float32 else torch.bmm(x.mT, y, out_dtype=torch.float32)
+    return (
+        torch.bmm(x.mT, y)
+        if x.dtype == torch.float32
+        else torch.bmm(x.mT, y, out_dtype=torch.float32)
+    )
 
 
 def _pieces(rows: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """`(start, count, length)`: from row `start` on, `count` chunks of `length` rows; together all rows once."""
+    """`(start, count, length)`: from row `start` on, `count` chunks of `length` rows; together all
+    rows once."""
     for begin in range(0, rows, TOKENS_AT_ONCE):
         size = min(TOKENS_AT_ONCE, rows - begin)
         count = -(-size // most)
@@ -154,10 +173,12 @@ def _pieces(rows: int, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _matrices(rows: Tensor, count: int, *, inside: bool | None = None) -> tuple[bool, Tensor]:
-    """Split the rows of each head into `count` chunks, in whichever way memory can be read as it is.
+    """Split the rows of each head into `count` chunks, in whichever way memory can be read as it
+    is.
 
-    Models keep the heads of a token side by side; chunk c is then rows c, c + count, .. and matrix c * heads + h is
-    that of head h. Otherwise a chunk is rows in a row, and the matrix of chunk c of head h is h * count + c.
+    Models keep the heads of a token side by side; chunk c is then rows c, c + count, .. and matrix
+    c * heads + h is that of head h. Otherwise a chunk is rows in a row, and the matrix of chunk c
+    of head h is h * count + c.
 
     Args:
         rows: `[heads, N, d]`, N a multiple of `count`.

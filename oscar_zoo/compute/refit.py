@@ -1,4 +1,5 @@
-"""The use case: a moments file becomes a verified artifact, without the model and without the text."""
+"""The use case: a moments file becomes a verified artifact, without the model and without the
+text."""
 
 from __future__ import annotations
 
@@ -56,8 +57,12 @@ def refit(
         raise needs_model(chosen)
     sums, info = moments_file.load_moments(moments)
     if method not in possible_methods(sums):
-        allowed = ", ".join(name for name in possible_methods(sums) if find_method(name).publishable)
-        raise ComputeFailed(f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}")
+        allowed = ", ".join(
+            name for name in possible_methods(sums) if find_method(name).publishable
+        )
+        raise ComputeFailed(
+            f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}"
+        )
     progress(0, 0, "fit")
     result = fit(sums, chosen)
     used = info.calibration
@@ -77,7 +82,9 @@ def refit(
     )
     outcome = verify_files(assemble(result, facts), strict=True)
     if not isinstance(outcome, Verified):
-        raise ComputeFailed(f"the result failed its own verification: {why(outcome)}.", hint="nothing was written")
+        raise ComputeFailed(
+            f"the result failed its own verification: {why(outcome)}.", hint="nothing was written"
+        )
     progress(0, 0, "write")
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
     source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=moments_file.FILE_NAME)

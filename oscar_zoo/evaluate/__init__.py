@@ -1,1 +1,2 @@
-"""How good a cache is: perplexity and recall in process, against BF16 and the data-free baselines."""
+"""How good a cache is: perplexity and recall in process, against BF16 and the data-free
+baselines."""

@@ -1,8 +1,10 @@
-"""Greedy generation as a server with an INT2 cache does it: prefill in chunks, then one token at a time.
+"""Greedy generation as a server with an INT2 cache does it: prefill in chunks, then one token at a
+time.
 
-A chunk reads its own tokens exactly and older ones as the cache holds them at that moment, so results depend on where
-chunks end; `cache.SimulatedCache` is the other extreme, in which every position reads as a decoded one. K and V are
-kept here, not in a `transformers` cache: the model only ever sees the new tokens and their positions.
+A chunk reads its own tokens exactly and older ones as the cache holds them at that moment, so
+results depend on where chunks end; `cache.SimulatedCache` is the other extreme, in which every
+position reads as a decoded one. K and V are kept here, not in a `transformers` cache: the model
+only ever sees the new tokens and their positions.
 """
 
 from __future__ import annotations
@@ -15,8 +17,15 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.evaluate.cache import INT2, WINDOW, CacheSpec, SimulatedLayer, Stretches, take_rows
-from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+from oscar_zoo.evaluate.simulated_cache import (
+    INT2,
+    WINDOW,
+    CacheSpec,
+    SimulatedLayer,
+    Stretches,
+    take_rows,
+)
+from oscar_zoo.models.loading import LoadedModel, attention_scope
 
 
 def greedy_generate(
@@ -47,7 +56,7 @@ def greedy_generate(
         GeometryMismatch: see `cache.CacheSpec.check`.
         UnsupportedModel: a model with layers that keep another kind of cache.
     """
-    request = Request(model, cache)
+    request = GenerationRequest(model, cache)
     ids = torch.tensor(list(prompt_ids), dtype=torch.int64, device="cpu")
     logits = torch.empty(0, device="cpu")
     for first, last in _chunks(len(ids), chunk_size, boundaries):
@@ -61,7 +70,7 @@ def greedy_generate(
     return new
 
 
-class Request:
+class GenerationRequest:
     """One sequence in a server: its cached rows, layer by layer.
 
     Args:
@@ -76,8 +85,8 @@ class Request:
         block = model.block
         if len(block.attention_layers) != block.num_layers:
             raise UnsupportedModel(
-                f"{block.id} has layers that keep another kind of cache; generation is simulated for "
-                "full-attention models only."
+                f"{block.id} has layers that keep another kind of cache; generation is simulated"
+                " for full-attention models only."
             )
         self._model = model
         self._windows = None if cache is None else cache.recipe.windows
@@ -86,7 +95,9 @@ class Request:
             self._layers = dict.fromkeys(block.attention_layers, _ExactLayer())
         else:
             cache.check(block)
-            self._layers = {i: SimulatedLayer(cache, block, i, model.device) for i in block.attention_layers}
+            self._layers = {
+                i: SimulatedLayer(cache, block, i, model.device) for i in block.attention_layers
+            }
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._length = 0
         self._own_from = 0
@@ -95,31 +106,37 @@ class Request:
     def begin_from_cache(self, *, sinks: bool = True) -> None:
         """From here on this is a new request that found all tokens so far in the prefix cache.
 
-        Its recent window holds nothing that came before. Its first tokens stay exact, because requests share them;
-        `sinks` false is a server that has lost them.
+        Its recent window holds nothing that came before. Its first tokens stay exact, because
+        requests share them; `sinks` false is a server that has lost them.
         """
         self._own_from, self._sinks = self._length, sinks
 
     def extend(self, ids: Tensor) -> Tensor:
-        """Prefill one chunk, `[T]` int64; returns the logits `[T, vocabulary]` of all its positions."""
+        """Prefill one chunk, `[T]` int64; returns the logits `[T, vocabulary]` of all its
+        positions."""
         return self._forward(ids, cached=self._length)
 
     def decode(self, token: int) -> Tensor:
-        """Process one generated token, which is written before it reads; returns logits `[vocabulary]`."""
+        """Process one generated token, which is written before it reads; returns logits
+        `[vocabulary]`."""
         return self._forward(torch.tensor([token], device="cpu"), cached=self._length + 1)[0]
 
     def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
         positions = torch.arange(self._length, self._length + len(ids), device=self._model.device)
         stretches, mask = self._reads(positions, cached)
 
-        def attention(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        def attention(
+            layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        ) -> Tensor:
             layer = self._layers[layer_id]
             rows = layer.encode(key, value)
             if layer_id in self._stored:
                 old = self._stored[layer_id]
                 rows = torch.cat([old[0], rows[0]], -2), torch.cat([old[1], rows[1]], -2)
             self._stored[layer_id] = rows
-            return layer.attend(query, take_rows(rows[0], stretches), take_rows(rows[1], stretches), mask, scaling)
+            return layer.attend(
+                query, take_rows(rows[0], stretches), take_rows(rows[1], stretches), mask, scaling
+            )
 
         with attention_scope(self._model, attention), torch.inference_mode():
             logits: Tensor = self._model.model(
@@ -129,14 +146,17 @@ class Request:
         return logits
 
     def _reads(self, positions: Tensor, cached: int) -> tuple[Stretches, Tensor]:
-        """Rows read by a batch of new tokens when `cached` tokens are in the cache, and `[T, R]` who reads which."""
+        """Rows read by a batch of new tokens when `cached` tokens are in the cache, and `[T, R]`
+        who reads which."""
         end = int(positions[-1]) + 1
         stretches: Stretches = ((WINDOW, 0, end),)
         if self._windows is not None:
             sinks = min(self._windows.sink, cached) if self._sinks else 0
             ring = max(sinks, cached - self._windows.recent, self._own_from)
             stretches = (WINDOW, 0, sinks), (INT2, sinks, ring), (WINDOW, ring, end)
-        s = torch.cat([torch.arange(first, last, device=positions.device) for _, first, last in stretches])
+        s = torch.cat(
+            [torch.arange(first, last, device=positions.device) for _, first, last in stretches]
+        )
         return stretches, s <= positions[:, None]
 
 
@@ -145,7 +165,9 @@ class _Layer(Protocol):
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor: ...
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    ) -> Tensor: ...
 
 
 class _ExactLayer:
@@ -154,7 +176,9 @@ class _ExactLayer:
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key[None], value[None]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    ) -> Tensor:
         group = query.shape[1] // key.shape[1]
         return torch.nn.functional.scaled_dot_product_attention(
             query,
@@ -165,7 +189,9 @@ class _ExactLayer:
         )
 
 
-def _chunks(length: int, chunk_size: int, boundaries: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+def _chunks(
+    length: int, chunk_size: int, boundaries: Sequence[int] | None
+) -> Iterator[tuple[int, int]]:
     if length == 0:
         raise UsageError("the prompt is empty.", hint="give at least one token")
     if boundaries is None:
@@ -174,5 +200,7 @@ def _chunks(length: int, chunk_size: int, boundaries: Sequence[int] | None) -> I
         boundaries = range(chunk_size, length, chunk_size)
     edges = [0, *boundaries, length]
     if any(first >= last for first, last in pairwise(edges)):
-        raise UsageError(f"boundaries {list(boundaries)} are not ascending inside a prompt of {length} tokens.")
+        raise UsageError(
+            f"boundaries {list(boundaries)} are not ascending inside a prompt of {length} tokens."
+        )
     return pairwise(edges)

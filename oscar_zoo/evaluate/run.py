@@ -1,7 +1,9 @@
-"""One comparison: a model with a BF16 cache, with data-free INT2 caches, and with an artifact's INT2 cache.
+"""One comparison: a model with a BF16 cache, with data-free INT2 caches, and with an artifact's
+INT2 cache.
 
-All rows see the same tokens, windows, group size and quantizer; only transforms and clip differ. Every query position
-reads its own window and INT2 rows exactly, so no number depends on how a server would chunk the prompt.
+All rows see the same tokens, windows, group size and quantizer; only transforms and clip differ.
+Every query position reads its own window and INT2 rows exactly, so no number depends on how a
+server would chunk the prompt.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ import torch
 
 from oscar_kernels.layout import bits_per_element
 from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.hadamard import is_power_of_two
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.artifact.transforms import is_power_of_two
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.cache import CacheSpec, hadamard_set
-from oscar_zoo.evaluate.models import LoadedModel
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
 from oscar_zoo.evaluate.tasks.base import Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.models.loading import LoadedModel
 
 SCHEMA = "oscar-zoo.eval/1"
 TASKS = ("perplexity", "recall")
@@ -39,11 +41,12 @@ class EvalRow:
     Attributes:
         cache: `bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip` or `artifact`.
         perplexity: `None` when not measured.
-        recall: fraction of the digits of all answers that are predicted right, 0 .. 1 (guessing gives 0.1); `None` when
-            not measured. Counting whole answers would show 0 for every cache that loses a digit here and there.
+        recall: fraction of the digits of all answers that are predicted right, 0 .. 1 (guessing
+            gives 0.1); `None` when not measured. Counting whole answers would show 0 for every
+            cache that loses a digit here and there.
         bits_per_element: of one stored element, scales included.
-        bits_per_element_with_windows: everything one sequence of the measured length occupies, high-precision windows
-            included, per element.
+        bits_per_element_with_windows: everything one sequence of the measured length occupies,
+            high-precision windows included, per element.
     """
 
     cache: str
@@ -84,7 +87,8 @@ def evaluate(
         text: held-out text; documents may be separated by the tokenizer's end-of-text token.
         tasks: of `TASKS`.
         artifact: its K and V sets, or `None` for the baselines only.
-        recipe: group size, scale dtype, windows for all rows; its clip for `int2-hadamard-clip` and `artifact`.
+        recipe: group size, scale dtype, windows for all rows; its clip for `int2-hadamard-clip` and
+            `artifact`.
         windows: windows of the text for perplexity.
         length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
         answers: questions of recall, rounded up to whole prompts.
@@ -106,7 +110,13 @@ def evaluate(
             encode = partial(_encode, model)
             todo.append(
                 Recall.from_tokens(
-                    ids, encode, windows=recipe.windows, answers=answers, length=length, seed=seed, unit="token"
+                    ids,
+                    encode,
+                    windows=recipe.windows,
+                    answers=answers,
+                    length=length,
+                    seed=seed,
+                    unit="token",
                 )
             )
         else:
@@ -124,7 +134,10 @@ def evaluate(
         values = {task.name: measure(model, task, spec, tick=tick).value for task in todo}
         bits = _bits(spec, model, length)
         rows.append(EvalRow(cache, values.get("perplexity"), values.get("recall"), *bits))
-    facts = _facts(model, text, recipe) | {"tokens": len(ids), "tasks": {t.name: dict(t.describe()) for t in todo}}
+    facts = _facts(model, text, recipe) | {
+        "tokens": len(ids),
+        "tasks": {t.name: dict(t.describe()) for t in todo},
+    }
     return EvalReport(tuple(rows), facts)
 
 
@@ -154,7 +167,10 @@ def _bits(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[floa
     if spec is None:
         return BF16_BITS, BF16_BITS
     k, v = model.block.head_dim, model.block.v_head_dim
-    bits_k, bits_v = bits_per_element(spec.quant_spec("k", k)), bits_per_element(spec.quant_spec("v", v))
+    bits_k, bits_v = (
+        bits_per_element(spec.quant_spec("k", k)),
+        bits_per_element(spec.quant_spec("v", v)),
+    )
     bits = (k * bits_k + v * bits_v) / (k + v)
     # INT2 rows exist for every token, the windows on top of them.
     return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length

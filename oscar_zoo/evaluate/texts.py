@@ -1,4 +1,5 @@
-"""Texts known by name, so that `compute` and `eval` work without a file of one's own. Needs no torch.
+"""Texts known by name, so that `compute` and `eval` work without a file of one's own. Needs no
+torch.
 
 Each name has a calibration split and a validation split whose documents do not overlap.
 """
@@ -34,14 +35,18 @@ def text_path(name_or_path: str, split: Split) -> Path:
     if name_or_path in NAMES:
         return Path(str(resources.files("oscar_zoo.texts") / f"{split}.txt"))
     raise PathNotFound(
-        f"no such text: {name_or_path}", hint=f"give a file, or a text known by name: {', '.join(NAMES)}"
+        f"no such text: {name_or_path}",
+        hint=f"give a file, or a text known by name: {', '.join(NAMES)}",
     )
 
 
 def read_text(name_or_path: str, split: Split) -> str:
-    """The text itself, strict UTF-8; raises as `text_path`, and `UsageError` when it is not text."""
+    """The text itself, strict UTF-8; raises as `text_path`, and `UsageError` when it is not
+    text."""
     path = text_path(name_or_path, split)
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}).", hint="give a plain text file") from None
+        raise UsageError(
+            f"{path} is not UTF-8 text (byte {error.start}).", hint="give a plain text file"
+        ) from None

@@ -1,4 +1,5 @@
-"""Who the user is on the hubs. Logins are made and kept by the hubs' own clients; no token is stored or shown here.
+"""Who the user is on the hubs. Logins are made and kept by the hubs' own clients; no token is
+stored or shown here.
 
 What the clients raise may hold a request, and with it the token, so none of it leaves this module.
 """
@@ -12,15 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.errors import AccessError, HubUnreachable, LoginRequired, MalformedFile, OscarZooError, UsageError
+from oscar_zoo.errors import (
+    AccessError,
+    HubUnreachable,
+    LoginRequired,
+    MalformedFile,
+    OscarZooError,
+    UsageError,
+)
 from oscar_zoo.hubs import config
 
 if TYPE_CHECKING:
-    from oscar_zoo.hubs.transport import Reply
+    from oscar_zoo.hubs.transport import HttpReply
 
 TITLE = "Hugging Face"
 _TRUE = ("1", "on", "yes", "true")
-_VARIABLES = {"hf": ("HF_OIDC_RESOURCE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "ms": ("MODELSCOPE_API_TOKEN",)}
+_VARIABLES = {
+    "hf": ("HF_OIDC_RESOURCE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    "ms": ("MODELSCOPE_API_TOKEN",),
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +50,12 @@ class Credential:
 
 
 def credential(scheme: Literal["hf", "ms"]) -> Credential | None:
-    """Where the token comes from that goes to a hub, in the order of the hub's client, or `None`. Asks nobody."""
-    if scheme == "hf" and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").strip().lower() in _TRUE:
+    """Where the token comes from that goes to a hub, in the order of the hub's client, or `None`.
+    Asks nobody."""
+    if (
+        scheme == "hf"
+        and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").strip().lower() in _TRUE
+    ):
         return None
     name = next((name for name in _VARIABLES[scheme] if os.environ.get(name, "").strip()), None)
     if name is not None:
@@ -56,7 +71,9 @@ def credential(scheme: Literal["hf", "ms"]) -> Credential | None:
         return None
     if not status.st_size:
         return None
-    return Credential(str(path), is_variable=False, exposed=bool(stat.S_IMODE(status.st_mode) & 0o077))
+    return Credential(
+        str(path), is_variable=False, exposed=bool(stat.S_IMODE(status.st_mode) & 0o077)
+    )
 
 
 def whoami() -> str | None:
@@ -87,7 +104,8 @@ def whoami() -> str | None:
 
 
 def login() -> None:
-    """The dialogue of Hugging Face's client, on this terminal; it checks the token and saves it in its own file.
+    """The dialogue of Hugging Face's client, on this terminal; it checks the token and saves it in
+    its own file.
 
     Raises:
         AccessError: the hub did not accept the login.
@@ -114,13 +132,17 @@ def _dialogue() -> Exception | None:
     except HfHubHTTPError as error:
         return _refused(error.response.status_code)
     except DeviceCodeError:
-        return AccessError("Hugging Face did not confirm the login.", hint="run it again: oscar-zoo login")
+        return AccessError(
+            "Hugging Face did not confirm the login.", hint="run it again: oscar-zoo login"
+        )
     except ValueError:
-        return UsageError("Hugging Face takes no such token for a login.", hint="paste one of your own account")
+        return UsageError(
+            "Hugging Face takes no such token for a login.", hint="paste one of your own account"
+        )
     return None
 
 
-def _refusal(reply: Reply, sent_token: bool) -> OscarZooError:
+def _refusal(reply: HttpReply, sent_token: bool) -> OscarZooError:
     return _refused(reply.status)
 
 

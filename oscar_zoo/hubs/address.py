@@ -1,4 +1,5 @@
-"""A hub as people write it, `file:PATH`, `hf:ORG/REPO[@REVISION]` or `ms:ORG/REPO[@REVISION]`, and those configured."""
+"""A hub as people write it, `file:PATH`, `hf:ORG/REPO[@REVISION]` or `ms:ORG/REPO[@REVISION]`, and
+those configured."""
 
 from __future__ import annotations
 
@@ -30,22 +31,31 @@ def is_remote(text: str) -> bool:
 
 
 def is_nearby(text: str) -> bool:
-    """Whether the hub that `text` names is on this machine, so that it is as busy as everything here."""
+    """Whether the hub that `text` names is on this machine, so that it is as busy as everything
+    here."""
     scheme = text.partition(":")[0].casefold()
-    variables = {"hf": ("HF_ENDPOINT",), "ms": ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")}.get(scheme)
+    variables = {"hf": ("HF_ENDPOINT",), "ms": ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")}.get(
+        scheme
+    )
     if variables is None:
         return True
-    return origin.is_nearby(next((os.environ[name] for name in variables if os.environ.get(name)), ""))
+    return origin.is_nearby(
+        next((os.environ[name] for name in variables if os.environ.get(name)), "")
+    )
 
 
-def open_hub(text: str | None = None, *, network: config.NetworkSettings | None = None, sharing: int = 1) -> Hub:
+def open_hub(
+    text: str | None = None, *, network: config.NetworkSettings | None = None, sharing: int = 1
+) -> Hub:
     """The hub that `text` names; nothing is asked or created yet.
 
     Args:
-        text: `file:PATH` (absolute, relative or with `~`), `file:///PATH`, `hf:ORG/REPO[@REVISION]`,
-            `ms:ORG/REPO[@REVISION]`, or `None` for the zoo of this user, a folder that the first publish creates.
+        text: `file:PATH` (absolute, relative or with `~`), `file:///PATH`,
+            `hf:ORG/REPO[@REVISION]`, `ms:ORG/REPO[@REVISION]`, or `None` for the zoo of this user,
+            a folder that the first publish creates.
         network: limits of requests; default those of the configuration.
-        sharing: how many remote hubs may have to be asked in turn: each gets its share of the waiting time.
+        sharing: how many remote hubs may have to be asked in turn: each gets its share of the
+            waiting time.
 
     Raises:
         UsageError: not a hub.
@@ -59,13 +69,16 @@ def open_hub(text: str | None = None, *, network: config.NetworkSettings | None 
         return LocalHub(path, must_exist=path != paths.default_zoo_dir())
     if scheme in ("hf", "ms"):
         return _open_remote(text, scheme, rest, network or config.load().network, sharing)
-    text = re.sub(r"//[^/@]*@", "//***@", text)  # somebody's password, in an address of another kind
+    text = re.sub(
+        r"//[^/@]*@", "//***@", text
+    )  # somebody's password, in an address of another kind
     form = f"a hub in a folder is written file:{text}" if os.path.lexists(text) else _FORMS
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
 
 
 def open_hubs(texts: Sequence[str] = (), *, offline: bool = False) -> tuple[Hub, ...]:
-    """The hubs to read from, in order: those of `texts`, of the environment, of `config.toml`, or the defaults.
+    """The hubs to read from, in order: those of `texts`, of the environment, of `config.toml`, or
+    the defaults.
 
     In offline mode hubs in folders only.
 
@@ -75,11 +88,14 @@ def open_hubs(texts: Sequence[str] = (), *, offline: bool = False) -> tuple[Hub,
     settings = config.load(texts, offline=offline)
     wanted = [text for text in settings.read if not (settings.offline and is_remote(text))]
     remote = sum(map(is_remote, wanted))
-    return tuple(open_hub(text, network=settings.network, sharing=max(remote, 1)) for text in wanted)
+    return tuple(
+        open_hub(text, network=settings.network, sharing=max(remote, 1)) for text in wanted
+    )
 
 
 def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
-    """The hubs to publish to, those without commits (ModelScope) last; default the zoo of this user."""
+    """The hubs to publish to, those without commits (ModelScope) last; default the zoo of this
+    user."""
     settings = config.load(texts)
     wanted = sorted(settings.publish, key=lambda text: text.casefold().startswith("ms:"))
     return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
@@ -94,7 +110,9 @@ def request_limits(network: config.NetworkSettings, *, sharing: int = 1) -> Limi
     return replace(limits, answer=share, connect=min(limits.connect, share))
 
 
-def _open_remote(text: str, scheme: str, rest: str, network: config.NetworkSettings, sharing: int) -> Hub:
+def _open_remote(
+    text: str, scheme: str, rest: str, network: config.NetworkSettings, sharing: int
+) -> Hub:
     repository, at, revision = rest.partition("@")
     organisation, _, name = repository.partition("/")
     try:
@@ -103,7 +121,10 @@ def _open_remote(text: str, scheme: str, rest: str, network: config.NetworkSetti
     except InvalidName as error:
         raise UsageError(f"{text[:120]!r} is not a hub: {error.message}", hint=_FORMS) from None
     if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise UsageError(f"{text[:120]!r} has no valid revision after @.", hint="name a branch, a tag or a commit")
+        raise UsageError(
+            f"{text[:120]!r} has no valid revision after @.",
+            hint="name a branch, a tag or a commit",
+        )
     limits = request_limits(network, sharing=sharing)
     if scheme == "hf":
         from oscar_zoo.hubs.huggingface import open_huggingface
@@ -118,8 +139,13 @@ def _file_path(text: str, rest: str) -> Path:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost") or not slash:
-            raise UsageError(f"{text[:120]!r} names a host.", hint="write file:///absolute/path or file:relative/path")
+            raise UsageError(
+                f"{text[:120]!r} names a host.",
+                hint="write file:///absolute/path or file:relative/path",
+            )
         rest = "/" + unquote(path)
     if not rest or "\0" in rest:
-        raise UsageError(f"{text[:120]!r} has no path.", hint="a hub in a folder is written file:PATH")
+        raise UsageError(
+            f"{text[:120]!r} has no path.", hint="a hub in a folder is written file:PATH"
+        )
     return Path(rest).expanduser().resolve()

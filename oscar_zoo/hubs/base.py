@@ -1,7 +1,9 @@
-"""What a hub is: artifacts `<Model>/<tag>`, each a flat folder of files, beside an index and a model card.
+"""What a hub is: artifacts `<Model>/<tag>`, each a flat folder of files, beside an index and a
+model card.
 
-A hub moves bytes and lists them; it verifies nothing. Whoever fetches hashes what arrived. An opened hub is one view:
-the first question pins a commit, and every later answer comes from that commit until `refresh`.
+A hub moves bytes and lists them; it verifies nothing. Whoever fetches hashes what arrived. An
+opened hub is one view: the first question pins a commit, and every later answer comes from that
+commit until `refresh`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ MAX_ROOT_BYTES = 8 << 20
 class HubFile:
     """One file of an artifact as a hub lists it.
 
-    `sha256` is null where the hub does not tell; `git_oid` is the sha1 of the git blob, where the hub tells that only.
+    `sha256` is null where the hub does not tell; `git_oid` is the sha1 of the git blob, where the
+    hub tells that only.
     """
 
     path: str
@@ -57,12 +60,15 @@ class Change:
     @property
     def paths(self) -> dict[str, bytes]:
         """Every file by its path in the hub."""
-        return {f"{self.artifact}/{name}": data for name, data in self.files.items()} | dict(self.root)
+        return {f"{self.artifact}/{name}": data for name, data in self.files.items()} | dict(
+            self.root
+        )
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A change that a hub took; `proposal` is the address of a pull request that still has to be merged."""
+    """A change that a hub took; `proposal` is the address of a pull request that still has to be
+    merged."""
 
     revision: str | None
     proposal: str | None = None
@@ -72,8 +78,9 @@ class Commit:
 class Hub(Protocol):
     """A place artifacts are read from and published to.
 
-    Every method that asks a hub over the network may raise `NetworkError` (it did not answer; another hub may be
-    asked), `AccessError` (it refused; no other hub may be asked) or `RepositoryNotFound`.
+    Every method that asks a hub over the network may raise `NetworkError` (it did not answer;
+    another hub may be asked), `AccessError` (it refused; no other hub may be asked) or
+    `RepositoryNotFound`.
     """
 
     @property
@@ -88,7 +95,8 @@ class Hub(Protocol):
 
     @property
     def revision(self) -> str | None:
-        """What all answers refer to: a 40-hex commit, or another token that changes with the content, or `None`."""
+        """What all answers refer to: a 40-hex commit, or another token that changes with the
+        content, or `None`."""
         ...
 
     def at(self, revision: str) -> Self:
@@ -111,7 +119,9 @@ class Hub(Protocol):
         """
         ...
 
-    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
         """The bytes of one file, as they are.
 
         Args:
@@ -134,13 +144,16 @@ class Hub(Protocol):
         """Write `change`, all of it at once.
 
         Raises:
-            StaleRevision: the hub is no longer what `change.parent` says, or the version exists; nothing was written.
-            NetworkError: the reply was lost; the change may have been written. Read again before trying again.
+            StaleRevision: the hub is no longer what `change.parent` says, or the version exists;
+                nothing was written.
+            NetworkError: the reply was lost; the change may have been written. Read again before
+                trying again.
         """
         ...
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
-        """Put the tag `name` (no slash) on `revision`; an equal tag is success. A hub without tags does nothing.
+        """Put the tag `name` (no slash) on `revision`; an equal tag is success. A hub without tags
+        does nothing.
 
         Raises:
             ConflictError: the tag exists on another revision.

@@ -1,7 +1,8 @@
-"""Which hubs are read, in which order, and where things are published: flags, then environment, then `config.toml`.
+"""Which hubs are read, in which order, and where things are published: flags, then environment,
+then `config.toml`.
 
 ```toml
-hubs = ["file:/srv/zoo", "hf:my-org/zoo", "default"]   # order for reading; "default" is the public zoos
+hubs = ["file:/srv/zoo", "hf:my-org/zoo", "default"]   # in this order; "default": the public zoos
 publish = "hf:my-org/zoo"
 offline = false
 [network]
@@ -60,7 +61,8 @@ class HubSettings:
     Attributes:
         read: hubs in the order they are asked.
         publish: where `publish` writes, or `None` for the zoo of this user.
-        chosen: whether a flag, the environment or the file named the hubs; else they are the defaults.
+        chosen: whether a flag, the environment or the file named the hubs; else they are the
+            defaults.
         offline: whether no hub may be asked.
         network: limits of requests.
     """
@@ -88,7 +90,9 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
     own = f"file:{paths.default_zoo_dir()}"
     read = _expand(listed) if listed else (own, *PUBLIC)
     publish = named or ((stored.publish,) if stored.publish else ())
-    no_network = offline or stored.offline or _is_true("OSCAR_ZOO_OFFLINE") or _is_true("HF_HUB_OFFLINE")
+    no_network = (
+        offline or stored.offline or _is_true("OSCAR_ZOO_OFFLINE") or _is_true("HF_HUB_OFFLINE")
+    )
     return HubSettings(read, publish, bool(listed), no_network, stored.network)
 
 
@@ -113,6 +117,10 @@ def _read() -> _File:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path}: {where}: {first['msg']}.", hint="the settings are listed in docs/hubs.md") from None
+        raise UsageError(
+            f"{path}: {where}: {first['msg']}.", hint="the settings are listed in docs/hubs.md"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.", hint="repair it or move it away") from None
+        raise UsageError(
+            f"{path} cannot be read: {error}.", hint="repair it or move it away"
+        ) from None

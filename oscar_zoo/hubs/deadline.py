@@ -1,9 +1,9 @@
 """Calls that end in time, whatever the network does.
 
-Time limits of sockets do not bound a call: names are resolved without one, and a byte now and then keeps a read alive
-for ever. So the call runs in a daemon thread, which is abandoned when its time is over; it cannot keep the process
-from ending. Whoever waits here can be interrupted at once. Time in which this process could not run does not count
-(see `patience`).
+Time limits of sockets do not bound a call: names are resolved without one, and a byte now and then
+keeps a read alive for ever. So the call runs in a daemon thread, which is abandoned when its time
+is over; it cannot keep the process from ending. Whoever waits here can be interrupted at once. Time
+in which this process could not run does not count (see `patience`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def within(
 
     Args:
         seconds: how long to wait; zero or less raises at once.
-        call: runs in a thread of its own. When time is over it goes on there unobserved: it must do no harm later.
+        call: runs in a thread of its own. When time is over it goes on there unobserved: it must do
+            no harm later.
         error: makes the exception to raise when time is over.
         patience: whose clock counts the seconds, where `call` is a part of something longer.
         nearby: without `patience`: whether a hub on this machine is waited for.
@@ -79,8 +80,8 @@ def within(
 def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T]:
     """Run `calls` on daemon threads and return their results in the order of `calls`.
 
-    The first exception is raised as soon as it happens; calls that run then go on unobserved, others never start. The
-    same holds for an interrupt of the thread that waits.
+    The first exception is raised as soon as it happens; calls that run then go on unobserved,
+    others never start. The same holds for an interrupt of the thread that waits.
 
     Args:
         calls: what to run.

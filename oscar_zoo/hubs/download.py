@@ -1,7 +1,8 @@
-"""One try of a GET: redirects by hand, the token for one origin, bytes counted and timed as they arrive.
+"""One try of a GET: redirects by hand, the token for one origin, bytes counted and timed as they
+arrive.
 
-Both steps, up to the header of the answer and through its body, run under the patience of the whole request. A try
-that was given up closes its connection at the next byte and tells nobody about it.
+Both steps, up to the header of the answer and through its body, run under the patience of the whole
+request. A try that was given up closes its connection at the next byte and tells nobody about it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Limits:
         read: seconds without a byte.
         min_rate: bytes per second, measured over `rate_window` seconds.
         rate_window: see `min_rate`.
-        tries: how often a request is sent that breaks off or meets a busy server; one that ran out of time is not
-            sent again, unless this process or its machine was kept from working.
+        tries: how often a request is sent that breaks off or meets a busy server; one that ran out
+            of time is not sent again, unless this process or its machine was kept from working.
         patience: seconds to wait between tries, all together.
     """
 
@@ -91,17 +92,23 @@ class Download:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._given_up.set()
 
     def open(self, url: str) -> tuple[Any, bool]:
-        """The first answer that is no redirect, its body still to be read, and whether a token went along.
+        """The first answer that is no redirect, its body still to be read, and whether a token went
+        along.
 
         Raises:
             LoginRequired: the user's token cannot be one.
         """
-        silent = HubTimeout.for_hub(self._site.title, f"did not answer within {self._site.limits.answer:g} s")
+        silent = HubTimeout.for_hub(
+            self._site.title, f"did not answer within {self._site.limits.answer:g} s"
+        )
         source: Origin | None = None
         trusted = True
         for _ in range(MAX_REDIRECTS + 1):
@@ -111,14 +118,20 @@ class Download:
             if response.status_code not in _REDIRECTS or not location:
                 return response, sent_token
             response.close()
-            trusted = trusted and sent_token  # once elsewhere, a way back is no reason to trust again
+            trusted = (
+                trusted and sent_token
+            )  # once elsewhere, a way back is no reason to trust again
             try:
                 url = urljoin(str(response.url), location)
             except ValueError:
                 break
-        raise Failed(self._unreachable(f"it redirects more than {MAX_REDIRECTS} times, or to no address"))
+        raise Failed(
+            self._unreachable(f"it redirects more than {MAX_REDIRECTS} times, or to no address")
+        )
 
-    def whole(self, response: Any, limit: int, size: int | None, progress: Progress | None) -> bytes:
+    def whole(
+        self, response: Any, limit: int, size: int | None, progress: Progress | None
+    ) -> bytes:
         """The body of a good answer.
 
         Raises:
@@ -130,37 +143,61 @@ class Download:
         """The first `limit` bytes of the body, or a few more."""
         return self._in_time(partial(self._start, response, limit))
 
-    def _in_time(self, step: Callable[[], T], most: float | None = None, late: HubTimeout | None = None) -> T:
+    def _in_time(
+        self, step: Callable[[], T], most: float | None = None, late: HubTimeout | None = None
+    ) -> T:
         left = self._patience.left
         if most is not None and late is not None and most < left:
             return within(most, step, error=lambda: Failed(late), patience=self._patience)
         return within(left, step, error=lambda: Failed(self._late), patience=self._patience)
 
     def _send(self, url: str, source: Origin | None, trusted: bool) -> tuple[Any, Origin, bool]:
-        """Send one request and return the answer without its body, where it came from, and whether a token went."""
+        """Send one request and return the answer without its body, where it came from, and whether
+        a token went."""
         site, limits = self._site, self._site.limits
         client = self._client
-        times = {"connect": limits.connect, "read": limits.read, "write": limits.read, "pool": limits.connect}
+        times = {
+            "connect": limits.connect,
+            "read": limits.read,
+            "write": limits.read,
+            "pool": limits.connect,
+        }
         build = partial(client.build_request, "GET", extensions={"timeout": times})
         request = self._reached(partial(build, url))
-        target, home = Origin.of(request.url), Origin.of(self._reached(partial(build, site.endpoint)).url)
+        target, home = (
+            Origin.of(request.url),
+            Origin.of(self._reached(partial(build, site.endpoint)).url),
+        )
         if not (source or target).may_redirect_to(target):
             cause = "it redirects to an unsafe address" if source else "its address is not valid"
             raise Failed(self._unreachable(cause))
-        token = session.token(site.title, client, site.token) if trusted and target.may_see_token_of(home) else None
-        for name in ("authorization", "cookie"):  # the client remembers cookies, and sends them to every port of a host
+        token = (
+            session.token(site.title, client, site.token)
+            if trusted and target.may_see_token_of(home)
+            else None
+        )
+        for name in (
+            "authorization",
+            "cookie",
+        ):  # the client remembers cookies, and sends them to every port of a host
             request.headers.pop(name, None)
-        request.headers.update({"accept-encoding": "identity", "user-agent": f"oscar-zoo/{oscar_zoo.__version__}"})
+        request.headers.update(
+            {"accept-encoding": "identity", "user-agent": f"oscar-zoo/{oscar_zoo.__version__}"}
+        )
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
             if site.cookie is not None:
                 request.headers["cookie"] = f"{site.cookie}={token}"
-        response = self._reached(partial(client.send, request, stream=True, auth=None, follow_redirects=False))
+        response = self._reached(
+            partial(client.send, request, stream=True, auth=None, follow_redirects=False)
+        )
         if self._given_up.is_set():
             response.close()
         return response, target, token is not None
 
-    def _whole(self, response: Any, limit: int, size: int | None, progress: Progress | None) -> bytes:
+    def _whole(
+        self, response: Any, limit: int, size: int | None, progress: Progress | None
+    ) -> bytes:
         with contextlib.closing(response):
             declared = _length(response.headers.get("content-length", ""))
             if declared is not None and declared > limit:
@@ -175,7 +212,9 @@ class Download:
                 if progress is not None:
                     progress(len(body))
             if len(body) < (declared if declared is not None else size or 0):
-                raise Failed(self._unreachable("the connection broke off"), tries=self._site.limits.tries)
+                raise Failed(
+                    self._unreachable("the connection broke off"), tries=self._site.limits.tries
+                )
             return bytes(body)
 
     def _start(self, response: Any, limit: int) -> bytes:
@@ -204,7 +243,8 @@ class Download:
             yield chunk
 
     def _reached(self, step: Callable[[], T]) -> T:
-        """`step`, with an error of ours. A limit of the socket that passed while nothing could run is no silence."""
+        """`step`, with an error of ours. A limit of the socket that passed while nothing could run
+        is no silence."""
         patience, tries = self._patience, self._site.limits.tries
         start, lost = patience.spent + patience.lost, patience.lost
         try:
@@ -221,7 +261,8 @@ class Download:
 
     def _too_long(self, got: int, limit: int) -> MalformedFile:
         return MalformedFile(
-            "file.size", f"{self._site.title} sends {got:,} bytes where at most {limit:,} were expected."
+            "file.size",
+            f"{self._site.title} sends {got:,} bytes where at most {limit:,} were expected.",
         )
 
 

@@ -1,8 +1,8 @@
 """Hugging Face: model repositories, read by our own requests and written by the hub's client.
 
-Writing is one commit on top of a known parent, so that nobody's change is lost and nothing is published by half. The
-client has no time limits, so it runs under a deadline; what it raises holds requests and stays in here. Its cache is
-not used.
+Writing is one commit on top of a known parent, so that nobody's change is lost and nothing is
+published by half. The client has no time limits, so it runs under a deadline; what it raises holds
+requests and stays in here. Its cache is not used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from oscar_zoo.errors import ConflictError, HubTimeout, HubUnreachable, LoginRequired, StaleRevision, UsageError
+from oscar_zoo.errors import (
+    ConflictError,
+    HubTimeout,
+    HubUnreachable,
+    LoginRequired,
+    StaleRevision,
+    UsageError,
+)
 from oscar_zoo.hubs import huggingface_wire as wire
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.base import CARD_NAME, Change, Commit, HubFile
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.origin import Origin, is_nearby
 from oscar_zoo.hubs.remote import Listing, RemoteHub
-from oscar_zoo.hubs.transport import Limits, Reply, Transport
+from oscar_zoo.hubs.transport import HttpReply, Limits, Transport
 
 T = TypeVar("T")
 
@@ -38,7 +45,9 @@ _SMALL = (".json", ".md")
 _TRUE = ("1", "on", "yes", "true")
 
 
-def open_huggingface(repo: str, revision: str | None = None, *, limits: Limits | None = None) -> RemoteHub:
+def open_huggingface(
+    repo: str, revision: str | None = None, *, limits: Limits | None = None
+) -> RemoteHub:
     """The model repository `repo` (`org/name`) as a hub; nothing is asked yet.
 
     Args:
@@ -60,7 +69,12 @@ class HuggingFaceSource:
     """
 
     def __init__(
-        self, repo: str, *, endpoint: str | None = None, token: str | None = None, limits: Limits | None = None
+        self,
+        repo: str,
+        *,
+        endpoint: str | None = None,
+        token: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.repo = repo
         self.name = f"hf:{repo}"
@@ -88,7 +102,11 @@ class HuggingFaceSource:
         """The commit that `revision` is; a full commit is taken at its word."""
         if revision is not None and wire.COMMIT.fullmatch(revision):
             return revision
-        address = f"{self._api}/revision/{quote(revision, safe='')}" if revision is not None else self._api
+        address = (
+            f"{self._api}/revision/{quote(revision, safe='')}"
+            if revision is not None
+            else self._api
+        )
         budget = self._limits.answer + 1
         reply = self._transport(revision).get(address, limit=wire.MAX_PAGE_BYTES, budget=budget)
         return wire.parse_commit(reply.body, self.title)
@@ -111,27 +129,45 @@ class HuggingFaceSource:
             address = following
         raise HubUnreachable.for_hub(self.title, f"its listing has more than {MAX_PAGES} pages")
 
-    def read(self, revision: str, file: HubFile, *, limit: int, progress: Callable[[int], None] | None = None) -> bytes:
+    def read(
+        self,
+        revision: str,
+        file: HubFile,
+        *,
+        limit: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes:
         """What the hub sends for `file`, compared with nothing."""
-        address = f"{self.endpoint}/{self.repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+        address = (
+            f"{self.endpoint}/{self.repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+        )
         transport = self._transport(revision, file.path)
         return transport.get(address, limit=limit, size=file.size, progress=progress).body
 
     def create(self, *, private: bool) -> None:
         """Create the repository; one that exists stays as it is."""
-        self._write("creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True))
+        self._write(
+            "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
+        )
 
     def commit(self, change: Change) -> Commit:
         """Write `change` in one commit on top of `change.parent`, or propose it."""
         from huggingface_hub import CommitOperationAdd
 
         # Files in memory go the plain way of LFS: hubs without Xet take them too.
-        added = [CommitOperationAdd(path, io.BytesIO(data)) for path, data in sorted(change.paths.items())]
+        added = [
+            CommitOperationAdd(path, io.BytesIO(data))
+            for path, data in sorted(change.paths.items())
+        ]
 
         def send(api: Any) -> Any:
-            for each in added:  # several at once would go on threads that a process has to wait for at its end
+            for each in (
+                added
+            ):  # several at once would go on threads that a process has to wait for at its end
                 if not each.path_in_repo.endswith(_SMALL):
-                    api.preupload_lfs_files(self.repo, [each], create_pr=change.propose, free_memory=False)
+                    api.preupload_lfs_files(
+                        self.repo, [each], create_pr=change.propose, free_memory=False
+                    )
             return api.create_commit(
                 self.repo,
                 added,
@@ -143,8 +179,12 @@ class HuggingFaceSource:
         info = self._write("writing", send, size=sum(map(len, change.paths.values())))
         if not wire.COMMIT.fullmatch(str(info.oid)):
             raise HubUnreachable.for_hub(self.title, "its answer names no commit")
-        if change.propose and not info.pr_url:  # the client sends nothing where nothing would change
-            raise ConflictError(f"{self.title} has all of this already: there is nothing to propose.")
+        if (
+            change.propose and not info.pr_url
+        ):  # the client sends nothing where nothing would change
+            raise ConflictError(
+                f"{self.title} has all of this already: there is nothing to propose."
+            )
         return Commit(info.oid, info.pr_url if change.propose else None)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
@@ -163,12 +203,19 @@ class HuggingFaceSource:
         return f"{self.endpoint}/api/models/{self.repo}"
 
     def _transport(self, revision: str | None, path: str | None = None) -> Transport:
-        def refuse(reply: Reply, sent_token: bool) -> Exception:
+        def refuse(reply: HttpReply, sent_token: bool) -> Exception:
             return wire.refusal(
-                self.title, reply.status, reply.headers, sent_token=sent_token, revision=revision, path=path
+                self.title,
+                reply.status,
+                reply.headers,
+                sent_token=sent_token,
+                revision=revision,
+                path=path,
             )
 
-        return Transport(self.title, self.endpoint, token=self._token, refusal=refuse, limits=self._limits)
+        return Transport(
+            self.title, self.endpoint, token=self._token, refusal=refuse, limits=self._limits
+        )
 
     def _token(self) -> str | None:
         return self._own_token or user_token()
@@ -179,7 +226,9 @@ class HuggingFaceSource:
         late = HubTimeout.for_hub(self.title, f"was not done with {doing} within {seconds:.0f} s")
         from huggingface_hub import HfApi
 
-        client = session.http_client()  # importing and making these takes time that is not the hub's
+        client = (
+            session.http_client()
+        )  # importing and making these takes time that is not the hub's
         try:
             return within(
                 seconds,
@@ -191,17 +240,27 @@ class HuggingFaceSource:
             error = failed.error
         raise error
 
-    def _run(self, make: Callable[..., Any], client: Any, doing: str, call: Callable[[Any], T]) -> T:
-        home = Origin.of(session.reached(self.title, client, 1, lambda: client.build_request("GET", self.endpoint)).url)
+    def _run(
+        self, make: Callable[..., Any], client: Any, doing: str, call: Callable[[Any], T]
+    ) -> T:
+        home = Origin.of(
+            session.reached(
+                self.title, client, 1, lambda: client.build_request("GET", self.endpoint)
+            ).url
+        )
         if not home.is_private:
             message = f"the hub's address, {home.scheme}://{home.host}, is no https address."
             raise UsageError(message, hint="a token is sent over https only")
         token = session.token(self.title, client, self._token)
         if token is None:
-            raise LoginRequired(f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login")
+            raise LoginRequired(
+                f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login"
+            )
         api = make(endpoint=self.endpoint, token=token)
         with _quiet():
-            return session.reached(self.title, client, 1, partial(self._understood, doing, partial(call, api)))
+            return session.reached(
+                self.title, client, 1, partial(self._understood, doing, partial(call, api))
+            )
 
     def _understood(self, doing: str, call: Callable[[], T]) -> T:
         """`call`, with what the client makes of answers turned into our errors."""
@@ -212,11 +271,15 @@ class HuggingFaceSource:
         except HfHubHTTPError as error:
             status = error.response.status_code
             headers = {name.lower(): value for name, value in error.response.headers.items()}
-            failure: Exception = wire.refusal(self.title, status, headers, sent_token=True, doing=doing)
+            failure: Exception = wire.refusal(
+                self.title, status, headers, sent_token=True, doing=doing
+            )
             if status in (409, 412):
                 failure = StaleRevision.for_hub(self.title)
         except HFValidationError:
-            failure = UsageError(f"{self.repo!r} is no repository of Hugging Face.", hint="write hf:ORG/NAME")
+            failure = UsageError(
+                f"{self.repo!r} is no repository of Hugging Face.", hint="write hf:ORG/NAME"
+            )
         except json.JSONDecodeError:
             failure = HubUnreachable.for_hub(self.title, "it sends something else instead of JSON")
         except KeyError as error:
@@ -241,7 +304,9 @@ def user_token() -> str | None:
 
     with contextlib.suppress(errors.OIDCError, errors.DeviceCodeError, OSError):
         return get_token()
-    raise LoginRequired("the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login")
+    raise LoginRequired(
+        "the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login"
+    )
 
 
 def _put_tag(repo: str, name: str, target: str, message: str, api: Any) -> str:

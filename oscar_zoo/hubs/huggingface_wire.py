@@ -1,7 +1,9 @@
-"""What Hugging Face answers, read strictly: the commit of a repository, pages of a listing, and refusals.
+"""What Hugging Face answers, read strictly: the commit of a repository, pages of a listing, and
+refusals.
 
-An answer that cannot be what was asked for, such as the web page of a proxy, counts as no answer: another hub may be
-asked. Refusals are told apart by status and `X-Error-Code`; of their text only two known sentences are read.
+An answer that cannot be what was asked for, such as the web page of a proxy, counts as no answer:
+another hub may be asked. Refusals are told apart by status and `X-Error-Code`; of their text only
+two known sentences are read.
 """
 
 from __future__ import annotations
@@ -99,11 +101,16 @@ def refusal(
     if code == "GatedRepo":
         return GatedRepository.for_hub(title)
     if message == _DISABLED:
-        return Forbidden(f"{title} was disabled by Hugging Face.", hint="its web page may say why; try another hub")
+        return Forbidden(
+            f"{title} was disabled by Hugging Face.",
+            hint="its web page may say why; try another hub",
+        )
     if code == "RevisionNotFound":
         return RevisionNotFound.for_hub(title, revision or "main")
     if code == "EntryNotFound" or (status == 404 and not code and path is not None):
-        return NotFoundError(f"{title} has no file {path}.", hint="see what is there: oscar-zoo list")
+        return NotFoundError(
+            f"{title} has no file {path}.", hint="see what is there: oscar-zoo list"
+        )
     if status == 401 and sent_token and (message == _WRONG_TOKEN or not code):
         return LoginRequired.for_hub(title, sent_token=True)
     if status == 401:  # the hub says no more to strangers: a private repository or none
@@ -135,7 +142,11 @@ def _file(row: dict[str, Json], title: str) -> HubFile:
         if not _matches(COMMIT, oid):
             raise HubUnreachable.for_hub(title, "its listing has a file without an oid")
         return HubFile(path, size, None, str(oid))
-    if not isinstance(lfs, dict) or not _matches(_SHA256, lfs.get("oid")) or lfs.get("size") != size:
+    if (
+        not isinstance(lfs, dict)
+        or not _matches(_SHA256, lfs.get("oid"))
+        or lfs.get("size") != size
+    ):
         raise HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
     return HubFile(path, size, lfs["oid"])
 

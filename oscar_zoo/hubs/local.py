@@ -1,9 +1,11 @@
-"""A hub in a folder: `<Model>/<tag>/files`, with or without `oscar.json`; the layout of the public rotation hub.
+"""A hub in a folder: `<Model>/<tag>/files`, with or without `oscar.json`; the layout of the public
+rotation hub.
 
-Publishing stages the files in the same file system and renames the whole folder to its place, so a version is absent
-or complete, and two publishers cannot mix, whatever locks the file system has. The root files are replaced after that,
-the index last, so a kill in between leaves a version that is only not in the index yet. Writers take turns by a lock
-where there are locks, which makes the comparison with `Change.parent` exact. Links and unsafe names are never followed.
+Publishing stages the files in the same file system and renames the whole folder to its place, so a
+version is absent or complete, and two publishers cannot mix, whatever locks the file system has.
+The root files are replaced after that, the index last, so a kill in between leaves a version that
+is only not in the index yet. Writers take turns by a lock where there are locks, which makes the
+comparison with `Change.parent` exact. Links and unsafe names are never followed.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class LocalHub:
 
     @property
     def revision(self) -> str:
-        """sha256 of the index, of nothing where there is none; read once, then the same until `refresh`."""
+        """sha256 of the index, of nothing where there is none; read once, then the same until
+        `refresh`."""
         return _token(self._pinned_index())
 
     def at(self, revision: str) -> Self:
@@ -98,7 +101,8 @@ class LocalHub:
             )
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
-        """The files of `artifact` with size and sha256, sorted. Hidden files are left out; links are refused."""
+        """The files of `artifact` with size and sha256, sorted. Hidden files are left out; links
+        are refused."""
         folder = self._folder(artifact)
         return tuple(
             HubFile(name, len(data), sha256_hex(data))
@@ -106,7 +110,9 @@ class LocalHub:
             for data in (read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES),)
         )
 
-    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
         """The bytes of one file; see `Hub.fetch`."""
         folder = self._folder(artifact)
         data = read_file(folder / check_part(path, "file name"), max_bytes=limit)
@@ -129,7 +135,9 @@ class LocalHub:
             UsageError: a proposal.
         """
         if change.propose:
-            raise UsageError(f"{self.title} takes no proposals.", hint="publish without --create-pr")
+            raise UsageError(
+                f"{self.title} takes no proposals.", hint="publish without --create-pr"
+            )
         for name in (*change.files, *change.root):
             check_part(name, "file name")
         with durable.storage_errors(f"cannot publish to {self.name}"):
@@ -170,7 +178,9 @@ class LocalHub:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Be the only writer; where the file system has no locks, one of several."""
-        descriptor = os.open(self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(
+            self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
         with locks.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
             if state == "late":
                 raise StorageError(
@@ -198,10 +208,13 @@ class LocalHub:
                 mode = folder.lstat().st_mode
             except (FileNotFoundError, NotADirectoryError):
                 raise ArtifactNotFound(
-                    f"{artifact} is not on {self.name}.", hint=f"see what is there: oscar-zoo list --hub {self.name}"
+                    f"{artifact} is not on {self.name}.",
+                    hint=f"see what is there: oscar-zoo list --hub {self.name}",
                 ) from None
             if stat.S_ISLNK(mode):
-                raise MalformedFile("file.link", f"{folder} is a symbolic link; links are not followed.")
+                raise MalformedFile(
+                    "file.link", f"{folder} is a symbolic link; links are not followed."
+                )
         return folder
 
 
@@ -211,7 +224,11 @@ def _token(index: bytes | None) -> str:
 
 def _folders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and _is_safe(entry.name)]
+        return [
+            entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and _is_safe(entry.name)
+        ]
 
 
 def _has_entries(folder: Path) -> bool:
@@ -225,9 +242,13 @@ def _plain_files(folder: Path) -> list[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_symlink():
-            raise MalformedFile("file.link", f"{folder / entry.name} is a symbolic link; links are not followed.")
+            raise MalformedFile(
+                "file.link", f"{folder / entry.name} is a symbolic link; links are not followed."
+            )
         if not _is_safe(entry.name):
-            raise MalformedFile("file.name", f"{folder} has a file with the name {entry.name[:120]!r}.")
+            raise MalformedFile(
+                "file.name", f"{folder} has a file with the name {entry.name[:120]!r}."
+            )
         if entry.is_file(follow_symlinks=False):
             names.append(entry.name)
     return sorted(names)

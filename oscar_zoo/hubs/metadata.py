@@ -3,13 +3,14 @@
 ```
 <cache>/hubs/<16 hex of the hub>/<commit>/listing.json
 <cache>/hubs/<16 hex of the hub>/<commit>/files/<quoted path>
-<cache>/hubs/<16 hex of the hub>/answered   empty; its time says when the hub last told which commit it is at
+<cache>/hubs/<16 hex of the hub>/answered   empty; its time: when the hub last told its commit
 ```
 
-A commit never changes, so nothing here grows old; only full commits are kept. Each file starts with a line that says
-the sha256, commit and name of the rest. What is unreadable, torn or writable by others counts as absent, and a disk
-that takes nothing only costs requests. Many processes that need the same file at once wait for the first of them, but
-not for long, and nothing is wrong when two fetch it.
+A commit never changes, so nothing here grows old; only full commits are kept. Each file starts with
+a line that says the sha256, commit and name of the rest. What is unreadable, torn or writable by
+others counts as absent, and a disk that takes nothing only costs requests. Many processes that need
+the same file at once wait for the first of them, but not for long, and nothing is wrong when two
+fetch it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class MetadataCache:
         return self._once(revision, _LISTING, fetch)
 
     def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
-        """The file `path` of the repository at `revision`; `fetch` is called when it is not here."""
+        """The file `path` of the repository at `revision`; `fetch` is called when it is not
+        here."""
         return self._once(revision, f"files/{quote(path, safe='')}", fetch)
 
     def copies(self, path: str) -> tuple[bytes, ...]:
@@ -150,7 +152,9 @@ def newest_files(path: str, root: Path | None = None) -> list[bytes]:
     found = []
     with contextlib.suppress(OSError):
         for hub in sorted(folder.iterdir()):
-            kept = sorted(hub.glob(f"*/{name}"), key=lambda place: place.stat().st_mtime, reverse=True)
+            kept = sorted(
+                hub.glob(f"*/{name}"), key=lambda place: place.stat().st_mtime, reverse=True
+            )
             commits = (_read(place, f"{place.parents[1].name} {name}") for place in kept)
             found += [data for data in commits if data is not None][:1]
     return found

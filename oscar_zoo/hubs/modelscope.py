@@ -1,11 +1,14 @@
-"""ModelScope: one listing, then each file at the commit it showed; changes through the hub's own client.
+"""ModelScope: one listing, then each file at the commit it showed; changes through the hub's own
+client.
 
-Reading needs no client. The public hub is two sites; like the client, a source whose address nobody configured asks the
-second one when the first has no such repository. The token of the user is for one of them, the first.
+Reading needs no client. The public hub is two sites; like the client, a source whose address nobody
+configured asks the second one when the first has no such repository. The token of the user is for
+one of them, the first.
 
-The hub has no compare-and-swap. A change is refused when the branch is not where the caller saw it, or has one of the
-new files; what the branch has afterwards is compared with what was sent. Between the two looks somebody else may write:
-versions survive that, but the later index wins, and without the other's entry until that is published once more.
+The hub has no compare-and-swap. A change is refused when the branch is not where the caller saw it,
+or has one of the new files; what the branch has afterwards is compared with what was sent. Between
+the two looks somebody else may write: versions survive that, but the later index wins, and without
+the other's entry until that is published once more.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from oscar_zoo.hubs.base import Change, Commit, HubFile
 from oscar_zoo.hubs.modelscope_client import Client
 from oscar_zoo.hubs.modelscope_wire import Listing, Refused
 from oscar_zoo.hubs.remote import RemoteHub
-from oscar_zoo.hubs.transport import Limits, Reply, Transport
+from oscar_zoo.hubs.transport import HttpReply, Limits, Transport
 
 BRANCH = "master"
 SITES = ("https://modelscope.cn", "https://www.modelscope.ai")
@@ -41,23 +44,32 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 def open_modelscope(
-    repo: str, revision: str | None = None, *, limits: Limits | None = None, endpoint: str | None = None
+    repo: str,
+    revision: str | None = None,
+    *,
+    limits: Limits | None = None,
+    endpoint: str | None = None,
 ) -> RemoteHub:
     """The repository `repo` on ModelScope as a hub; nothing is asked yet.
 
     Args:
         repo: `org/name`.
-        revision: branch, tag or commit to look at; default `master`, the only branch that is written.
+        revision: branch, tag or commit to look at; default `master`, the only branch that is
+            written.
         limits: how long the hub may take.
-        endpoint: address of the hub; default `MODELSCOPE_ENDPOINT`, `MODELSCOPE_DOMAIN`, else the public sites.
+        endpoint: address of the hub; default `MODELSCOPE_ENDPOINT`, `MODELSCOPE_DOMAIN`, else the
+            public sites.
     """
     return RemoteHub(ModelScopeSource(repo, limits=limits, endpoint=endpoint), revision=revision)
 
 
 class ModelScopeSource:
-    """One repository on ModelScope; see `remote.Source`, and `open_modelscope` for the arguments."""
+    """One repository on ModelScope; see `remote.Source`, and `open_modelscope` for the
+    arguments."""
 
-    def __init__(self, repo: str, *, limits: Limits | None = None, endpoint: str | None = None) -> None:
+    def __init__(
+        self, repo: str, *, limits: Limits | None = None, endpoint: str | None = None
+    ) -> None:
         own = endpoint or _configured_endpoint()
         addresses = (own,) if own else _public_sites()
         self.name = f"ms:{repo}"
@@ -77,7 +89,9 @@ class ModelScopeSource:
             RevisionNotFound: there is none, or it was such a name and what it named has changed.
         """
         listed = self._listed
-        if revision is not None and (wire.is_commit(revision) or (listed and listed.revision == revision)):
+        if revision is not None and (
+            wire.is_commit(revision) or (listed and listed.revision == revision)
+        ):
             return revision
         self._listed = self._list(revision or BRANCH)
         return self._listed.revision
@@ -89,16 +103,27 @@ class ModelScopeSource:
             listed = self._listed = self._list(revision)
         return listed.files
 
-    def read(self, revision: str, file: HubFile, *, limit: int, progress: Callable[[int], None] | None = None) -> bytes:
+    def read(
+        self,
+        revision: str,
+        file: HubFile,
+        *,
+        limit: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes:
         """What the hub sends for `file`, at most `limit` bytes."""
         site = self._home or self._find(revision)[0]
-        url = wire.address(site.endpoint, self._repo, "repo", Revision=wire.name_of(revision), FilePath=file.path)
+        url = wire.address(
+            site.endpoint, self._repo, "repo", Revision=wire.name_of(revision), FilePath=file.path
+        )
         try:
             return site.get(url, limit=limit, size=file.size, progress=progress).body
         except Refused as refused:
             refusal = refused
         if refusal.is_missing:
-            raise NotFoundError(f"{self.title} lists {file.path}, but does not have it.", hint="tell its owner")
+            raise NotFoundError(
+                f"{self.title} lists {file.path}, but does not have it.", hint="tell its owner"
+            )
         raise refusal.as_error(self.title, doing="reading")
 
     def create(self, *, private: bool) -> None:
@@ -111,13 +136,16 @@ class ModelScopeSource:
 
         Raises:
             StaleRevision: the branch is not at `change.parent`, or has one of the new files.
-            NetworkError: it is not known whether the change arrived, or somebody else wrote at the same time.
+            NetworkError: it is not known whether the change arrived, or somebody else wrote at the
+                same time.
             DigestMismatchError: the hub has other bytes than were sent.
             MissingDependency: the client is not installed.
             UsageError: a proposal.
         """
         if change.propose:
-            raise UsageError(f"{self.title} takes no proposals.", hint="publish without --create-pr")
+            raise UsageError(
+                f"{self.title} takes no proposals.", hint="publish without --create-pr"
+            )
         before = self._list(BRANCH)
         new = change.paths.keys() - change.root.keys()
         if change.parent not in (None, before.revision) or not new.isdisjoint(before.files):
@@ -135,7 +163,8 @@ class ModelScopeSource:
             client.tag(name, wanted.commit or wanted.name)
         if not self._list(name).is_same(wanted):
             raise ConflictError(
-                f"{self.title} has the tag {name} on another commit.", hint="a tag is never moved; ask its owner"
+                f"{self.title} has the tag {name} on another commit.",
+                hint="a tag is never moved; ask its owner",
             )
 
     def _check_arrived(self, change: Change, after: Listing) -> None:
@@ -145,7 +174,9 @@ class ModelScopeSource:
                 continue
             if there is not None and there.sha256 is not None and path not in change.root:
                 hint = "the hub changed it; tell its owner, and give the version another tag"
-                raise DigestMismatchError.for_content(f"{path} on {self.title}", want=want, got=there.sha256, hint=hint)
+                raise DigestMismatchError.for_content(
+                    f"{path} on {self.title}", want=want, got=there.sha256, hint=hint
+                )
             raise NetworkError(
                 f"{self.title} took the change, but does not have {path} as it was sent.",
                 hint="somebody else may have written at the same time: run it again, which is safe",
@@ -173,7 +204,9 @@ class ModelScopeSource:
         return site, listing
 
     def _ask(self, site: Transport, name: str) -> Listing:
-        url = wire.address(site.endpoint, self._repo, "repo", "files", Revision=name, Recursive="True")
+        url = wire.address(
+            site.endpoint, self._repo, "repo", "files", Revision=name, Recursive="True"
+        )
         try:
             reply = site.get(url, limit=wire.MAX_LISTING_BYTES, budget=LISTING_SECONDS)
             return wire.parse_listing(wire.data_in(reply.body, self.title), name, self.title)
@@ -187,7 +220,11 @@ class ModelScopeSource:
 
     def _exists(self, site: Transport) -> bool:
         try:
-            site.get(wire.address(site.endpoint, self._repo), limit=wire.MAX_LISTING_BYTES, budget=LISTING_SECONDS)
+            site.get(
+                wire.address(site.endpoint, self._repo),
+                limit=wire.MAX_LISTING_BYTES,
+                budget=LISTING_SECONDS,
+            )
         except Refused:
             return False
         return True
@@ -197,14 +234,20 @@ class ModelScopeSource:
         if token is None or site is not self._sites[0]:
             raise wire.login_required(self.title)
         return Client.opened(
-            self._repo, title=self.title, endpoint=site.endpoint, token=token, min_rate=self._limits.min_rate
+            self._repo,
+            title=self.title,
+            endpoint=site.endpoint,
+            token=token,
+            min_rate=self._limits.min_rate,
         )
 
     def _site(self, endpoint: str, token: Callable[[], str | None]) -> Transport:
-        return Transport(self.title, endpoint, token=token, refusal=_refused, cookie=_COOKIE, limits=self._limits)
+        return Transport(
+            self.title, endpoint, token=token, refusal=_refused, cookie=_COOKIE, limits=self._limits
+        )
 
 
-def _refused(reply: Reply, sent_token: bool) -> Refused:
+def _refused(reply: HttpReply, sent_token: bool) -> Refused:
     return Refused(reply.status, wire.code_in(reply.body), sent_token=sent_token)
 
 

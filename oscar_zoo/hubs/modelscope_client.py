@@ -1,9 +1,11 @@
-"""Writing to ModelScope through its own client (extra `modelscope`): a repository, one commit, a tag.
+"""Writing to ModelScope through its own client (extra `modelscope`): a repository, one commit, a
+tag.
 
-The client's folder upload is not used: it prints, splits a change into several commits and trusts a cache. Its parts
-are: store what is large, then one commit, sent once. It works in an empty folder of its own, so it neither loads the
-saved login, which is a pickle, nor leaves anything behind. What it raises holds the request and with it the token, so
-nothing of that leaves this module, and no word of the hub either.
+The client's folder upload is not used: it prints, splits a change into several commits and trusts a
+cache. Its parts are: store what is large, then one commit, sent once. It works in an empty folder
+of its own, so it neither loads the saved login, which is a pickle, nor leaves anything behind. What
+it raises holds the request and with it the token, so nothing of that leaves this module, and no
+word of the hub either.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.errors import HubTimeout, HubUnreachable, MissingDependency, OscarZooError, RateLimited, UsageError
+from oscar_zoo.errors import (
+    HubTimeout,
+    HubUnreachable,
+    MissingDependency,
+    OscarZooError,
+    RateLimited,
+    UsageError,
+)
 from oscar_zoo.hubs.base import CARD_NAME
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.modelscope_wire import Refused, code_in, is_commit
@@ -30,7 +39,8 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 90.0
 """How long the hub may take for a request, with the tries the client makes."""
 _INLINE_BYTES = 64 << 10
-"""Up to here a file travels inside the commit, as the client does it; rotations and their like never do."""
+"""Up to here a file travels inside the commit, as the client does it; rotations and their like
+never do."""
 
 
 class Client:
@@ -48,7 +58,9 @@ class Client:
 
     @classmethod
     @contextmanager
-    def opened(cls, repo: str, *, title: str, endpoint: str, token: str, min_rate: int) -> Iterator[Self]:
+    def opened(
+        cls, repo: str, *, title: str, endpoint: str, token: str, min_rate: int
+    ) -> Iterator[Self]:
         """The client while it is needed.
 
         Args:
@@ -70,19 +82,30 @@ class Client:
         except ImportError:
             raise MissingDependency.for_extra("modelscope-hub", "modelscope") from None
         if not _origin(endpoint).is_private:
-            raise UsageError(f"{title} has an address without encryption; no token is sent there.", hint="use https")
+            raise UsageError(
+                f"{title} has an address without encryption; no token is sent there.",
+                hint="use https",
+            )
         with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
             own = Path(folder)
             api = HubApi(HubConfig(endpoint=endpoint, token=token, config_dir=own, cache_dir=own))
-            for session in vars(api.legacy).values():  # made now, while the folder is there: it keeps an id in it
+            for session in vars(
+                api.legacy
+            ).values():  # made now, while the folder is there: it keeps an id in it
                 if hasattr(session, "max_redirects"):
-                    session.max_redirects = 0  # its cookie would go to every port of the host, in the open too
+                    session.max_redirects = (
+                        0  # its cookie would go to every port of the host, in the open too
+                    )
             yield cls(api, repo, title=title, min_rate=min_rate)
 
     def create(self, *, private: bool) -> None:
         """Create the repository; one that exists is success."""
         visibility = "private" if private else "public"
-        self._call(_unless_it_exists(partial(self._api.create_repo, self._repo, "model", visibility=visibility)))
+        self._call(
+            _unless_it_exists(
+                partial(self._api.create_repo, self._repo, "model", visibility=visibility)
+            )
+        )
 
     def commit(self, files: Mapping[str, bytes], message: str, branch: str) -> str | None:
         """Write `files` in one commit on `branch`; its id, where the hub tells it.
@@ -94,14 +117,20 @@ class Client:
         large = {path for path, data in files.items() if _is_large(path, data)}
         self._store({sha256_hex(files[path]): files[path] for path in large})
         actions = [_action(path, data, large=path in large) for path, data in sorted(files.items())]
-        send = partial(self._api.legacy.create_commit, self._repo, "model", actions, message, revision=branch)
+        send = partial(
+            self._api.legacy.create_commit, self._repo, "model", actions, message, revision=branch
+        )
         reply = self._call(send)
         told = [reply.get(key) for key in ("oid", "CommitId")] if isinstance(reply, dict) else []
         return next((text for text in told if isinstance(text, str) and is_commit(text)), None)
 
     def tag(self, name: str, revision: str) -> None:
         """Put the tag `name` on `revision`; one of that name, wherever it is, stays as it is."""
-        self._call(_unless_it_exists(partial(self._api.create_repo_tag, self._repo, "model", name, revision=revision)))
+        self._call(
+            _unless_it_exists(
+                partial(self._api.create_repo_tag, self._repo, "model", name, revision=revision)
+            )
+        )
 
     def _store(self, objects: Mapping[str, bytes]) -> None:
         """Have the hub keep the large files `objects`, by sha256."""
@@ -115,11 +144,16 @@ class Client:
                 self._put(str(address), data)
 
     def _put(self, address: str, data: bytes) -> None:
-        """Send a file to where the hub wants it. The token goes along only to the hub itself and its subdomains."""
+        """Send a file to where the hub wants it. The token goes along only to the hub itself and
+        its subdomains."""
         home, target = _origin(self._api.legacy.endpoint), _origin(address)
         if not target.is_private:
-            raise HubUnreachable.for_hub(self._title, "it wants files at an address without encryption")
-        below = target.scheme == "https" and target.host.endswith("." + home.host.removeprefix("www."))
+            raise HubUnreachable.for_hub(
+                self._title, "it wants files at an address without encryption"
+            )
+        below = target.scheme == "https" and target.host.endswith(
+            "." + home.host.removeprefix("www.")
+        )
         headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
         send = partial(self._api.legacy.upload_blob, address, data, len(data), headers=headers)
         self._call(send, len(data) / self._min_rate)
@@ -131,13 +165,17 @@ class Client:
         seconds = max(_ANSWER_SECONDS, least)
         late = HubTimeout.for_hub(self._title, f"did not finish within {seconds:.0f} s")
         try:
-            return within(seconds, call, error=lambda: late, nearby=is_nearby(str(self._api.legacy.endpoint)))
+            return within(
+                seconds, call, error=lambda: late, nearby=is_nearby(str(self._api.legacy.endpoint))
+            )
         except OscarZooError:
             raise
         except HubError as error:
             failure = _failure(error, self._title)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            failure = HubUnreachable.for_hub(self._title, "its client does not understand the answer")
+            failure = HubUnreachable.for_hub(
+                self._title, "its client does not understand the answer"
+            )
         raise failure
 
 
@@ -184,7 +222,8 @@ def _is_large(path: str, data: bytes) -> bool:
 
 
 def _origin(address: str) -> Origin:
-    """The origin of an address as the client's HTTP library reads it; of what is none, one that is not private."""
+    """The origin of an address as the client's HTTP library reads it; of what is none, one that is
+    not private."""
     from urllib3.util import parse_url
 
     try:

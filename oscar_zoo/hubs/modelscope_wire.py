@@ -1,11 +1,13 @@
 """What ModelScope answers: the envelope around everything, listings, the codes of its errors.
 
-A listing names every file with size and sha256. It abbreviates the id of the commit it shows and says of each file
-which commit changed it last; the two together give the full id, and the hub takes that for a revision. Where they do
-not, a listing is named by its branch and a digest of itself, so that a branch which moved is noticed all the same.
+A listing names every file with size and sha256. It abbreviates the id of the commit it shows and
+says of each file which commit changed it last; the two together give the full id, and the hub takes
+that for a revision. Where they do not, a listing is named by its branch and a digest of itself, so
+that a branch which moved is noticed all the same.
 
-Source: modelscope-hub 0.5 for addresses and shapes; public measurements of the hub for what its client does not say:
-the abbreviated commit, reading by commit, the codes, and that a listing ends at 3,000 entries.
+Source: modelscope-hub 0.5 for addresses and shapes; public measurements of the hub for what its
+client does not say: the abbreviated commit, reading by commit, the codes, and that a listing ends
+at 3,000 entries.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Refused(Exception):
-    """The hub said no; what that means depends on the question. `code` is the envelope's, where there is one."""
+    """The hub said no; what that means depends on the question. `code` is the envelope's, where
+    there is one."""
 
     def __init__(self, status: int, code: int | None, *, sent_token: bool) -> None:
         super().__init__(f"status {status}, code {code}")
@@ -54,7 +57,8 @@ class Refused(Exception):
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no such repository, revision or file, or the hub will not say that there is."""
+        """Whether there is no such repository, revision or file, or the hub will not say that there
+        is."""
         return self.status == 404 and self.code != _NO_ACCESS
 
     @property
@@ -63,7 +67,8 @@ class Refused(Exception):
         return self.status == 404 and self.code == _NO_TREE
 
     def as_error(self, title: str, *, doing: str) -> OscarZooError:
-        """What to tell the user, without a word of the hub: its messages are long, Chinese, and not to be trusted.
+        """What to tell the user, without a word of the hub: its messages are long, Chinese, and not
+        to be trusted.
 
         Args:
             title: the hub in a sentence.
@@ -149,14 +154,19 @@ def data_in(body: bytes, title: str) -> Json:
     """What is in the envelope of an answer with status 200.
 
     Raises:
-        HubUnreachable: it is no envelope: a page for people, as gateways send it, or an answer cut short.
+        HubUnreachable: it is no envelope: a page for people, as gateways send it, or an answer cut
+            short.
         Refused: the envelope says that it did not work.
     """
     try:
         envelope = strict_json.loads(body, what="the answer", max_bytes=MAX_LISTING_BYTES)
     except MalformedFile as error:
-        raise HubUnreachable.for_hub(title, f"its answer is no JSON of its own ({error.reason})") from None
-    if isinstance(envelope, dict) and (envelope.get("Success") is False or envelope.get("Code", 200) != 200):
+        raise HubUnreachable.for_hub(
+            title, f"its answer is no JSON of its own ({error.reason})"
+        ) from None
+    if isinstance(envelope, dict) and (
+        envelope.get("Success") is False or envelope.get("Code", 200) != 200
+    ):
         raise Refused(200, code_in(envelope), sent_token=False)
     if not isinstance(envelope, dict) or "Data" not in envelope:
         raise HubUnreachable.for_hub(title, "its answer has no envelope")
@@ -178,7 +188,9 @@ def parse_listing(data: Json, name: str, title: str) -> Listing:
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise HubUnreachable.for_hub(title, "its answer is no listing")
     if len(entries) >= MAX_ENTRIES:
-        raise HubUnreachable.for_hub(title, f"it lists {len(entries):,} files and folders, and may leave out others")
+        raise HubUnreachable.for_hub(
+            title, f"it lists {len(entries):,} files and folders, and may leave out others"
+        )
     files: dict[str, HubFile] = {}
     for entry in entries:
         if entry.get("Type") == "tree":
@@ -187,25 +199,36 @@ def parse_listing(data: Json, name: str, title: str) -> Listing:
         if file.path in files:
             raise HubUnreachable.for_hub(title, "its listing names a file twice")
         files[file.path] = file
-    return Listing(name, name if is_commit(name) else _commit(data.get("LatestCommitter"), entries), files)
+    return Listing(
+        name, name if is_commit(name) else _commit(data.get("LatestCommitter"), entries), files
+    )
 
 
 def _file(entry: Mapping[str, Json], title: str) -> HubFile:
     path, size, sha256 = entry.get("Path"), entry.get("Size"), entry.get("Sha256") or None
     if type(path) is not str or type(size) is not int or size < 0:
         raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
-    if sha256 is not None and (type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None):
+    if sha256 is not None and (
+        type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None
+    ):
         raise HubUnreachable.for_hub(title, "its listing has a sha256 that is none")
     return HubFile(path, size, sha256.lower() if sha256 else None)
 
 
 def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:
-    """The full id of the last commit: told, or its beginning told and all of it known from a file it changed."""
+    """The full id of the last commit: told, or its beginning told and all of it known from a file
+    it changed."""
     if not isinstance(latest, dict):
         return None
-    told = next((text for key in ("Id", "ShortId") if isinstance(text := latest.get(key), str) and text), "")
+    told = next(
+        (text for key in ("Id", "ShortId") if isinstance(text := latest.get(key), str) and text), ""
+    )
     if _ABBREVIATED.fullmatch(told) is None:
         return None
-    known = {text for entry in entries if isinstance(text := entry.get("Revision"), str) and is_commit(text)}
+    known = {
+        text
+        for entry in entries
+        if isinstance(text := entry.get("Revision"), str) and is_commit(text)
+    }
     found = {told} if is_commit(told) else {text for text in known if text.startswith(told)}
     return found.pop() if len(found) == 1 else None

@@ -1,7 +1,8 @@
-"""Who may see a token, and which redirects are followed: decisions about schemes, hosts and ports, nothing else.
+"""Who may see a token, and which redirects are followed: decisions about schemes, hosts and ports,
+nothing else.
 
-An origin is read from the address as the HTTP client itself parsed it, so that what is decided here and where the
-bytes go cannot differ.
+An origin is read from the address as the HTTP client itself parsed it, so that what is decided here
+and where the bytes go cannot differ.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ class Origin:
 
 
 def is_nearby(address: str) -> bool:
-    """Whether `address`, with or without a scheme, is on this machine. Decides how long to wait, and no more."""
+    """Whether `address`, with or without a scheme, is on this machine. Decides how long to wait,
+    and no more."""
     try:
-        return _is_loopback((urlsplit(address if "//" in address else f"//{address}").hostname or "").lower())
+        return _is_loopback(
+            (urlsplit(address if "//" in address else f"//{address}").hostname or "").lower()
+        )
     except ValueError:
         return False
 

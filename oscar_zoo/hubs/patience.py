@@ -1,14 +1,16 @@
 """How long a hub is waited for, in seconds that count: those in which it could have been heard.
 
-A process that is stopped, or that waits for a processor beside many others, hears nothing, however fast the hub
-answers. Such time is told from silence and not held against the hub:
+A process that is stopped, or that waits for a processor beside many others, hears nothing, however
+fast the hub answers. Such time is told from silence and not held against the hub:
 
 - a gap between two looks at the clock, when the process was stopped or its threads came late;
-- the time that threads of this process were ready to run and did not, as Linux counts it. Some of every second counts
-  all the same, so that a silent hub ends the wait of a process whose other threads are always starved.
+- the time that threads of this process were ready to run and did not, as Linux counts it. Some of
+  every second counts all the same, so that a silent hub ends the wait of a process whose other
+  threads are always starved.
 
-A hub on this machine is starved together with us, and its own waiting cannot be seen. Before such a hub counts as
-silent, a short calculation shows how much slower than usual this machine is, and the limits grow by that factor.
+A hub on this machine is starved together with us, and its own waiting cannot be seen. Before such a
+hub counts as silent, a short calculation shows how much slower than usual this machine is, and the
+limits grow by that factor.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _TASKS = Path("/proc/self/task")
 
 
 class Patience:
-    """A budget of seconds to wait for a hub. Threads may share it; somebody must `wait` for its clock to go on.
+    """A budget of seconds to wait for a hub. Threads may share it; somebody must `wait` for its
+    clock to go on.
 
     Args:
         seconds: the budget.
@@ -49,7 +52,9 @@ class Patience:
         with self._lock:
             now, delays = time.monotonic(), run_delays()
             gap = max(0.0, now - self._last)
-            starved = sum(max(0.0, delay - self._delays.get(task, 0.0)) for task, delay in delays.items())
+            starved = sum(
+                max(0.0, delay - self._delays.get(task, 0.0)) for task, delay in delays.items()
+            )
             lost = max(0.0, gap - 2 * TICK, min(starved, gap * (1 - 1 / MAX_SLOWDOWN)))
             self._last, self._delays = now, delays
             self._lost += lost
@@ -76,7 +81,9 @@ class Patience:
         while not done.wait(TICK):
             spent = self.spent - start
             is_over = spent >= most and spent >= most * self.slowdown(True)
-            if is_over and was_over:  # a look later: a thread that was about to hear something has run by then
+            if (
+                is_over and was_over
+            ):  # a look later: a thread that was about to hear something has run by then
                 return False
             was_over = is_over
         return True
@@ -85,7 +92,8 @@ class Patience:
         """How much slower than usual this machine is, for a hub that is on it; 1 for any other.
 
         Args:
-            measure: whether to look again, which takes a few milliseconds; else the last known value.
+            measure: whether to look again, which takes a few milliseconds; else the last known
+                value.
         """
         if self._nearby and measure and time.monotonic() - self._probed > _PROBE_AGE:
             self._slowdown = max(self._slowdown, min(machine_slowdown(), MAX_SLOWDOWN))
@@ -94,7 +102,8 @@ class Patience:
 
 
 def run_delays() -> dict[str, float]:
-    """Seconds that each thread of this process has been ready to run without running; empty where nobody counts."""
+    """Seconds that each thread of this process has been ready to run without running; empty where
+    nobody counts."""
     delays: dict[str, float] = {}
     try:
         tasks = list(_TASKS.iterdir())

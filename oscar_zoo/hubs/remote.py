@@ -1,7 +1,9 @@
-"""A hub behind HTTP, made of a source, which speaks its language, and a cache of what a commit says for ever.
+"""A hub behind HTTP, made of a source, which speaks its language, and a cache of what a commit says
+for ever.
 
-The first question resolves a name to a commit; every later answer comes from that commit. The listing at the commit is
-the only word on what exists: files are asked for by it, bounded by it, and compared with it as far as it goes.
+The first question resolves a name to a commit; every later answer comes from that commit. The
+listing at the commit is the only word on what exists: files are asked for by it, bounded by it, and
+compared with it as far as it goes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Listing = Mapping[str, HubFile]
 """Every file of a repository by its full path, which is also its `HubFile.path`."""
 
 
-class Source(Protocol):
+class HubSource(Protocol):
     """One repository on one hub, asked anew every time. Errors are those of `base.Hub`."""
 
     @property
@@ -53,7 +55,8 @@ class Source(Protocol):
         ...
 
     def resolve(self, revision: str | None) -> str:
-        """What answers refer to: the commit of the branch, tag or commit `revision`, default of the main branch.
+        """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
+        main branch.
 
         Raises:
             RevisionNotFound: there is none.
@@ -64,8 +67,16 @@ class Source(Protocol):
         """Every file at `revision`, which `resolve` returned."""
         ...
 
-    def read(self, revision: str, file: HubFile, *, limit: int, progress: Callable[[int], None] | None = None) -> bytes:
-        """What the hub sends for `file` of `listing(revision)`: at most `limit` bytes, not compared with anything.
+    def read(
+        self,
+        revision: str,
+        file: HubFile,
+        *,
+        limit: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes:
+        """What the hub sends for `file` of `listing(revision)`: at most `limit` bytes, not compared
+        with anything.
 
         Args:
             revision: as `resolve` returned it.
@@ -93,11 +104,14 @@ class RemoteHub:
 
     Args:
         source: asks the hub.
-        revision: branch, tag or commit to look at; default the main branch. Such a view is not published to.
+        revision: branch, tag or commit to look at; default the main branch. Such a view is not
+            published to.
         cache: what is kept of the hub; default in the cache folder of this user.
     """
 
-    def __init__(self, source: Source, *, revision: str | None = None, cache: MetadataCache | None = None) -> None:
+    def __init__(
+        self, source: HubSource, *, revision: str | None = None, cache: MetadataCache | None = None
+    ) -> None:
         self._source = source
         self._asked = revision
         self._cache = cache
@@ -135,8 +149,13 @@ class RemoteHub:
             self._pinned = self._listed = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
-        """Every `<Model>/<tag>` that has a file, sorted; other files of the repository are left out."""
-        return tuple(sorted({artifact for artifact, _ in map(_place, self._listing()) if artifact is not None}))
+        """Every `<Model>/<tag>` that has a file, sorted; other files of the repository are left
+        out."""
+        return tuple(
+            sorted(
+                {artifact for artifact, _ in map(_place, self._listing()) if artifact is not None}
+            )
+        )
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         """The files of `artifact` by plain name, sorted; hidden and odd names are left out."""
@@ -148,12 +167,16 @@ class RemoteHub:
         ]
         if not found:
             raise ArtifactNotFound(
-                f"{artifact} is not on {self.title}.", hint=f"see what is there: oscar-zoo list --hub {self.name}"
+                f"{artifact} is not on {self.title}.",
+                hint=f"see what is there: oscar-zoo list --hub {self.name}",
             )
         return tuple(sorted(found))
 
-    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
-        """The bytes of one file, as many as listed and, where the listing has only a git oid, with that oid.
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
+        """The bytes of one file, as many as listed and, where the listing has only a git oid, with
+        that oid.
 
         Raises:
             DigestMismatchError: twice they were something else.
@@ -162,7 +185,9 @@ class RemoteHub:
         file = self._listing().get(full)
         if file is None:
             self.files(artifact)
-            raise NotFoundError(f"{artifact} on {self.title} has no file {path}.", hint="its owner removed it")
+            raise NotFoundError(
+                f"{artifact} on {self.title} has no file {path}.", hint="its owner removed it"
+            )
         count = (lambda done: progress(path, done, file.size)) if progress is not None else None
         if path == MANIFEST_NAME:
             data = self._kept(file, limit)
@@ -177,11 +202,13 @@ class RemoteHub:
         return self._kept(file, MAX_ROOT_BYTES) if file is not None else None
 
     def kept_root_files(self, path: str) -> tuple[bytes, ...]:
-        """A root file as it is kept of every commit that was looked at on this machine; asks nobody."""
+        """A root file as it is kept of every commit that was looked at on this machine; asks
+        nobody."""
         return self._metadata().copies(check_part(path, "file name"))
 
     def seconds_since_answer(self) -> float | None:
-        """How long ago this hub told anybody on this machine where it stands; `None` if never. Asks nobody."""
+        """How long ago this hub told anybody on this machine where it stands; `None` if never. Asks
+        nobody."""
         return self._metadata().seconds_since_answer()
 
     def create(self, *, private: bool = False) -> None:
@@ -191,12 +218,16 @@ class RemoteHub:
     def commit(self, change: Change) -> Commit:
         """Write `change` in one commit on top of `change.parent`."""
         if self._asked is not None:
-            raise UsageError(f"{self.name} is a view of one revision.", hint=f"publish to {self._source.name}")
+            raise UsageError(
+                f"{self.name} is a view of one revision.", hint=f"publish to {self._source.name}"
+            )
         if change.artifact is not None and change.parent is not None:
             key = change.artifact.key
             view = self if change.parent == self._pinned else self.at(change.parent)
             if any(there.key == key for there in view.artifacts()):
-                raise StaleRevision(f"{change.artifact} is already on {self.title}.", hint="versions never change")
+                raise StaleRevision(
+                    f"{change.artifact} is already on {self.title}.", hint="versions never change"
+                )
         return self._source.commit(change)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
@@ -207,7 +238,9 @@ class RemoteHub:
         with self._lock:
             if self._listed is None:
                 revision = self.revision
-                data = self._metadata().listing(revision, lambda: _to_bytes(self._source.listing(revision)))
+                data = self._metadata().listing(
+                    revision, lambda: _to_bytes(self._source.listing(revision))
+                )
                 self._listed = _from_bytes(data, f"the listing of {self.title}")
             return self._listed
 
@@ -218,16 +251,27 @@ class RemoteHub:
 
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
-        data = self._metadata().file(self.revision, file.path, partial(self._read, file, limit, None, whole=True))
+        data = self._metadata().file(
+            self.revision, file.path, partial(self._read, file, limit, None, whole=True)
+        )
         if difference(file, data, whole=True) is not None or len(data) > limit:
             return self._read(file, limit, None, whole=True)
         return data
 
-    def _read(self, file: HubFile, limit: int, progress: Callable[[int], None] | None, *, whole: bool = False) -> bytes:
-        """One file. A copy that differs from the listing is fetched once more from the same hub, then refused."""
+    def _read(
+        self,
+        file: HubFile,
+        limit: int,
+        progress: Callable[[int], None] | None,
+        *,
+        whole: bool = False,
+    ) -> bytes:
+        """One file. A copy that differs from the listing is fetched once more from the same hub,
+        then refused."""
         if file.size > limit:
             raise MalformedFile(
-                "file.size", f"{file.path} on {self.title} has {file.size:,} bytes, at most {limit:,} are read."
+                "file.size",
+                f"{file.path} on {self.title} has {file.size:,} bytes, at most {limit:,} are read.",
             )
         for last in (False, True):
             try:
@@ -240,7 +284,8 @@ class RemoteHub:
             if wrong is None:
                 return data
         raise DigestMismatchError(
-            f"{file.path} on {self.title} {wrong}.", hint="the hub or something on the way changed it; try again later"
+            f"{file.path} on {self.title} {wrong}.",
+            hint="the hub or something on the way changed it; try again later",
         )
 
 
@@ -273,13 +318,20 @@ def git_oid(data: bytes) -> str:
 
 
 def _lfs_pointer(data: bytes) -> bytes:
-    """What git holds in place of a file in LFS (its pointer format, version 1); some listings tell the oid of that."""
-    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{sha256_hex(data)}", f"size {len(data)}", "")
+    """What git holds in place of a file in LFS (its pointer format, version 1); some listings tell
+    the oid of that."""
+    lines = (
+        "version https://git-lfs.github.com/spec/v1",
+        f"oid sha256:{sha256_hex(data)}",
+        f"size {len(data)}",
+        "",
+    )
     return "\n".join(lines).encode()
 
 
 def _place(path: str) -> tuple[ArtifactId | None, str]:
-    """Whose file `path` is, and its plain name; no artifact's, where the path is not `<Model>/<tag>/<file>`."""
+    """Whose file `path` is, and its plain name; no artifact's, where the path is not
+    `<Model>/<tag>/<file>`."""
     parts = path.split("/")
     try:
         for part in parts:
@@ -290,7 +342,9 @@ def _place(path: str) -> tuple[ArtifactId | None, str]:
 
 
 def _to_bytes(listing: Listing) -> bytes:
-    return strict_json.canonical_bytes([[f.path, f.size, f.sha256, f.git_oid] for f in sorted(listing.values())])
+    return strict_json.canonical_bytes(
+        [[f.path, f.size, f.sha256, f.git_oid] for f in sorted(listing.values())]
+    )
 
 
 def _from_bytes(data: bytes, what: str) -> Listing:

@@ -1,7 +1,7 @@
 """The HTTP client that huggingface_hub set up, and its exceptions in our words.
 
-Version 1 of huggingface_hub brings httpx, version 2 httpx2: one interface, two sets of exception classes. They are
-looked up from the client that is there, so neither library is named here.
+Version 1 of huggingface_hub brings httpx, version 2 httpx2: one interface, two sets of exception
+classes. They are looked up from the client that is there, so neither library is named here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:
         call: the step.
 
     Raises:
-        Failed: the step did not work. It refers to no exception of the client: those hold the request and its token.
+        Failed: the step did not work. It refers to no exception of the client: those hold the
+            request and its token.
         OscarZooError: what `call` raises itself.
     """
     library, start = _library(client), time.monotonic()
@@ -94,15 +95,23 @@ def _failure(title: str, library: Any, tries: int, seconds: float, error: Except
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
-        return Failed(OfflineError(f"{title} is not asked: HF_HUB_OFFLINE is set.", hint="unset it to reach hubs"))
+        return Failed(
+            OfflineError(
+                f"{title} is not asked: HF_HUB_OFFLINE is set.", hint="unset it to reach hubs"
+            )
+        )
     if isinstance(error, library.ConnectTimeout):
         return Failed(HubTimeout.for_hub(title, "does not accept connections"))
     if isinstance(error, library.TimeoutException):
         return Failed(HubTimeout.for_hub(title, "fell silent"))
-    if isinstance(error, library.InvalidURL | library.UnsupportedProtocol | ValueError):  # some addresses upset urllib
+    if isinstance(
+        error, library.InvalidURL | library.UnsupportedProtocol | ValueError
+    ):  # some addresses upset urllib
         return Failed(HubUnreachable.for_hub(title, "its address is not valid"))
     if isinstance(error, library.ConnectError):
-        return Failed(HubUnreachable.for_hub(title, _cause(error)), tries=2 if seconds < QUICK_SECONDS else 1)
+        return Failed(
+            HubUnreachable.for_hub(title, _cause(error)), tries=2 if seconds < QUICK_SECONDS else 1
+        )
     if isinstance(error, library.ProxyError):
         return Failed(HubUnreachable.for_hub(title, "the proxy refuses"))
     return Failed(HubUnreachable.for_hub(title, "the connection broke off"), tries=tries)

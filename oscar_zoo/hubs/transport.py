@@ -1,8 +1,9 @@
 """Reading from a hub: a GET with an end, a bound, and a token that goes to its own hub only.
 
-The clients of the hubs have no total deadline, no minimum rate, no bound on sizes and no check of content, so bodies
-and listings are streamed here, over the HTTP session that huggingface_hub set up (proxies, certificates). Whatever
-happens becomes an error of this library in our own words: no address, no header, no token.
+The clients of the hubs have no total deadline, no minimum rate, no bound on sizes and no check of
+content, so bodies and listings are streamed here, over the HTTP session that huggingface_hub set up
+(proxies, certificates). Whatever happens becomes an error of this library in our own words: no
+address, no header, no token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from oscar_zoo.hubs.origin import is_nearby
 from oscar_zoo.hubs.patience import Patience
 from oscar_zoo.hubs.session import Failed
 
-__all__ = ["Limits", "Refusal", "Reply", "Transport", "asked_to_wait"]
+__all__ = ["HttpReply", "Limits", "Refusal", "Transport", "asked_to_wait"]
 
 LEAST_BODY_SECONDS = 60.0
 MAX_REFUSAL_BYTES = 64 << 10
@@ -30,8 +31,9 @@ MAX_REFUSAL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a hub answered. Keys of `headers` are lower case; `url` may be signed and is not shown."""
+class HttpReply:
+    """What a hub answered. Keys of `headers` are lower case; `url` may be signed and is not
+    shown."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -39,8 +41,9 @@ class Reply:
     url: str = field(repr=False)
 
 
-Refusal = Callable[[Reply, bool], Exception]
-"""The error for a reply with a status from 400 to 499, 429 excepted; told whether a token had been sent."""
+Refusal = Callable[[HttpReply, bool], Exception]
+"""The error for a reply with a status from 400 to 499, 429 excepted; told whether a token had been
+sent."""
 
 
 class Transport:
@@ -49,7 +52,8 @@ class Transport:
     Args:
         title: the hub in a sentence: `Hugging Face org/name`.
         endpoint: address of the hub; the token goes to its scheme, host and port only.
-        token: the token of the user, or `None`; asked before every request that may carry it, in another thread.
+        token: the token of the user, or `None`; asked before every request that may carry it, in
+            another thread.
         refusal: the error for an answer that refuses.
         cookie: name of a cookie that carries the token too.
         limits: how long things may take.
@@ -79,16 +83,17 @@ class Transport:
         size: int | None = None,
         budget: float | Patience | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """The whole answer to a GET; its status is 200.
 
         Args:
             url: what to get.
             limit: a body with more bytes than this is refused.
             size: bytes of the body, where they are known.
-            budget: seconds for everything but the pauses between tries, or a patience that several requests share;
-                default what the body takes at the minimum rate, at least a minute.
-            progress: told the bytes that arrived so far, in another thread; they start again with every try.
+            budget: seconds for everything but the pauses between tries, or a patience that several
+                requests share; default what the body takes at the minimum rate, at least a minute.
+            progress: told the bytes that arrived so far, in another thread; they start again with
+                every try.
 
         Raises:
             HubTimeout, HubUnreachable, RateLimited, OfflineError: it did not work out.
@@ -97,7 +102,11 @@ class Transport:
         """
         seconds = max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
         client = session.http_client()
-        patience = budget if isinstance(budget, Patience) else self.patience(seconds if budget is None else budget)
+        patience = (
+            budget
+            if isinstance(budget, Patience)
+            else self.patience(seconds if budget is None else budget)
+        )
         late = HubTimeout.for_hub(self.title, f"was not done within {patience.seconds:.0f} s")
         waited, tried = 0.0, 0
         while True:
@@ -107,9 +116,15 @@ class Transport:
             except Failed as failed:
                 failure = failed
             tried += 1
-            pause = failure.wait if failure.wait is not None else 2.0 ** (tried - 2) * random.uniform(0.5, 1.0)
+            pause = (
+                failure.wait
+                if failure.wait is not None
+                else 2.0 ** (tried - 2) * random.uniform(0.5, 1.0)
+            )
             waited += pause
-            own = 0.0 if failure.wait is not None else pause  # what the hub asks for is not its slowness
+            own = (
+                0.0 if failure.wait is not None else pause
+            )  # what the hub asks for is not its slowness
             if tried >= failure.tries or waited > self.limits.patience or own >= patience.left:
                 raise failure.error
             time.sleep(pause)
@@ -126,7 +141,7 @@ class Transport:
         limit: int,
         size: int | None,
         progress: Callable[[int], None] | None,
-    ) -> Reply:
+    ) -> HttpReply:
         with download:
             response, sent_token = download.open(url)
             if response.status_code == 200:
@@ -134,7 +149,7 @@ class Transport:
             else:
                 body = download.start(response, MAX_REFUSAL_BYTES)
         headers = {name.lower(): value for name, value in response.headers.items()}
-        reply = Reply(response.status_code, headers, body, str(response.url))
+        reply = HttpReply(response.status_code, headers, body, str(response.url))
         if reply.status == 200:
             return reply
         if reply.status == 429:
@@ -149,7 +164,8 @@ class Transport:
 
 
 def asked_to_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a hub asks to wait, or `None`: `Retry-After` (RFC 9110: seconds or a date) or `RateLimit` (`t=`)."""
+    """Seconds that a hub asks to wait, or `None`: `Retry-After` (RFC 9110: seconds or a date) or
+    `RateLimit` (`t=`)."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return float(text[:9])

@@ -1,7 +1,8 @@
 """The part of a hub's `README.md` that this tool keeps: a table of the index between two markers.
 
-Everything outside the markers belongs to the owner of the hub and stays byte for byte; a card with damaged markers is
-left alone. Values come from manifests, which anybody may have written, so they are escaped to plain text.
+Everything outside the markers belongs to the owner of the hub and stays byte for byte; a card with
+damaged markers is left alone. Values come from manifests, which anybody may have written, so they
+are escaped to plain text.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> byte
         hub: the hub as commands take it.
 
     Returns:
-        A whole new card where there was none, or one that nobody edited; else `card` with its section replaced, or
-        added at the end. `card` itself where its markers are damaged.
+        A whole new card where there was none, or one that nobody edited; else `card` with its
+        section replaced, or added at the end. `card` itself where its markers are damaged.
     """
     if card is None or card == _new_card(old, hub):
         return _new_card(new, hub)
@@ -59,8 +60,11 @@ def is_damaged(card: bytes | None) -> bool:
 
 
 def escape(text: str) -> str:
-    """`text` as one line of plain Markdown in a table cell: no markup, no links, no HTML, no hidden characters."""
-    kept = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
+    """`text` as one line of plain Markdown in a table cell: no markup, no links, no HTML, no hidden
+    characters."""
+    kept = "".join(
+        " " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C"
+    )
     line = " ".join(kept.split())
     line = line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
     return _SPECIAL.sub(r"\\\g<0>", line)
@@ -77,14 +81,30 @@ def _new_card(index: Index, hub: str) -> bytes:
 
 
 def _section(index: Index, hub: str) -> bytes:
-    lines = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(entry)) for entry in index.artifacts)]
+    lines = [
+        _row(_COLUMNS),
+        _row(["---"] * len(_COLUMNS)),
+        *(_row(_cells(entry)) for entry in index.artifacts),
+    ]
     active = [entry for entry in index.artifacts if entry.status.state == "active"]
     if any(entry.summary and entry.summary.measured for entry in index.artifacts):
-        lines += ["", "Measured figures compare the INT2 cache with BF16 on text that was not calibrated on."]
+        lines += [
+            "",
+            "Measured figures compare the INT2 cache with BF16 on text that was not calibrated on.",
+        ]
     if any(entry.scores for entry in index.artifacts):
-        lines += ["", "Scores name who reports them; BF16 is the same measurement without a compressed cache."]
+        lines += [
+            "",
+            (
+                "Scores name who reports them; BF16 is the same measurement without a compressed"
+                " cache."
+            ),
+        ]
     if active:
-        name, where = active[0].artifact_id.reference, shlex.quote("".join(c for c in hub if c.isprintable()))
+        name, where = (
+            active[0].artifact_id.reference,
+            shlex.quote("".join(c for c in hub if c.isprintable())),
+        )
         found = can_be_found(active[0].model or active[0].artifact_id.model)
         serve = f"oscar-zoo serve {name}" if found else f"oscar-zoo serve {name} --model FOLDER"
         lines += ["", "```", f"oscar-zoo pull {name} --hub {where}", serve, "```"]
@@ -118,11 +138,19 @@ def _measured(measured: Measured | None) -> str:
     if measured is None:
         return _UNKNOWN
     facts = {"perplexity": measured.perplexity_line, "recall": measured.recall_line}
-    return "; ".join(escape(text) for text in (*(f"{n} {line}" for n, line in facts.items() if line), measured.by))
+    return "; ".join(
+        escape(text)
+        for text in (*(f"{n} {line}" for n, line in facts.items() if line), measured.by)
+    )
 
 
 def _score(score: Score) -> str:
-    who = score.who or {"upstream": "upstream", "third_party": "a third party", "measured": "measured"}[score.reporter]
+    who = (
+        score.who
+        or {"upstream": "upstream", "third_party": "a third party", "measured": "measured"}[
+            score.reporter
+        ]
+    )
     unit = "" if score.unit == "percent" else f" {escape(score.unit)}"
     before = f" (BF16 {_value(score.baseline)})" if score.baseline else ""
     return f"{escape(score.task)} {_value(score)}{unit}{before}, {escape(who)}"

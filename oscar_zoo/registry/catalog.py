@@ -1,6 +1,8 @@
-"""The catalog shipped with the package: model recipes and manifests, looked up by any name people use.
+"""The catalog shipped with the package: model recipes and manifests, looked up by any name people
+use.
 
-Lookups ignore case. `None` means the catalog does not know the name; a name it knows always means one model.
+Lookups ignore case. `None` means the catalog does not know the name; a name it knows always means
+one model.
 """
 
 from __future__ import annotations
@@ -78,15 +80,20 @@ class Catalog:
         return tuple(
             manifest.artifact_id
             for manifest in self.manifests()
-            if manifest.registry and name.casefold() in {alias.casefold() for alias in manifest.registry.aliases}
+            if manifest.registry
+            and name.casefold() in {alias.casefold() for alias in manifest.registry.aliases}
         )
 
-    def close_matches(self, name: str, more: Iterable[str] = (), *, limit: int = 3) -> tuple[str, ...]:
+    def close_matches(
+        self, name: str, more: Iterable[str] = (), *, limit: int = 3
+    ) -> tuple[str, ...]:
         """Model names like `name`, best first; `more` adds names a hub knows."""
         spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
         spelled |= {other.casefold(): other for other in more}
         wanted = name.rsplit("/", 1)[-1].casefold()
-        return tuple(spelled[key] for key in difflib.get_close_matches(wanted, spelled, n=limit, cutoff=0.5))
+        return tuple(
+            spelled[key] for key in difflib.get_close_matches(wanted, spelled, n=limit, cutoff=0.5)
+        )
 
 
 def recipe_for(model: str) -> ModelRecipe | None:
@@ -95,7 +102,8 @@ def recipe_for(model: str) -> ModelRecipe | None:
 
 
 def can_be_found(model: str) -> bool:
-    """Whether a command line finds a model by its name or id: as far as the zoo knows, a hub has it."""
+    """Whether a command line finds a model by its name or id: as far as the zoo knows, a hub has
+    it."""
     recipe = recipe_for(model)
     return model.count("/") == 1 if recipe is None else recipe.on_hub
 

@@ -1,8 +1,10 @@
-"""Writing to a hub by compare and swap: read its state, make one change from that, commit, and know what came of it.
+"""Writing to a hub by compare and swap: read its state, make one change from that, commit, and know
+what came of it.
 
-A change is made by a function of the state, so that it can be made again: when somebody else was faster, and when a
-reply was lost and only the hub knows whether the change arrived. The function returns `None` when nothing is left to
-do, which is also how a lost reply turns out to have been a success.
+A change is made by a function of the state, so that it can be made again: when somebody else was
+faster, and when a reply was lost and only the hub knows whether the change arrived. The function
+returns `None` when nothing is left to do, which is also how a lost reply turns out to have been a
+success.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import ConflictError, NetworkError, PathNotFound, RateLimited, RepositoryNotFound, StaleRevision
+from oscar_zoo.errors import (
+    ConflictError,
+    NetworkError,
+    PathNotFound,
+    RateLimited,
+    RepositoryNotFound,
+    StaleRevision,
+)
 from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Change, Commit, Hub
 from oscar_zoo.registry.card import update_card
 from oscar_zoo.registry.index import Index
@@ -35,7 +44,7 @@ class CanCreate(Protocol):
 
 
 @dataclass(frozen=True)
-class State:
+class HubState:
     """A hub as it was at one moment: what a change is made from.
 
     Attributes:
@@ -63,7 +72,11 @@ class State:
         hub.refresh()
         revision = hub.revision
         data = hub.root_file(INDEX_NAME)
-        index = Index.empty() if data is None else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.title}")
+        index = (
+            Index.empty()
+            if data is None
+            else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.title}")
+        )
         return cls(hub, revision, hub.artifacts(), index, hub.root_file(CARD_NAME))
 
     @classmethod
@@ -76,13 +89,14 @@ class State:
         return next((other for other in self.artifacts if other.key == artifact.key), None)
 
     def root_files(self, index: Index) -> dict[str, bytes]:
-        """The root files to write so that the hub has `index` and a card that fits it; empty when it has."""
+        """The root files to write so that the hub has `index` and a card that fits it; empty when
+        it has."""
         files = {} if index == self.index else {INDEX_NAME: index.to_bytes()}
         card = update_card(self.card, self.index, index, hub=self.hub.name)
         return files if card == self.card else {**files, CARD_NAME: card}
 
 
-Make = Callable[[State], Change | None]
+Make = Callable[[HubState], Change | None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class Applied:
 
     change: Change | None
     commit: Commit
-    state: State
+    state: HubState
 
 
 def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied:
@@ -105,8 +119,10 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
 
     Args:
         hub: where.
-        make: the change for a state, or `None` when there is nothing to do; what it raises ends the attempt.
-        create: whether a repository that is not there is created first; `None` where the user cannot ask for it.
+        make: the change for a state, or `None` when there is nothing to do; what it raises ends the
+            attempt.
+        create: whether a repository that is not there is created first; `None` where the user
+            cannot ask for it.
 
     Raises:
         StaleRevision: others were faster `ATTEMPTS` times.
@@ -142,33 +158,39 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
     raise failure
 
 
-def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -> State:
-    """The state of `hub`; a folder that is not there is empty if it may be created, a repository once it was.
+def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -> HubState:
+    """The state of `hub`; a folder that is not there is empty if it may be created, a repository
+    once it was.
 
     Args:
         hub: where.
-        create: create a repository, or a folder, that is not there; `None` where the user cannot ask for it.
+        create: create a repository, or a folder, that is not there; `None` where the user cannot
+            ask for it.
         dry_run: create nothing; the state is what it would be.
 
     Raises:
         PathNotFound, RepositoryNotFound: it is not there, and `create` does not ask for it.
     """
     try:
-        return State.read(hub)
+        return HubState.read(hub)
     except PathNotFound as error:
         if not create:
-            hint = error.hint if create is None else "check the path; to make a new hub there: --create"
+            hint = (
+                error.hint
+                if create is None
+                else "check the path; to make a new hub there: --create"
+            )
             raise PathNotFound(error.message, hint=hint) from error
-        return State.empty(hub, hub.revision)  # the first commit creates the folder
+        return HubState.empty(hub, hub.revision)  # the first commit creates the folder
     except RepositoryNotFound as error:
         if not create or not isinstance(hub, CanCreate):
             can = create is not None and isinstance(hub, CanCreate)
             hint = "check the name; to make a new repository: --create" if can else error.hint
             raise RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
-        return State.empty(hub, None)
+        return HubState.empty(hub, None)
     hub.create(private=False)
-    return State.read(hub)
+    return HubState.read(hub)
 
 
 def _unknown(hub: Hub, error: NetworkError) -> NetworkError:

@@ -1,7 +1,8 @@
-"""Use case: a stored artifact -> plain files in a project folder, in the layout of the public rotation hub.
+"""Use case: a stored artifact -> plain files in a project folder, in the layout of the public
+rotation hub.
 
-`<folder>/<Model>/<tag>/` holds copies, never links into the store, so that whatever happens to them there cannot touch
-it. The scripts of the OSCAR authors take that folder as `ROT_DIR`.
+`<folder>/<Model>/<tag>/` holds copies, never links into the store, so that whatever happens to them
+there cannot touch it. The scripts of the OSCAR authors take that folder as `ROT_DIR`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> 
                     return target
                 if not replace:
                     raise OutputExists(
-                        f"{target} exists with other content.", hint="move it away, or replace it: --force"
+                        f"{target} exists with other content.",
+                        hint="move it away, or replace it: --force",
                     )
                 away = durable.temp_path(target.parent)
                 target.rename(away)
@@ -55,7 +57,9 @@ def _has(target: Path, artifact: StoredArtifact) -> bool:
     if not target.is_dir() or {path.name for path in target.iterdir()} != set(artifact.files):
         return False
     try:
-        found = {name: read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) for name in artifact.files}
+        found = {
+            name: read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) for name in artifact.files
+        }
     except (PathNotFound, MalformedFile):
         return False
     return found == dict(artifact.files)

@@ -1,6 +1,8 @@
-"""Asking hubs in order: the next one after network trouble or a plain "not here", never after anything else.
+"""Asking hubs in order: the next one after network trouble or a plain "not here", never after
+anything else.
 
-A wrong digest, a refused token or an ambiguous name ends the search, because another hub's answer would hide it.
+A wrong digest, a refused token or an ambiguous name ends the search, because another hub's answer
+would hide it.
 """
 
 from __future__ import annotations
@@ -10,14 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from oscar_zoo import paths
-from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, NetworkError, NotFoundError, OscarZooError, UsageError
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    HubUnreachable,
+    NetworkError,
+    NotFoundError,
+    OscarZooError,
+    UsageError,
+)
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.known_names import close_names
 
 T = TypeVar("T")
 
 
-def first_answer(hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str) -> tuple[T, tuple[str, ...]]:
+def first_answer(
+    hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str
+) -> tuple[T, tuple[str, ...]]:
     """The first answer to `ask`, and a sentence for every hub that did not answer before.
 
     Args:
@@ -35,7 +46,9 @@ def first_answer(hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str) -> 
     troubles: list[tuple[Hub, OscarZooError]] = []
     for hub in hubs:
         try:
-            return ask(hub), tuple(error.message for _, error in troubles if isinstance(error, NetworkError))
+            return ask(hub), tuple(
+                error.message for _, error in troubles if isinstance(error, NetworkError)
+            )
         except (NetworkError, NotFoundError) as error:
             troubles.append((hub, error))
     raise _suggesting(_nobody(name, troubles), name, troubles)
@@ -55,7 +68,9 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
         facts = [error.message.rstrip(".") for error in silent]
         answered = [hub for hub, error in troubles if not isinstance(error, NetworkError)]
         facts += [f"{hub.title} has no {name}" for hub in answered if hub.name != own_zoo()]
-        return HubUnreachable("; ".join(facts) + ".", hint="here already: oscar-zoo list --installed")
+        return HubUnreachable(
+            "; ".join(facts) + ".", hint="here already: oscar-zoo list --installed"
+        )
     close = [error for _, error in troubles if (error.hint or "").startswith("did you mean")]
     if close:
         return close[0]
@@ -66,8 +81,11 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
     )
 
 
-def _suggesting(error: OscarZooError, name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
-    """`error`, asking first whether another name was meant where hubs did not answer: that needs no hub."""
+def _suggesting(
+    error: OscarZooError, name: str, troubles: Sequence[tuple[Hub, OscarZooError]]
+) -> OscarZooError:
+    """`error`, asking first whether another name was meant where hubs did not answer: that needs no
+    hub."""
     hint = error.hint or ""
     if not isinstance(error, NetworkError) or hint.startswith("did you mean"):
         return error

@@ -1,4 +1,5 @@
-"""The files of one offered artifact: fetched in parallel, hashed, and verified before anybody may use them."""
+"""The files of one offered artifact: fetched in parallel, hashed, and verified before anybody may
+use them."""
 
 from __future__ import annotations
 
@@ -30,16 +31,21 @@ def fetch_files(resolved: ResolvedArtifact, progress: Progress | None = None) ->
     """
     if resolved.size > MAX_ARTIFACT_BYTES:
         raise MalformedFile(
-            "file.size", f"{resolved.id} has {resolved.size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched."
+            "file.size",
+            f"{resolved.id} has {resolved.size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched.",
         )
     calls = [partial(_fetch, resolved, file, progress) for file in resolved.files]
-    bodies = in_parallel(calls, workers=PARALLEL_FILES) if len(calls) > 1 else [call() for call in calls]
+    bodies = (
+        in_parallel(calls, workers=PARALLEL_FILES) if len(calls) > 1 else [call() for call in calls]
+    )
     return {file.path: data for file, data in zip(resolved.files, bodies, strict=True)}
 
 
 def verify_payload(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:
     """Verify fetched files; raises `VerificationFailed` for anything but `Verified`."""
-    from oscar_zoo.artifact.verify import verify_files  # numpy: a pull of what is here already does without
+    from oscar_zoo.artifact.verify import (
+        verify_files,
+    )  # numpy: a pull of what is here already does without
 
     outcome = verify_files(
         payload,
@@ -54,7 +60,8 @@ def verify_payload(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Ver
 
 
 def refuse(name: str, outcome: Failure) -> NoReturn:
-    """Raise the error for an outcome that is not `Verified`; `name` is as people type it, a folder as `path_text`.
+    """Raise the error for an outcome that is not `Verified`; `name` is as people type it, a folder
+    as `path_text`.
 
     Raises:
         VerificationFailed: always.
@@ -75,7 +82,9 @@ def _fetch(resolved: ResolvedArtifact, file: HubFile, progress: Progress | None)
             return data
     want = file.sha256 or f"{file.size} bytes"
     seen = got if file.sha256 else f"{len(data)} bytes"
-    raise DigestMismatchError.for_content(f"{file.path} of {resolved.id} on {hub.title}", want=want, got=seen)
+    raise DigestMismatchError.for_content(
+        f"{file.path} of {resolved.id} on {hub.title}", want=want, got=seen
+    )
 
 
 def _promised(resolved: ResolvedArtifact) -> Sequence[FileDigest] | None:

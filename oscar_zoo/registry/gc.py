@@ -1,9 +1,10 @@
 """What in the store nothing needs any more, and taking it away.
 
-Nothing that can be used is touched: complete entries stay, and so does what a process may be working on. Entries are
-added while `locks.STORE` is held shared; this holds it exclusively. Where that is not possible (others are busy, or
-there are no locks), blobs younger than an hour stay too, and every removal is one that a `put` at the same moment
-survives: it keeps a copy where a blob vanished, and an entry that was replaced is known by its inode and stays.
+Nothing that can be used is touched: complete entries stay, and so does what a process may be
+working on. Entries are added while `locks.STORE` is held shared; this holds it exclusively. Where
+that is not possible (others are busy, or there are no locks), blobs younger than an hour stay too,
+and every removal is one that a `put` at the same moment survives: it keeps a copy where a blob
+vanished, and an entry that was replaced is known by its inode and stays.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class GcReport:
 
 
 def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> GcReport:
-    """Remove what no entry needs: blobs, leftovers of killed processes, incomplete entries, old listings of hubs.
+    """Remove what no entry needs: blobs, leftovers of killed processes, incomplete entries, old
+    listings of hubs.
 
     Args:
         store: what to clean.
@@ -84,22 +86,29 @@ def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> G
         patience: seconds to wait for processes that add entries just now.
 
     Raises:
-        StorageError: the disk refuses, or the store can be written by others; some of it may be gone by then.
+        StorageError: the disk refuses, or the store can be written by others; some of it may be
+            gone by then.
     """
     if not store.root.exists():
         return GcReport((), 0, True)
-    with durable.storage_errors(f"cannot clean {store.root}"), held(STORE, timeout=patience, root=store.root) as alone:
+    with (
+        durable.storage_errors(f"cannot clean {store.root}"),
+        held(STORE, timeout=patience, root=store.root) as alone,
+    ):
         found = _garbage(store, alone=alone)
         removed = found if dry_run else tuple(item for item in found if _remove(item))
     return GcReport(removed, _freed(removed), alone)
 
 
 def is_rotten(entry: Path) -> bool:
-    """Whether the complete entry in the folder `entry` lost its record; that of another version is not rotten."""
+    """Whether the complete entry in the folder `entry` lost its record; that of another version is
+    not rotten."""
     if not (entry / COMPLETE).exists() or Record.read(entry) is not None:
         return False
     try:
-        schema = strict_json.loads(read_file(entry / records.FILE_NAME), what=records.FILE_NAME)["schema"]
+        schema = strict_json.loads(read_file(entry / records.FILE_NAME), what=records.FILE_NAME)[
+            "schema"
+        ]
     except (MalformedFile, PathNotFound, LookupError, TypeError):
         return True
     return not isinstance(schema, str) or schema == records.SCHEMA
@@ -118,16 +127,28 @@ def _leftovers(store: Store, now: float) -> Iterator[Garbage]:
     """`.tmp.*` of this user in every folder we write to."""
     hubs = _folders(store.root / "hubs")
     commits = [commit for hub in hubs for commit in _folders(hub)]
-    for folder in (store.root, store.blobs, store.artifacts, *hubs, *commits, *(c / "files" for c in commits)):
+    for folder in (
+        store.root,
+        store.blobs,
+        store.artifacts,
+        *hubs,
+        *commits,
+        *(c / "files" for c in commits),
+    ):
         for path in inside(folder):
-            if path.name.startswith(durable.TEMP_PREFIX) and _is_older(path, now - durable.STALE_SECONDS):
+            if path.name.startswith(durable.TEMP_PREFIX) and _is_older(
+                path, now - durable.STALE_SECONDS
+            ):
                 yield from _item(path, "leftover")
 
 
 def _incomplete(store: Store, now: float) -> Iterator[Garbage]:
-    """Entries without their mark, and those with a rotten record; what another version wrote stays."""
+    """Entries without their mark, and those with a rotten record; what another version wrote
+    stays."""
     for entry in store.entry_folders():
-        if (not (entry / COMPLETE).exists() or is_rotten(entry)) and _is_older(entry, now - durable.STALE_SECONDS):
+        if (not (entry / COMPLETE).exists() or is_rotten(entry)) and _is_older(
+            entry, now - durable.STALE_SECONDS
+        ):
             yield from _item(entry, "incomplete entry")
 
 
@@ -137,12 +158,20 @@ def _empty_folders(store: Store, gone: set[Path]) -> Iterator[Garbage]:
             yield from (replace(item, files=()) for item in _item(folder, "empty folder"))
 
 
-def _blobs(store: Store, used: set[str], doomed: Iterable[Garbage], before: float | None) -> Iterator[Garbage]:
+def _blobs(
+    store: Store, used: set[str], doomed: Iterable[Garbage], before: float | None
+) -> Iterator[Garbage]:
     """Blobs that no entry names, and that no file outside the doomed folders links."""
     names = Counter(file.key for item in doomed for file in item.files)
     for path in inside(store.blobs):
-        if _HEX.fullmatch(path.name) and path.name not in used and (before is None or _is_older(path, before)):
-            yield from (i for i in _item(path, "blob") if i.files and i.files[0].links == 1 + names[i.key])
+        if (
+            _HEX.fullmatch(path.name)
+            and path.name not in used
+            and (before is None or _is_older(path, before))
+        ):
+            yield from (
+                i for i in _item(path, "blob") if i.files and i.files[0].links == 1 + names[i.key]
+            )
 
 
 def _hub_metadata(hubs: Path, now: float) -> Iterator[Garbage]:
@@ -171,7 +200,9 @@ def _item(path: Path, kind: str) -> Iterator[Garbage]:
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         inner = path.rglob("*") if stat.S_ISDIR(status.st_mode) else [path]
-        files = tuple(_inode(s) for s in (file.lstat() for file in inner) if not stat.S_ISDIR(s.st_mode))
+        files = tuple(
+            _inode(s) for s in (file.lstat() for file in inner) if not stat.S_ISDIR(s.st_mode)
+        )
         yield Garbage(path, kind, _inode(status).key, files)
 
 

@@ -1,8 +1,8 @@
 """The index `oscar-zoo.index/1`: what a hub says about its artifacts, one `index.json` in its root.
 
-The index is the mutable part of the registry: status, scores, aliases and places beside the digest they belong to. Its
-`serial` only grows, so that a reader notices when a hub goes back. The bytes of an artifact are named by its digest
-alone; nothing in the index can change what a digest means.
+The index is the mutable part of the registry: status, scores, aliases and places beside the digest
+they belong to. Its `serial` only grows, so that a reader notices when a hub goes back. The bytes of
+an artifact are named by its digest alone; nothing in the index can change what a digest means.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class IndexFile(Spec):
 
 
 class Summary(Spec):
-    """What listings show without fetching `oscar.json`, copied from it; the manifest stays the truth."""
+    """What listings show without fetching `oscar.json`, copied from it; the manifest stays the
+    truth."""
 
     method: Text | None = None
     format_version: Annotated[int, Field(ge=1, le=3)] | None = None
@@ -97,7 +98,9 @@ class IndexEntry(Spec):
         if len(set(paths)) != len(paths) or not paths:
             raise ValueError("file paths must be unique and at least one")
         if artifact_digest(self.file_digests) != self.digest:
-            raise ValueError(f"digest is not that of the file list ({artifact_digest(self.file_digests)})")
+            raise ValueError(
+                f"digest is not that of the file list ({artifact_digest(self.file_digests)})"
+            )
         for alias in aliases:
             if alias.tag is not None or alias.digest is not None:
                 raise ValueError(f"the alias {alias} is not a plain name")
@@ -136,12 +139,17 @@ class Index(Spec):
 
     def entry(self, artifact: ArtifactId) -> IndexEntry | None:
         """The entry of `artifact` (any case), or `None`."""
-        return next((entry for entry in self.artifacts if entry.artifact_id.key == artifact.key), None)
+        return next(
+            (entry for entry in self.artifacts if entry.artifact_id.key == artifact.key), None
+        )
 
     def aliased(self, name: str) -> tuple[IndexEntry, ...]:
-        """Entries that list `name` (any case) as an alias: at most one, by the rules of the index."""
+        """Entries that list `name` (any case) as an alias: at most one, by the rules of the
+        index."""
         wanted = name.casefold()
-        return tuple(e for e in self.artifacts if wanted in {alias.casefold() for alias in e.aliases})
+        return tuple(
+            e for e in self.artifacts if wanted in {alias.casefold() for alias in e.aliases}
+        )
 
     def with_entry(self, entry: IndexEntry) -> Self:
         """The next index, `serial` + 1, in which `entry` was added or replaces the one with its id.
@@ -149,7 +157,9 @@ class Index(Spec):
         Raises:
             UsageError: an alias of `entry` is taken.
         """
-        others = [other for other in self.artifacts if other.artifact_id.key != entry.artifact_id.key]
+        others = [
+            other for other in self.artifacts if other.artifact_id.key != entry.artifact_id.key
+        ]
         artifacts = tuple(sorted([*others, entry], key=lambda e: e.artifact_id.key))
         try:
             _check_aliases(artifacts)
@@ -162,7 +172,9 @@ class Index(Spec):
         value = self.model_dump(mode="json", by_alias=True)
         for entry in value["artifacts"]:
             if entry["summary"] is not None and entry["summary"]["measured"] is None:
-                del entry["summary"]["measured"]  # readers of before it was there refuse unknown keys
+                del entry["summary"][
+                    "measured"
+                ]  # readers of before it was there refuse unknown keys
         return strict_json.pretty_bytes(value)
 
     @classmethod

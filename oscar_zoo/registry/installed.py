@@ -1,4 +1,5 @@
-"""Names that mean an artifact already in the local store: the same grammar as on a hub, no hub asked."""
+"""Names that mean an artifact already in the local store: the same grammar as on a hub, no hub
+asked."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
 
 
-def find_installed(reference: Reference, store: Store, catalog: Catalog | None = None) -> Record | None:
+def find_installed(
+    reference: Reference, store: Store, catalog: Catalog | None = None
+) -> Record | None:
     """The store's record of what `reference` means, or `None` when nothing stored matches.
 
-    The latest fetched entry of an id wins; a bare name that several stored versions match means the recipe's default.
+    The latest fetched entry of an id wins; a bare name that several stored versions match means the
+    recipe's default.
 
     Raises:
         AmbiguousName: several versions and no default among them.
@@ -35,5 +39,7 @@ def find_installed(reference: Reference, store: Store, catalog: Catalog | None =
         if default in found:
             return found[default]
     if len(found) > 1:
-        raise AmbiguousName.for_name(str(reference), sorted(record.id.reference for record in found.values()))
+        raise AmbiguousName.for_name(
+            str(reference), sorted(record.id.reference for record in found.values())
+        )
     return next(iter(found.values()), None)

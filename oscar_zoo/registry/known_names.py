@@ -1,6 +1,8 @@
-"""Names that this machine knows without asking a hub, for completion and suggestions. Unreadable sources are left out.
+"""Names that this machine knows without asking a hub, for completion and suggestions. Unreadable
+sources are left out.
 
-Sources: recipes and manifests of the package, the local store, hubs in folders, and the last index of every other hub.
+Sources: recipes and manifests of the package, the local store, hubs in folders, and the last index
+of every other hub.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ def stored_versions() -> list[ArtifactId]:
 
 
 def known_versions() -> list[ArtifactId]:
-    """The artifacts that are stored, listed by a hub in a folder or by a kept index, or packaged, by id."""
-    ids = [*stored_versions(), *(manifest.artifact_id for manifest in Catalog.packaged().manifests())]
+    """The artifacts that are stored, listed by a hub in a folder or by a kept index, or packaged,
+    by id."""
+    ids = [
+        *stored_versions(),
+        *(manifest.artifact_id for manifest in Catalog.packaged().manifests()),
+    ]
     for hub in _folders():
         with contextlib.suppress(OscarZooError, OSError):
             ids += hub.artifacts()
@@ -41,7 +47,8 @@ def known_versions() -> list[ArtifactId]:
 
 
 def known_models() -> list[str]:
-    """Every name of a model, its aliases and those of single versions included, sorted without case, each once."""
+    """Every name of a model, its aliases and those of single versions included, sorted without
+    case, each once."""
     names = [version.model for version in known_versions()]
     catalog = Catalog.packaged()
     for recipe in catalog.recipes():
@@ -55,10 +62,13 @@ def known_models() -> list[str]:
 
 
 def close_names(name: str) -> tuple[str, ...]:
-    """Names of models like `name`, best first; none where `name` itself is known. `name` may have tag and digest."""
+    """Names of models like `name`, best first; none where `name` itself is known. `name` may have
+    tag and digest."""
     bare = re.split("[:@]", name, maxsplit=1)[0]
     known = known_models()
-    if Catalog.packaged().recipe(bare) is not None or bare.casefold() in {other.casefold() for other in known}:
+    if Catalog.packaged().recipe(bare) is not None or bare.casefold() in {
+        other.casefold() for other in known
+    }:
         return ()
     return Catalog.packaged().close_matches(bare, [other for other in known if "/" not in other])
 
@@ -77,7 +87,8 @@ def aliased(name: str, views: Iterable[HubView] = ()) -> ArtifactId | None:
 
 
 def expand(reference: Reference, views: Iterable[HubView] = ()) -> Reference:
-    """`reference`, with the version that is meant in place of an alias; arguments as for `aliased`."""
+    """`reference`, with the version that is meant in place of an alias; arguments as for
+    `aliased`."""
     if reference.tag is not None or Catalog.packaged().recipe(reference.name) is not None:
         return reference
     version = aliased(reference.name, views)

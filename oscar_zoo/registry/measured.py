@@ -1,7 +1,9 @@
-"""Quality as the tool measured it when it made an artifact: perplexity and recall of the INT2 cache beside BF16.
+"""Quality as the tool measured it when it made an artifact: perplexity and recall of the INT2 cache
+beside BF16.
 
-The figures come from `fit.selection` of a manifest. They are not scores: nobody ran a benchmark, and another text gives
-other figures. So they always go with the tool and the text that they were measured with.
+The figures come from `fit.selection` of a manifest. They are not scores: nobody ran a benchmark,
+and another text gives other figures. So they always go with the tool and the text that they were
+measured with.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ class Measured(Spec):
     def by(self) -> str:
         """Who measured, and on what."""
         of = f" of {self.dataset}" if self.dataset else ""
-        return f"measured by {self.tool} on {f'{self.tokens:,} ' if self.tokens else ''}held-out tokens{of}"
+        return (
+            f"measured by {self.tool} on {f'{self.tokens:,} ' if self.tokens else ''}held-out"
+            f" tokens{of}"
+        )
 
     @property
     def short_perplexity(self) -> str | None:
@@ -91,7 +96,10 @@ class Measured(Spec):
         if self.short_perplexity is None or self.perplexity is None or self.perplexity_bf16 is None:
             return self.short_perplexity
         error = "" if self.change_stderr is None else f", standard error {self.change_stderr:.2f}"
-        return f"BF16 {self.perplexity_bf16:.4g}, INT2 {self.perplexity:.4g} ({self.short_perplexity}{error})"
+        return (
+            f"BF16 {self.perplexity_bf16:.4g}, INT2 {self.perplexity:.4g}"
+            f" ({self.short_perplexity}{error})"
+        )
 
     @property
     def recall_line(self) -> str | None:

@@ -1,6 +1,8 @@
-"""Use case: artifacts of one hub -> the same bytes on another, each verified first, both listings compared at the end.
+"""Use case: artifacts of one hub -> the same bytes on another, each verified first, both listings
+compared at the end.
 
-What the source's index says about an artifact (status, scores, aliases) goes along, and where it came from.
+What the source's index says about an artifact (status, scores, aliases) goes along, and where it
+came from.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import DigestMismatchError, UsageError
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import State, apply_change, read_state
+from oscar_zoo.registry.changes import HubState, apply_change, read_state
 from oscar_zoo.registry.fetch import fetch_files, verify_payload
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.placing import Placing, check_arrived, put_tag
@@ -52,7 +54,8 @@ class MirrorResult:
 
 @dataclass(frozen=True)
 class MirrorOptions:
-    """How to mirror: create a missing repository, open pull requests, or only say what would be copied."""
+    """How to mirror: create a missing repository, open pull requests, or only say what would be
+    copied."""
 
     create: bool = False
     propose: bool = False
@@ -74,7 +77,8 @@ def mirror(
     Args:
         source: where from; every byte comes from one commit of it.
         target: where to.
-        names: `NAME` (all its versions), `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`; none means everything.
+        names: `NAME` (all its versions), `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`; none
+            means everything.
         catalog: recipes that know the geometry of models; default the packaged ones.
         options: see `MirrorOptions`.
         progress: told about bytes fetched.
@@ -82,16 +86,20 @@ def mirror(
 
     Raises:
         ArtifactNotFound: the source has nothing of that name.
-        VerificationFailed: an artifact must not be used; nothing of it was written, what came before it stays.
+        VerificationFailed: an artifact must not be used; nothing of it was written, what came
+            before it stays.
         VersionExists: the target has other content under that id.
-        DigestMismatchError: bytes differ from a listing or index, or the two listings from each other.
+        DigestMismatchError: bytes differ from a listing or index, or the two listings from each
+            other.
         UsageError: both hubs are the same, or an alias is taken on the target.
         NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
     options = options or MirrorOptions()
     if source.name == target.name:
-        raise UsageError(f"{source.title} cannot be mirrored to itself.", hint="name another target")
-    state = State.read(source)
+        raise UsageError(
+            f"{source.title} cannot be mirrored to itself.", hint="name another target"
+        )
+    state = HubState.read(source)
     chosen = {a.key: a for name in names for a in named_versions(state, name)}
     view = HubView(source, catalog or Catalog.packaged(), state.index)
     results, versions = [], []
@@ -122,14 +130,20 @@ def _mirror_one(
         files[FILE_NAME] = offer.manifest_bytes
     fetched = Version.of(version.id, files)
     if fetched != version:
-        raise DigestMismatchError.for_content(str(version.id), want=version.digest, got=fetched.digest)
+        raise DigestMismatchError.for_content(
+            str(version.id), want=version.digest, got=fetched.digest
+        )
     placing = Placing(version, files, like=like, propose=options.propose, verb="Mirror")
     applied = apply_change(target, placing.change, create=options.create)
     commit = applied.commit
     if commit.proposal is not None:
-        return MirrorResult(version.id, version.digest, "proposed", size, commit.proposal, verified.warnings)
+        return MirrorResult(
+            version.id, version.digest, "proposed", size, commit.proposal, verified.warnings
+        )
     if applied.change is None or applied.change.artifact is None:
-        return MirrorResult(version.id, version.digest, "already there", size, warnings=verified.warnings)
+        return MirrorResult(
+            version.id, version.digest, "already there", size, warnings=verified.warnings
+        )
     check_arrived(target, version)
     _, warning = put_tag(target, version, commit.revision)
     warnings = (*verified.warnings, *((warning,) if warning else ()))
@@ -151,7 +165,9 @@ def _source_entry(view: HubView, version: Version) -> IndexEntry:
     if place is None:
         return entry
     pinned = view.hub.revision if _COMMIT.fullmatch(view.hub.revision or "") else None
-    return entry.model_copy(update={"hubs": entry.hubs | {place[1]: HubLocation(repo=place[2], revision=pinned)}})
+    return entry.model_copy(
+        update={"hubs": entry.hubs | {place[1]: HubLocation(repo=place[2], revision=pinned)}}
+    )
 
 
 def _cross_check(versions: Sequence[Version], source: Hub, target: Hub) -> None:

@@ -1,8 +1,10 @@
-"""What is known about the status of a version that is here already: whether it was yanked or deprecated since.
+"""What is known about the status of a version that is here already: whether it was yanked or
+deprecated since.
 
-A stored copy is used without asking a hub, so nobody would hear of it. What counts is the index of the hub that it
-came from. A hub in a folder is read. Of a remote hub the indexes count that this machine has read before; a command
-that may use the network asks again once a day. A hub that does not answer is no error here, and no request waits long.
+A stored copy is used without asking a hub, so nobody would hear of it. What counts is the index of
+the hub that it came from. A hub in a folder is read. Of a remote hub the indexes count that this
+machine has read before; a command that may use the network asks again once a day. A hub that does
+not answer is no error here, and no request waits long.
 """
 
 from __future__ import annotations
@@ -30,8 +32,11 @@ PATIENCE = 4.0
 """Seconds that asking may take."""
 
 
-def status_warnings(record: Record, catalog: Catalog | None = None, *, ask: bool = False) -> tuple[str, ...]:
-    """A sentence where `record` was yanked or deprecated, with the reason; nothing where it is offered.
+def status_warnings(
+    record: Record, catalog: Catalog | None = None, *, ask: bool = False
+) -> tuple[str, ...]:
+    """A sentence where `record` was yanked or deprecated, with the reason; nothing where it is
+    offered.
 
     Args:
         record: of the store.
@@ -51,7 +56,8 @@ def status_warnings(record: Record, catalog: Catalog | None = None, *, ask: bool
 
 
 def stored_warnings(names: Iterable[str]) -> tuple[str, ...]:
-    """The same for what `names` mean in the local store; whatever is no such name has none. No hub is asked."""
+    """The same for what `names` mean in the local store; whatever is no such name has none. No hub
+    is asked."""
     found: list[str] = []
     for name in names:
         with contextlib.suppress(OscarZooError):
@@ -75,7 +81,12 @@ def _index(hub: Hub, *, ask: bool) -> Index:
     if ask and (age is None or age > DAY):
         with contextlib.suppress(OscarZooError):
             nearby = address.is_nearby(hub.name)
-            within(PATIENCE, lambda: hub.root_file(INDEX_NAME), error=lambda: OscarZooError("late"), nearby=nearby)
+            within(
+                PATIENCE,
+                lambda: hub.root_file(INDEX_NAME),
+                error=lambda: OscarZooError("late"),
+                nearby=nearby,
+            )
     known = []
     for data in hub.kept_root_files(INDEX_NAME):
         with contextlib.suppress(OscarZooError):

@@ -1,7 +1,8 @@
 """Digests seen before: the project's `oscar-zoo.lock` and the user's `known_artifacts.json`.
 
-Both are JSON files of the same shape, replaced as a whole and never edited in place. A pin names every byte that may be
-used under an id: the payload by `digest`, `oscar.json` by its own sha256, which the digest does not cover.
+Both are JSON files of the same shape, replaced as a whole and never edited in place. A pin names
+every byte that may be used under an id: the payload by `digest`, `oscar.json` by its own sha256,
+which the digest does not cover.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ PROJECT = ("pyproject.toml",)
 MAX_BYTES = 16 << 20
 
 Source = Literal["index", "manifest", "listing", "content", "computed"]
-"""Who promised the digest: an index, `oscar.json`, a hub's listing, or nobody (trust on first use of the bytes)."""
+"""Who promised the digest: an index, `oscar.json`, a hub's listing, or nobody (trust on first use
+of the bytes)."""
 
 
 class Pin(Spec):
@@ -122,13 +124,16 @@ class Pins(Spec):
         folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
         if len(found) > 1 and default_tag is not None:
-            found = [p for p in found if p.artifact_id.tag.casefold() == default_tag.casefold()] or found
+            found = [
+                p for p in found if p.artifact_id.tag.casefold() == default_tag.casefold()
+            ] or found
         if len(found) > 1:
             raise AmbiguousName.for_name(str(reference), [p.artifact_id.reference for p in found])
         return found[0] if found else None
 
     def with_pin(self, pin: Pin) -> Pins:
-        """These pins and `pin`, in place of an older one of the same id; a pin of the same bytes stays as it is."""
+        """These pins and `pin`, in place of an older one of the same id; a pin of the same bytes
+        stays as it is."""
         old = self.pin(pin.artifact_id)
         if old is not None and old.same_bytes(pin.digest, pin.manifest_sha256):
             return self
@@ -140,7 +145,9 @@ class Pins(Spec):
         """These pins and the `serial` of an index that `hub` offered."""
         if self.serials.get(hub) == serial:
             return self
-        return self.model_copy(update={"serials": dict(sorted({**self.serials, hub: serial}.items()))})
+        return self.model_copy(
+            update={"serials": dict(sorted({**self.serials, hub: serial}.items()))}
+        )
 
 
 class PinFile:
@@ -161,9 +168,11 @@ class PinFile:
 
     @classmethod
     def of_project(cls, folder: Path | None = None) -> Self:
-        """The lock of the project in `folder`: the nearest `oscar-zoo.lock` up to the root of its repository.
+        """The lock of the project in `folder`: the nearest `oscar-zoo.lock` up to the root of its
+        repository.
 
-        A project without one gets it in its root; where no project is, it would be in `folder` itself.
+        A project without one gets it in its root; where no project is, it would be in `folder`
+        itself.
         """
         start = (folder or Path.cwd()).absolute()
         for place in (start, *start.parents):
@@ -183,19 +192,27 @@ class PinFile:
         try:
             if type(value) is not dict or value.get("schema") != SCHEMA:
                 raise MalformedFile(
-                    "lock.version", f"{self.path} is no {SCHEMA} file.", hint="was it written by a newer version?"
+                    "lock.version",
+                    f"{self.path} is no {SCHEMA} file.",
+                    hint="was it written by a newer version?",
                 )
             return Pins.model_validate_json(json.dumps(value))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "top level"
             raise MalformedFile(
-                "lock.schema", f"{self.path}: {where}: {first['msg']}.", hint="restore it from your repository"
+                "lock.schema",
+                f"{self.path}: {where}: {first['msg']}.",
+                hint="restore it from your repository",
             ) from None
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
-        """Replace the file by what `change` makes of it; nothing is written when that is the same."""
-        with durable.storage_errors(f"cannot write {self.path}"), locks.held(str(self.path), timeout=30):
+        """Replace the file by what `change` makes of it; nothing is written when that is the
+        same."""
+        with (
+            durable.storage_errors(f"cannot write {self.path}"),
+            locks.held(str(self.path), timeout=30),
+        ):
             before = self.read()
             after = change(before)
             if after == before:
@@ -205,7 +222,8 @@ class PinFile:
 
 
 def project_root(folder: Path | None = None) -> Path | None:
-    """The nearest folder from `folder` upwards that is a project, or `None`: a home folder and `/` are none."""
+    """The nearest folder from `folder` upwards that is a project, or `None`: a home folder and `/`
+    are none."""
     start = (folder or Path.cwd()).absolute()
     for place in (start, *start.parents):
         if place == _home() or place == place.parent:

@@ -1,4 +1,5 @@
-"""Putting a version on a hub, shared by `publish` and `mirror`: the change, the check that it arrived, the tag."""
+"""Putting a version on a hub, shared by `publish` and `mirror`: the change, the check that it
+arrived, the tag."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from oscar_zoo.errors import (
     VersionExists,
 )
 from oscar_zoo.hubs.base import Change, Hub
-from oscar_zoo.registry.changes import State
+from oscar_zoo.registry.changes import HubState
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.version import Version
 
@@ -29,7 +30,8 @@ class Placing:
         version: what.
         files: its files by plain name, `oscar.json` among them if it has one.
         aliases: names to add to its index entry.
-        like: an entry of another hub, whose status, scores, aliases and places a new entry takes over.
+        like: an entry of another hub, whose status, scores, aliases and places a new entry takes
+            over.
         propose: as a pull request.
         verb: of the commit message.
     """
@@ -41,7 +43,7 @@ class Placing:
     propose: bool = False
     verb: str = "Publish"
 
-    def change(self, state: State) -> Change | None:
+    def change(self, state: HubState) -> Change | None:
         """What has to be written to a hub in `state`; `None` when everything is there.
 
         Raises:
@@ -53,7 +55,8 @@ class Placing:
         known = state.index.entry(artifact)
         if there is None and known is not None and known.digest != self.version.digest:
             raise VersionExists(
-                f"the index of {state.hub.title} knows {artifact} as {known.digest}, this is {self.version.digest}.",
+                f"the index of {state.hub.title} knows {artifact} as {known.digest}, this is"
+                f" {self.version.digest}.",
                 hint=_OTHER_TAG,
             )
         previous = known if known is not None and known.digest == self.version.digest else self.like
@@ -67,14 +70,17 @@ class Placing:
         message = f"{self.verb} {artifact} ({self.version.digest[:19]})"
         return Change(artifact, self.files, root, state.revision, message, self.propose)
 
-    def _there(self, state: State) -> Version | None:
-        """The same version as the hub has it, or `None`; when it differs, only in when its manifest was written."""
+    def _there(self, state: HubState) -> Version | None:
+        """The same version as the hub has it, or `None`; when it differs, only in when its manifest
+        was written."""
         artifact, hub = self.version.id, state.hub
         spelled = state.spelled(artifact)
         if spelled is None:
             return None
         if spelled != artifact:
-            raise VersionExists(f"{artifact} is already on {hub.title}, spelled {spelled}.", hint=_OTHER_TAG)
+            raise VersionExists(
+                f"{artifact} is already on {hub.title}, spelled {spelled}.", hint=_OTHER_TAG
+            )
         try:
             there = Version.on(hub, artifact)
             changed = self.version.changed_files(there)
@@ -82,7 +88,8 @@ class Placing:
             changed = sorted(self.files)
         if changed:
             raise VersionExists(
-                f"{artifact} is already on {hub.title}, with other content ({', '.join(changed)}).", hint=_OTHER_TAG
+                f"{artifact} is already on {hub.title}, with other content ({', '.join(changed)}).",
+                hint=_OTHER_TAG,
             )
         return there
 
@@ -101,7 +108,9 @@ def check_arrived(hub: Hub, version: Version) -> None:
     try:
         there = Version.on(hub, version.id)
     except ArtifactNotFound:
-        raise DigestMismatchError.for_content(f"{version.id} on {hub.title}", want=version.digest, got=None) from None
+        raise DigestMismatchError.for_content(
+            f"{version.id} on {hub.title}", want=version.digest, got=None
+        ) from None
     except NetworkError as error:
         raise NetworkError(
             f"{version.id} was written to {hub.title}, but could not be read back: {error.message}",
@@ -112,7 +121,9 @@ def check_arrived(hub: Hub, version: Version) -> None:
     for name in sorted(want.keys() | got.keys()):
         if want.get(name) != got.get(name):
             raise DigestMismatchError.for_content(
-                f"{name} of {version.id} on {hub.title}", want=want.get(name) or "no file", got=got.get(name)
+                f"{name} of {version.id} on {hub.title}",
+                want=want.get(name) or "no file",
+                got=got.get(name),
             )
 
 
@@ -136,12 +147,16 @@ def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | Non
         if not _names(hub, name, version):
             return None, f"the tag {name} of {hub.title} names other content."
     except OscarZooError as error:
-        return None, f"the tag {name} could not be made: {error.message} Publishing this again makes it."
+        return (
+            None,
+            f"the tag {name} could not be made: {error.message} Publishing this again makes it.",
+        )
     return name, None
 
 
 def _names(hub: Hub, tag: str, version: Version) -> bool:
-    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier run."""
+    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier
+    run."""
     try:
         return not version.changed_files(Version.on(hub.at(tag), version.id))
     except OscarZooError:

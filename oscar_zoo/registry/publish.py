@@ -1,7 +1,8 @@
 """Use case: a verified folder -> one new version on a hub, in one commit, read back and tagged.
 
-A version never changes: the same content again is success, other content under the same id is refused. The commit is
-the truth; index entry, card and tag can be repaired by publishing the same folder again.
+A version never changes: the same content again is success, other content under the same id is
+refused. The commit is the truth; index entry, card and tag can be repaired by publishing the same
+folder again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class PublishResult:
     Attributes:
         id: of the artifact.
         digest: of its payload.
-        already_published: the same content was there before; index, card or tag may have been repaired.
+        already_published: the same content was there before; index, card or tag may have been
+            repaired.
         verified: the outcome of verification.
         revision: where the hub stands with it, or `None` for a dry run or proposal.
         proposal: address of the pull request that has to be merged, or `None`.
@@ -101,8 +103,10 @@ def publish(
         create: create a repository, or the folder of a hub, that is not there.
 
     Raises:
-        PathNotFound: no such folder, a file that the manifest lists is missing, or no such hub without `create`.
-        UsageError: no `oscar.json`, another id, rotation files the manifest does not list, warnings, a taken alias.
+        PathNotFound: no such folder, a file that the manifest lists is missing, or no such hub
+            without `create`.
+        UsageError: no `oscar.json`, another id, rotation files the manifest does not list,
+            warnings, a taken alias.
         VerificationFailed: the artifact must not be used.
         VersionExists: the version exists with other content.
         StaleRevision: others kept changing the hub.
@@ -113,7 +117,9 @@ def publish(
     catalog = catalog or Catalog.packaged()
     names = _aliases(aliases, manifest.artifact_id, catalog)
     verified = _verify(folder, files, manifest, artifact_id, catalog, allow_warnings)
-    placing = Placing(Version.of(manifest.artifact_id, files), files, aliases=names, propose=propose)
+    placing = Placing(
+        Version.of(manifest.artifact_id, files), files, aliases=names, propose=propose
+    )
     version = placing.version
     if dry_run:
         return _rehearse(placing, hub, verified, create)
@@ -126,7 +132,9 @@ def publish(
         check_arrived(hub, version)
     tag, failed = put_tag(hub, version, commit.revision)
     warnings = tuple(text for text in (failed, _left_alone(applied.state.card)) if text)
-    return PublishResult(version.id, version.digest, already, verified, commit.revision, tag=tag, warnings=warnings)
+    return PublishResult(
+        version.id, version.digest, already, verified, commit.revision, tag=tag, warnings=warnings
+    )
 
 
 def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> PublishResult:
@@ -170,9 +178,12 @@ def _verify(
         refuse(path_text(folder), outcome)
     if outcome.warnings and not allow_warnings:
         raise UsageError(
-            f"{path_text(folder)} passes every check, with warnings: {', '.join(outcome.warnings)}.",
-            hint=f"oscar-zoo verify --strict {quote(path_text(folder))} explains them; "
-            "to publish it anyway: --allow-warnings",
+            f"{path_text(folder)} passes every check, with warnings:"
+            f" {', '.join(outcome.warnings)}.",
+            hint=(
+                f"oscar-zoo verify --strict {quote(path_text(folder))} explains them; "
+                "to publish it anyway: --allow-warnings"
+            ),
         )
     return outcome
 
@@ -189,7 +200,9 @@ def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
         ) from None
     manifest = Manifest.from_bytes(data, what=str(folder / FILE_NAME))
     listed = {entry.path for entry in manifest.files}
-    extra = sorted(path.name for path in folder.iterdir() if is_payload(path.name) and path.name not in listed)
+    extra = sorted(
+        path.name for path in folder.iterdir() if is_payload(path.name) and path.name not in listed
+    )
     if extra:
         raise UsageError(
             f"{path_text(folder)} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
@@ -203,13 +216,20 @@ def _aliases(aliases: Sequence[str], artifact: ArtifactId, catalog: Catalog) -> 
     for alias in aliases:
         reference, recipe = Reference.parse(alias), catalog.recipe(alias)
         if reference.tag is not None or reference.digest is not None:
-            raise UsageError(f"{alias!r} is not a plain name.", hint="an alias has no tag and no digest")
+            raise UsageError(
+                f"{alias!r} is not a plain name.", hint="an alias has no tag and no digest"
+            )
         if recipe is not None and recipe.name.casefold() != artifact.model.casefold():
-            raise UsageError(f"the alias {alias!r} is a name of {recipe.name}.", hint="choose another alias")
+            raise UsageError(
+                f"the alias {alias!r} is a name of {recipe.name}.", hint="choose another alias"
+            )
     return tuple(aliases)
 
 
 def _left_alone(card: bytes | None) -> str | None:
     if not is_damaged(card):
         return None
-    return f"{CARD_NAME} was left as it is: its lines {BEGIN.decode()} and {END.decode()} do not match."
+    return (
+        f"{CARD_NAME} was left as it is: its lines {BEGIN.decode()} and {END.decode()} do not"
+        " match."
+    )

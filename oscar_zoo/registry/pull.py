@@ -1,7 +1,8 @@
 """Use case: an artifact of the first hub that has it -> a verified entry of the store.
 
-Every file is hashed as it arrives and again whenever it is used. Bytes that fail verification, or that break a promise
-(see `trust`), never reach the store. What the project's lock names and the store has costs no request.
+Every file is hashed as it arrives and again whenever it is used. Bytes that fail verification, or
+that break a promise (see `trust`), never reach the store. What the project's lock names and the
+store has costs no request.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.resolve import find
-from oscar_zoo.registry.store import Origin, Store, StoredArtifact
+from oscar_zoo.registry.store import EntryOrigin, Store, StoredArtifact
 from oscar_zoo.registry.trust import Promise, Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact
 
@@ -91,12 +92,14 @@ def pull(
 
     Args:
         reference: what to pull; see `resolve`.
-        hubs: where from, in order; the next one is asked after network trouble, or when one does not have it.
+        hubs: where from, in order; the next one is asked after network trouble, or when one does
+            not have it.
         store: where to.
         catalog: recipes and manifests; default the packaged ones.
         trust: what was seen before and how strict to be; default the known artifacts of this user.
         offline: take the copy in the store; only hubs in folders may be in `hubs`.
-        prefer_installed: take a copy in the store, if there is one, without asking whether a hub has another.
+        prefer_installed: take a copy in the store, if there is one, without asking whether a hub
+            has another.
         progress: told about bytes fetched, from several threads.
 
     Raises:
@@ -104,8 +107,10 @@ def pull(
         NetworkError: no hub answered, or `offline` and not here.
         AccessError: a hub refused.
         NotLocked: `trust.locked`, and the lock does not have it.
-        DigestMismatchError: the hub's bytes differ from its listing, or from what was promised before.
-        MalformedFile: the hub lists more bytes than any artifact has, or its index or manifest is broken.
+        DigestMismatchError: the hub's bytes differ from its listing, or from what was promised
+            before.
+        MalformedFile: the hub lists more bytes than any artifact has, or its index or manifest is
+            broken.
         VerificationFailed: the bytes must not be used; `error.outcome` says why.
         StorageError: the disk refused.
     """
@@ -113,7 +118,9 @@ def pull(
     here = job.installed(offline or prefer_installed)
     if here is not None:
         job.remember_copy(here.artifact.record)
-        status = status_warnings(here.artifact.record, job.catalog, ask=not (offline or prefer_installed))
+        status = status_warnings(
+            here.artifact.record, job.catalog, ask=not (offline or prefer_installed)
+        )
         return replace(here, warnings=(*status, *here.warnings))
     with locks.held(locks.STORE, shared=True, timeout=30, root=store.root):
         try:
@@ -137,7 +144,8 @@ def plan(
     catalog: Catalog | None = None,
     trust: Trust | None = None,
 ) -> ResolvedArtifact | PullResult:
-    """What `pull` would do: the installed copy it would take, or the offer it would fetch. Writes nothing."""
+    """What `pull` would do: the installed copy it would take, or the offer it would fetch. Writes
+    nothing."""
     job = _Job(reference, hubs, store, catalog, trust, None)
     here = job.installed(False)
     return here if here is not None else job.ask(job.offer)[0].resolved
@@ -180,11 +188,20 @@ class _Job:
             raise NotLocked.for_name(str(self.reference), place)
 
     def installed(self, any_copy: bool) -> PullResult | None:
-        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or `any_copy` will do."""
+        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or
+        `any_copy` will do."""
         pin = self.pin
         if pin is not None:
-            found = [r for r in self.store.installed() if r.id.key == pin.artifact_id.key and r.digest == pin.digest]
-            record = found[0] if found and pin.same_bytes(found[0].digest, found[0].manifest_sha256) else None
+            found = [
+                r
+                for r in self.store.installed()
+                if r.id.key == pin.artifact_id.key and r.digest == pin.digest
+            ]
+            record = (
+                found[0]
+                if found and pin.same_bytes(found[0].digest, found[0].manifest_sha256)
+                else None
+            )
         elif any_copy or self.reference.digest is not None:
             record = find_installed(self.reference, self.store, self.catalog)
         else:
@@ -193,7 +210,8 @@ class _Job:
         return None if stored is None else _present(stored, stored.record.source)
 
     def explained(self, error: OscarZooError, *, offline: bool = False) -> OscarZooError:
-        """`error` of hubs that could not help, in view of the copy that is here: intact, damaged, or none."""
+        """`error` of hubs that could not help, in view of the copy that is here: intact, damaged,
+        or none."""
         record = find_installed(self.reference, self.store, self.catalog)
         if record is None:
             return self._missing(error, offline)
@@ -208,16 +226,23 @@ class _Job:
         return error
 
     def _missing(self, error: OscarZooError, offline: bool) -> OscarZooError:
-        """`error` about something that is not here, beginning with that; and what is here, or was meant."""
+        """`error` about something that is not here, beginning with that; and what is here, or was
+        meant."""
         name, known = str(self.reference), self.catalog.recipe(self.reference.name) is not None
         if offline and known and all(hub.name == own_zoo() for hub in self.hubs):
             unasked = OfflineError.for_name(name)
-            error = error if isinstance(error, OfflineError) else ArtifactNotFound(unasked.message, hint=unasked.hint)
+            error = (
+                error
+                if isinstance(error, OfflineError)
+                else ArtifactNotFound(unasked.message, hint=unasked.hint)
+            )
         elif not isinstance(error, NetworkError):
             return error
         there = sorted({record.id.reference for record in self.store.installed()})
         more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
-        here = f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "nothing is installed yet"
+        here = (
+            f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "nothing is installed yet"
+        )
         if offline:
             error.hint = f"{error.hint}; {here}"
             return error
@@ -225,7 +250,9 @@ class _Job:
         error.args = (error.message,)
         question, mark, _ = (error.hint or "").partition("?")
         asked = bool(mark) and question.startswith("did you mean")
-        error.hint = f"{question}? {here[0].upper()}{here[1:]}" if asked else f"check the network; {here}"
+        error.hint = (
+            f"{question}? {here[0].upper()}{here[1:]}" if asked else f"check the network; {here}"
+        )
         return error
 
     def remember_copy(self, record: Record) -> None:
@@ -234,7 +261,9 @@ class _Job:
             known = self.trust.known.read().pin(record.id)
             same = known is not None and known.same_bytes(record.digest, record.manifest_sha256)
             source: pins.Source = "manifest" if record.manifest_sha256 else "listing"
-            self.trust.remember(known if known and same else _pin(record, record.source, record.revision, source))
+            self.trust.remember(
+                known if known and same else _pin(record, record.source, record.revision, source)
+            )
 
     def ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
         """`call` of the first hub that answers; the hub of a pin first, at its commit."""
@@ -247,7 +276,11 @@ class _Job:
     def offer(self, hub: Hub) -> _Offer:
         """What `hub` offers, its listing already held against every promise."""
         pin = self.pin
-        if pin is not None and _base(hub.name) == _base(pin.hub) and _COMMIT.fullmatch(pin.revision or ""):
+        if (
+            pin is not None
+            and _base(hub.name) == _base(pin.hub)
+            and _COMMIT.fullmatch(pin.revision or "")
+        ):
             return self._pinned_offer(hub.at(str(pin.revision)), pin)
         view = HubView.open(hub, self.catalog, trust=self.trust)
         resolved = find(self.reference, view) if pin is None else view.offer(pin.artifact_id)
@@ -258,7 +291,9 @@ class _Job:
         offer = self.offer(hub)
         with locks.held(f"pull {offer.resolved.id.key}", root=self.store.root):
             known = self.store.find(offer.resolved.id)
-            stored = _open_intact(self.store, known) if known and _same(offer.resolved, known) else None
+            stored = (
+                _open_intact(self.store, known) if known and _same(offer.resolved, known) else None
+            )
             if stored is not None:
                 result = _present(stored, hub.name, offer.resolved.warnings)
             else:
@@ -272,12 +307,17 @@ class _Job:
             return self._checked(view, view.offer(pin.artifact_id))
         except RevisionNotFound as error:
             raise RevisionGone(
-                f"{hub.title} no longer has commit {str(pin.revision)[:12]}, which {pin.id} is locked to.",
+                f"{hub.title} no longer has commit {str(pin.revision)[:12]}, which {pin.id} is"
+                " locked to.",
                 hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
             ) from error
 
     def _checked(self, view: HubView, resolved: ResolvedArtifact) -> _Offer:
-        promises = tuple(self.trust.promises(resolved.id, entry=resolved.entry, packaged=resolved.packaged_promise))
+        promises = tuple(
+            self.trust.promises(
+                resolved.id, entry=resolved.entry, packaged=resolved.packaged_promise
+            )
+        )
         known = self.store.find(resolved.id)
         if known is not None:
             promises = (*promises, trust.of_record(known))
@@ -287,26 +327,41 @@ class _Job:
 
     def _check(self, offer: _Offer, digest: str | None) -> None:
         resolved = offer.resolved
-        self.trust.check(resolved.id, digest, resolved.manifest_sha256, of=offer.promises, hub=offer.view.hub.title)
+        self.trust.check(
+            resolved.id,
+            digest,
+            resolved.manifest_sha256,
+            of=offer.promises,
+            hub=offer.view.hub.title,
+        )
 
     def _download(self, offer: _Offer, known: Record | None) -> PullResult:
         resolved = offer.resolved
         files = fetch_files(resolved, self.progress)
         verified = verify_payload(resolved, files)
-        # A listing without digests promised nothing before; promises must hold for the bytes themselves.
+        # A listing without digests promised nothing before; promises must hold for the bytes
+        # themselves.
         self._check(offer, verified.digest)
         wanted = self.reference.digest
         if wanted is not None and not verified.digest.startswith(wanted):
-            raise DigestMismatchError.for_content(str(resolved.id), want=wanted, got=verified.digest)
+            raise DigestMismatchError.for_content(
+                str(resolved.id), want=wanted, got=verified.digest
+            )
         if resolved.manifest_bytes is not None:
             files[FILE_NAME] = resolved.manifest_bytes
-        origin = Origin(resolved.hub.revision if offer.view.is_remote else None, verified.level, verified.warnings)
+        origin = EntryOrigin(
+            resolved.hub.revision if offer.view.is_remote else None,
+            verified.level,
+            verified.warnings,
+        )
         artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
         if known is not None and known.path != artifact.record.path:
             self.store.remove(known)
         first_use = resolved.manifest is None and not offer.promises
         warnings = (*resolved.warnings, *verified.warnings)
-        return PullResult(artifact, False, first_use, resolved.hub.name, verified.level, warnings, (), verified)
+        return PullResult(
+            artifact, False, first_use, resolved.hub.name, verified.level, warnings, (), verified
+        )
 
     def _remember(self, offer: _Offer, result: PullResult) -> None:
         hub = offer.resolved.hub
@@ -343,7 +398,8 @@ def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) ->
 
 
 def _open_intact(store: Store, record: Record | None) -> StoredArtifact | None:
-    """The stored copy, or `None` when there is none or it rotted; its record stays, which says what is expected."""
+    """The stored copy, or `None` when there is none or it rotted; its record stays, which says what
+    is expected."""
     if record is None:
         return None
     try:
@@ -353,7 +409,10 @@ def _open_intact(store: Store, record: Record | None) -> StoredArtifact | None:
 
 
 def _same(resolved: ResolvedArtifact, known: Record) -> bool:
-    return resolved.digest in (None, known.digest) and resolved.manifest_sha256 == known.manifest_sha256
+    return (
+        resolved.digest in (None, known.digest)
+        and resolved.manifest_sha256 == known.manifest_sha256
+    )
 
 
 def _source(resolved: ResolvedArtifact) -> pins.Source:

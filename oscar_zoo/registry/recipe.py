@@ -1,7 +1,7 @@
 """A model recipe: what people know about one model, from one TOML file of `zoo/`.
 
-A recipe names the model on each hub, its KV-cache geometry and the serving and calibration settings to start from.
-Every fact has an entry in `sources`; a fact nobody could confirm says so there.
+A recipe names the model on each hub, its KV-cache geometry and the serving and calibration settings
+to start from. Every fact has an entry in `sources`; a fact nobody could confirm says so there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Count, Geometry, ServingRecipe, Spec, Text
 from oscar_zoo.errors import InvalidName, MalformedFile
 
-RepoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
+RepoId = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
+]
 
 
 class CalibrationDefaults(Spec):
@@ -34,7 +36,8 @@ class CalibrationDefaults(Spec):
 
 
 class WeightShapes(Spec):
-    """Shapes beside the KV cache's, enough to build a dense model of `family` with random weights for benchmarks."""
+    """Shapes beside the KV cache's, enough to build a dense model of `family` with random weights
+    for benchmarks."""
 
     family: Literal["qwen3"]
     hidden_size: Count
@@ -47,9 +50,10 @@ class WeightShapes(Spec):
 class ModelRecipe(Spec):
     """One model of the zoo.
 
-    `name` is the folder of its artifacts in every hub: the model's name without organisation. `default_tag` is the
-    calibration tag a bare name means, when there is one. `on_hub` is false where no hub has the checkpoint: its ids are
-    names only, and commands need its folder. `tensor_parallel` is the number of GPUs to start from.
+    `name` is the folder of its artifacts in every hub: the model's name without organisation.
+    `default_tag` is the calibration tag a bare name means, when there is one. `on_hub` is false
+    where no hub has the checkpoint: its ids are names only, and commands need its folder.
+    `tensor_parallel` is the number of GPUs to start from.
     """
 
     name: Text
@@ -68,7 +72,11 @@ class ModelRecipe(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
         try:
-            for text in (self.name, *self.aliases, *([self.default_tag] if self.default_tag else [])):
+            for text in (
+                self.name,
+                *self.aliases,
+                *([self.default_tag] if self.default_tag else []),
+            ):
                 check_part(text)
         except InvalidName as error:
             raise ValueError(error.message) from None
@@ -81,7 +89,8 @@ class ModelRecipe(Spec):
 
     @property
     def parameters(self) -> int | None:
-        """Numbers in the matrices of the model, or `None` where the zoo does not know all shapes."""
+        """Numbers in the matrices of the model, or `None` where the zoo does not know all
+        shapes."""
         shapes, cache = self.weights, self.geometry
         if shapes is None:
             return None
@@ -101,7 +110,8 @@ class ModelRecipe(Spec):
 def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
     """Parse one TOML recipe.
 
-    `attention_layers` may be `"all"`, `{ every = n, from = first }` or a list; `v_head_dim` defaults to `head_dim`.
+    `attention_layers` may be `"all"`, `{ every = n, from = first }` or a list; `v_head_dim`
+    defaults to `head_dim`.
 
     Args:
         text: the whole file.
@@ -118,7 +128,8 @@ def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
     if isinstance(geometry, dict):
         value["geometry"] = _expand(geometry, what)
     try:
-        # Through JSON, because strict validation of Python values would refuse a list where a tuple is meant.
+        # Through JSON, because strict validation of Python values would refuse a list where a tuple
+        # is meant.
         return ModelRecipe.model_validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         first = error.errors()[0]
@@ -137,7 +148,14 @@ def _expand(geometry: Mapping[str, Any], what: str) -> dict[str, Any]:
         full["attention_layers"] = list(range(count))
     elif isinstance(layers, dict):
         every, first = layers.get("every"), layers.get("from", 0)
-        if set(layers) - {"every", "from"} or type(every) is not int or type(first) is not int or every < 1:
-            raise MalformedFile("recipe.schema", f"{what}: attention_layers wants {{ every = n, from = first }}.")
+        if (
+            set(layers) - {"every", "from"}
+            or type(every) is not int
+            or type(first) is not int
+            or every < 1
+        ):
+            raise MalformedFile(
+                "recipe.schema", f"{what}: attention_layers wants {{ every = n, from = first }}."
+            )
         full["attention_layers"] = list(range(first, count, every))
     return full

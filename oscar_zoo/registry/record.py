@@ -1,4 +1,5 @@
-"""The record of a store entry: which artifact it is, its files with their digests, and where it came from."""
+"""The record of a store entry: which artifact it is, its files with their digests, and where it
+came from."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Record:
         fetched: RFC 3339 UTC.
         path: folder of the entry.
         revision: commit of the hub, or `None` where it has none.
-        level: what verification reached before the entry was stored, or `None` in entries of older versions.
+        level: what verification reached before the entry was stored, or `None` in entries of older
+            versions.
         warnings: codes of what it remarked.
     """
 
@@ -63,9 +65,12 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The record in `folder`, or `None` when there is none that this version wrote for this place."""
+        """The record in `folder`, or `None` when there is none that this version wrote for this
+        place."""
         try:
-            value = strict_json.loads(read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES), what=FILE_NAME)
+            value = strict_json.loads(
+                read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES), what=FILE_NAME
+            )
             files = tuple(
                 FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
                 for row in value["files"]

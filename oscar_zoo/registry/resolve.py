@@ -1,8 +1,9 @@
 """A reference -> one artifact on one hub, with everything needed to check it.
 
-Names are compared without case, in this order: exact id `<Model>/<tag>`, model name or hub id (the organisation may be
-dropped where that is unique), alias. A name that means several versions is an error that lists them, never a guess.
-Withdrawn (yanked) versions are not found by name; a digest still finds them, with the reason as a warning.
+Names are compared without case, in this order: exact id `<Model>/<tag>`, model name or hub id (the
+organisation may be dropped where that is unique), alias. A name that means several versions is an
+error that lists them, never a guess. Withdrawn (yanked) versions are not found by name; a digest
+still finds them, with the reason as a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from oscar_zoo.registry.view import HubView, ResolvedArtifact, status_sentence
 
 
 def resolve(
-    reference: Reference | str, hub: Hub, catalog: Catalog | None = None, *, trust: Trust | None = None
+    reference: Reference | str,
+    hub: Hub,
+    catalog: Catalog | None = None,
+    *,
+    trust: Trust | None = None,
 ) -> ResolvedArtifact:
     """Find the artifact that `reference` means on `hub`.
 
@@ -69,7 +74,8 @@ def _versions(name: str, on_hub: Sequence[ArtifactId], view: HubView) -> list[Ar
     found = [a for a in on_hub if a.model.casefold() == folder.casefold()]
     if recipe is not None or "/" not in name:
         return found
-    # An organisation the zoo does not know: only what the hub's own index or manifests say is that model.
+    # An organisation the zoo does not know: only what the hub's own index or manifests say is that
+    # model.
     if view.catalog.recipe(folder) is not None:
         return []
     return [a for a in found if (_base_model(a, view) or "").casefold() == name.casefold()]
@@ -83,13 +89,17 @@ def _base_model(artifact: ArtifactId, view: HubView) -> str | None:
     return manifest.model.id if manifest is not None else None
 
 
-def _with_digest(reference: Reference, prefix: str, versions: Iterable[ArtifactId], view: HubView) -> ResolvedArtifact:
+def _with_digest(
+    reference: Reference, prefix: str, versions: Iterable[ArtifactId], view: HubView
+) -> ResolvedArtifact:
     """The one version whose digest starts with `prefix`; withdrawn ones too, with their warning."""
     offers = [view.offer(artifact) for artifact in versions]
     found = [o for o in offers if (o.digest or o.expected_digest or "").startswith(prefix)]
     if not found:
         offered = ", ".join(f"{o.id.reference}@{o.digest}" for o in offers)
-        raise ArtifactNotFound(f"nothing called {reference} is on {view.hub.title}.", hint=f"it has {offered}")
+        raise ArtifactNotFound(
+            f"nothing called {reference} is on {view.hub.title}.", hint=f"it has {offered}"
+        )
     if len(found) > 1:
         raise AmbiguousName.for_name(str(reference), [o.id.reference for o in found])
     return found[0]
@@ -109,7 +119,9 @@ def _choose(reference: Reference, versions: list[ArtifactId], view: HubView) -> 
     return chosen[0]
 
 
-def _withdrawn(reference: Reference, versions: Sequence[ArtifactId], view: HubView) -> ArtifactNotFound:
+def _withdrawn(
+    reference: Reference, versions: Sequence[ArtifactId], view: HubView
+) -> ArtifactNotFound:
     first = versions[0]
     if len(versions) == 1:
         what = status_sentence(first, view.status(first))
@@ -117,15 +129,25 @@ def _withdrawn(reference: Reference, versions: Sequence[ArtifactId], view: HubVi
         what = f"every version of {reference} on {view.hub.title} was withdrawn"
     entry = view.index.entry(first)
     digest = entry.digest if entry else "sha256:..."
-    return ArtifactNotFound(f"{what}.", hint=f"to use it anyway, name its digest: {first.model}@{digest}")
+    return ArtifactNotFound(
+        f"{what}.", hint=f"to use it anyway, name its digest: {first.model}@{digest}"
+    )
 
 
-def _not_found(reference: Reference, on_hub: Sequence[ArtifactId], view: HubView) -> ArtifactNotFound:
+def _not_found(
+    reference: Reference, on_hub: Sequence[ArtifactId], view: HubView
+) -> ArtifactNotFound:
     recipe = view.catalog.recipe(reference.name)
     if recipe is None:
-        models = {a.model for a in on_hub} | {alias for e in view.index.artifacts for alias in e.aliases}
-        return ArtifactNotFound.for_name(str(reference), view.catalog.close_matches(reference.name, models))
-    elsewhere = sorted({h for m in view.catalog.manifests(recipe.name) if m.registry for h in m.registry.hubs})
+        models = {a.model for a in on_hub} | {
+            alias for e in view.index.artifacts for alias in e.aliases
+        }
+        return ArtifactNotFound.for_name(
+            str(reference), view.catalog.close_matches(reference.name, models)
+        )
+    elsewhere = sorted(
+        {h for m in view.catalog.manifests(recipe.name) if m.registry for h in m.registry.hubs}
+    )
     where = f"it is published on {', '.join(elsewhere)}; " if elsewhere else ""
     return ArtifactNotFound(
         f"{recipe.name} is not on {view.hub.title}.",

@@ -1,4 +1,5 @@
-"""Which versions of a hub a name means, for commands that change a hub: nothing is chosen by default.
+"""Which versions of a hub a name means, for commands that change a hub: nothing is chosen by
+default.
 
 Unlike `resolve`, these find yanked versions too, and never prefer one version over another.
 """
@@ -7,14 +8,15 @@ from __future__ import annotations
 
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, UsageError
-from oscar_zoo.registry.changes import State
+from oscar_zoo.registry.changes import HubState
 from oscar_zoo.registry.version import Version
 
 _SHOWN = 5
 
 
-def named_versions(state: State, name: str) -> tuple[ArtifactId, ...]:
-    """Every version that `name` fits, in any case: `NAME`, `NAME:TAG`, `<Model>/<tag>`, `[NAME@]sha256:PREFIX`.
+def named_versions(state: HubState, name: str) -> tuple[ArtifactId, ...]:
+    """Every version that `name` fits, in any case: `NAME`, `NAME:TAG`, `<Model>/<tag>`,
+    `[NAME@]sha256:PREFIX`.
 
     Raises:
         InvalidName: `name` is none of these.
@@ -25,7 +27,11 @@ def named_versions(state: State, name: str) -> tuple[ArtifactId, ...]:
     known = {entry.artifact_id.key: entry.artifact_id for entry in state.index.artifacts}
     found = sorted((known | {artifact.key: artifact for artifact in state.artifacts}).values())
     if not bare:
-        exact = [a for a in found if a.key == reference.name.casefold()] if reference.tag is None else []
+        exact = (
+            [a for a in found if a.key == reference.name.casefold()]
+            if reference.tag is None
+            else []
+        )
         found = exact or [a for a in found if _is_model(state, a, reference.name)]
     if reference.tag is not None:
         found = [a for a in found if a.tag.casefold() == reference.tag.casefold()]
@@ -36,8 +42,9 @@ def named_versions(state: State, name: str) -> tuple[ArtifactId, ...]:
     return tuple(found)
 
 
-def exact_version(state: State, name: str) -> ArtifactId:
-    """The one version that `name` names exactly; a bare model name does not, not even of a single version.
+def exact_version(state: HubState, name: str) -> ArtifactId:
+    """The one version that `name` names exactly; a bare model name does not, not even of a single
+    version.
 
     Raises:
         UsageError: `name` is the name of a model.
@@ -49,22 +56,24 @@ def exact_version(state: State, name: str) -> ArtifactId:
         raise AmbiguousName.for_name(name, [artifact.reference for artifact in found])
     is_id = name.casefold() == found[0].key
     if not (is_id or ":" in name):
-        raise UsageError(f"{name} does not say which version.", hint=f"name it exactly: {found[0].reference}")
+        raise UsageError(
+            f"{name} does not say which version.", hint=f"name it exactly: {found[0].reference}"
+        )
     return found[0]
 
 
-def _is_model(state: State, artifact: ArtifactId, name: str) -> bool:
+def _is_model(state: HubState, artifact: ArtifactId, name: str) -> bool:
     entry = state.index.entry(artifact)
     names = {artifact.model.casefold(), (entry.model or artifact.model).casefold() if entry else ""}
     return name.casefold() in names
 
 
-def _digest(state: State, artifact: ArtifactId) -> str:
+def _digest(state: HubState, artifact: ArtifactId) -> str:
     entry = state.index.entry(artifact)
     return entry.digest if entry is not None else Version.on(state.hub, artifact).digest
 
 
-def _content(state: State) -> str:
+def _content(state: HubState) -> str:
     names = [artifact.reference for artifact in state.artifacts]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"it has {', '.join(names[:_SHOWN])}{more}" if names else "it has no artifacts"

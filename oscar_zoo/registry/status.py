@@ -1,4 +1,5 @@
-"""Use case: an artifact of a hub is yanked, deprecated or offered again; only the index (and the card) change.
+"""Use case: an artifact of a hub is yanked, deprecated or offered again; only the index (and the
+card) change.
 
 The bytes stay: a yanked version is no longer found by name, and still served by its exact digest.
 """
@@ -13,14 +14,18 @@ from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import UsageError
 from oscar_zoo.hubs.base import Change, Hub
-from oscar_zoo.registry.changes import State, apply_change
+from oscar_zoo.registry.changes import HubState, apply_change
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.selecting import exact_version
 from oscar_zoo.registry.version import Version
 
 StateName = Literal["active", "deprecated", "yanked"]
 
-_VERBS: dict[StateName, str] = {"active": "Offer again", "deprecated": "Deprecate", "yanked": "Yank"}
+_VERBS: dict[StateName, str] = {
+    "active": "Offer again",
+    "deprecated": "Deprecate",
+    "yanked": "Yank",
+}
 _LONGEST_REASON = 1000
 
 
@@ -56,7 +61,8 @@ def set_status(
     replaced_by: str | None = None,
     propose: bool = False,
 ) -> StatusResult:
-    """Change the status of one artifact of `hub`; the status it has already is success and writes nothing.
+    """Change the status of one artifact of `hub`; the status it has already is success and writes
+    nothing.
 
     Args:
         hub: where; an artifact that its index lacks gets an entry.
@@ -73,14 +79,18 @@ def set_status(
     """
     reason = " ".join((reason or "").split())[:_LONGEST_REASON] or None
     if state != "active" and reason is None:
-        raise UsageError(f"a {state} version needs a reason.", hint='tell people why: --reason "..."')
+        raise UsageError(
+            f"a {state} version needs a reason.", hint='tell people why: --reason "..."'
+        )
     seen: list[tuple[IndexEntry, int]] = []
 
-    def make(now: State) -> Change | None:
+    def make(now: HubState) -> Change | None:
         artifact = exact_version(now, name)
         instead = None if replaced_by is None else exact_version(now, replaced_by)
         if instead == artifact:
-            raise UsageError(f"{artifact.reference} cannot replace itself.", hint="name another version")
+            raise UsageError(
+                f"{artifact.reference} cannot replace itself.", hint="name another version"
+            )
         entry = now.index.entry(artifact) or Version.on(hub, artifact).entry()
         wanted = _status(state, reason, instead.reference if instead else None)
         if _is_same(entry.status, wanted):
@@ -96,12 +106,23 @@ def set_status(
     commit = applied.commit
     changed = applied.change is not None
     return StatusResult(
-        entry.artifact_id, entry.digest, entry.status, changed, serial, commit.revision, commit.proposal
+        entry.artifact_id,
+        entry.digest,
+        entry.status,
+        changed,
+        serial,
+        commit.revision,
+        commit.proposal,
     )
 
 
 def _status(state: StateName, reason: str | None, replaced_by: str | None) -> Status:
-    return Status(state=state, reason=reason, replaced_by=replaced_by, date=datetime.now(UTC).strftime("%Y-%m-%d"))
+    return Status(
+        state=state,
+        reason=reason,
+        replaced_by=replaced_by,
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
 
 
 def _is_same(now: Status, wanted: Status) -> bool:

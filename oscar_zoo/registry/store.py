@@ -1,13 +1,15 @@
-"""The content-addressed store of this machine: verified artifacts, named by the digest of their bytes.
+"""The content-addressed store of this machine: verified artifacts, named by the digest of their
+bytes.
 
 ```
 <cache>/blobs/sha256/<hex>                    one payload file, mode 0444
-<cache>/artifacts/<digest>/<id hash>/         the files, oscar.json if there is one, record.json, .complete
+<cache>/artifacts/<digest>/<id hash>/   the files, oscar.json if any, record.json, .complete
 ```
 
-An entry is absent or complete: it is staged, forced to disk, marked `.complete` and renamed. Every use hashes every
-file again, so bit rot and tampering show. Two ids may share one digest (a Hadamard pair fits two models); the last
-part of the path keeps them apart. Files in an entry are hard links to blobs where the file system has them.
+An entry is absent or complete: it is staged, forced to disk, marked `.complete` and renamed. Every
+use hashes every file again, so bit rot and tampering show. Two ids may share one digest (a Hadamard
+pair fits two models); the last part of the path keeps them apart. Files in an entry are hard links
+to blobs where the file system has them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ COMPLETE = ".complete"
 
 @dataclass(frozen=True)
 class StoredArtifact:
-    """An entry whose bytes were hashed just now: `files` holds exactly those bytes, `oscar.json` included."""
+    """An entry whose bytes were hashed just now: `files` holds exactly those bytes, `oscar.json`
+    included."""
 
     record: Record
     files: Mapping[str, bytes]
@@ -55,7 +58,7 @@ class StoredArtifact:
 
 
 @dataclass(frozen=True)
-class Origin:
+class EntryOrigin:
     """What is remembered of an entry besides its bytes; see `Record`."""
 
     revision: str | None = None
@@ -81,9 +84,15 @@ class Store:
         self.artifacts = self.root / "artifacts"
 
     def put(
-        self, artifact: ArtifactId, files: Mapping[str, bytes], *, source: str, origin: Origin | None = None
+        self,
+        artifact: ArtifactId,
+        files: Mapping[str, bytes],
+        *,
+        source: str,
+        origin: EntryOrigin | None = None,
     ) -> StoredArtifact:
-        """Store verified `files` under `artifact`; an intact entry with the same bytes stays, any other is replaced.
+        """Store verified `files` under `artifact`; an intact entry with the same bytes stays, any
+        other is replaced.
 
         Args:
             artifact: the id.
@@ -91,13 +100,15 @@ class Store:
             source: where the bytes came from, for people.
             origin: the commit they came from and what verification said of them.
         """
-        origin = origin or Origin()
+        origin = origin or EntryOrigin()
         digests = _digests(files)
         digest = artifact_digest(digests)
         target = self._entry(digest, artifact)
         fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None
-        record = Record(artifact, digest, digests, manifest, source, fetched, target, *astuple(origin))
+        record = Record(
+            artifact, digest, digests, manifest, source, fetched, target, *astuple(origin)
+        )
         present = self._present(digest, artifact, manifest)
         if present is not None:
             return present
@@ -129,10 +140,17 @@ class Store:
             DigestMismatchError: a file is not what was stored.
         """
         record = next(
-            (r for r in self.installed() if r.digest == digest and (artifact is None or r.id.key == artifact.key)), None
+            (
+                r
+                for r in self.installed()
+                if r.digest == digest and (artifact is None or r.id.key == artifact.key)
+            ),
+            None,
         )
         if record is None:
-            raise ArtifactNotFound(f"{artifact or digest} is not in the store.", hint="oscar-zoo pull it first")
+            raise ArtifactNotFound(
+                f"{artifact or digest} is not in the store.", hint="oscar-zoo pull it first"
+            )
         return self._read(record)
 
     def find(self, artifact: ArtifactId) -> Record | None:
@@ -141,14 +159,18 @@ class Store:
         return max(found, key=lambda record: record.fetched, default=None)
 
     def installed(self) -> tuple[Record, ...]:
-        """Records of all complete entries, by id. Entries without a readable record count as absent."""
+        """Records of all complete entries, by id. Entries without a readable record count as
+        absent."""
         with durable.storage_errors(f"cannot read {self.root}"):
             self._check_owner()
             found = (Record.read(folder) for folder in self._entries())
-            return tuple(sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest)))
+            return tuple(
+                sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest))
+            )
 
     def entry_folders(self) -> Iterator[Path]:
-        """The folders of all entries, complete or not, in one order; those that go meanwhile are left out."""
+        """The folders of all entries, complete or not, in one order; those that go meanwhile are
+        left out."""
         for digest in inside(self.artifacts):
             if not digest.name.startswith("."):
                 yield from inside(digest)
@@ -164,7 +186,8 @@ class Store:
 
     @contextlib.contextmanager
     def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
-        """Take back the blobs of an entry that could not be stored: a full disk would keep them for nobody."""
+        """Take back the blobs of an entry that could not be stored: a full disk would keep them for
+        nobody."""
         try:
             yield
         except BaseException:
@@ -176,7 +199,9 @@ class Store:
         """Remove those blobs of `files` that no entry links."""
         for entry in files:
             blob = self.blobs / entry.sha256
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process may remove it just now
+            with contextlib.suppress(
+                FileNotFoundError, NotADirectoryError
+            ):  # another process may remove it just now
                 if blob.lstat().st_nlink == 1:
                     blob.unlink()
 
@@ -197,7 +222,9 @@ class Store:
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
-    def _present(self, digest: str, artifact: ArtifactId, manifest: str | None) -> StoredArtifact | None:
+    def _present(
+        self, digest: str, artifact: ArtifactId, manifest: str | None
+    ) -> StoredArtifact | None:
         """The entry, when it is intact and its `oscar.json` has the sha256 `manifest`."""
         try:
             stored = self.open(digest, artifact)
@@ -224,7 +251,8 @@ class Store:
         info = self.root.stat()
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022:
             raise StorageError(
-                f"the store {self.root} can be written by others (mode {stat.S_IMODE(info.st_mode):04o}).",
+                f"the store {self.root} can be written by others (mode"
+                f" {stat.S_IMODE(info.st_mode):04o}).",
                 hint=f"chmod 700 {self.root}, or point OSCAR_ZOO_CACHE to a private folder",
             )
 
@@ -241,11 +269,13 @@ class Store:
         try:
             os.link(blob, place)
         except OSError:
-            # No hard links here, or another process removed the blob just now: the entry keeps its own copy.
+            # No hard links here, or another process removed the blob just now: the entry keeps its
+            # own copy.
             durable.write_new(place, data, mode=0o444)
 
     def _place(self, staged: Path, target: Path) -> bool:
-        """`durable.move_into_place`, also when another process removes the empty folder around `target` just now."""
+        """`durable.move_into_place`, also when another process removes the empty folder around
+        `target` just now."""
         while True:
             durable.make_folders(target.parent, mode=0o700)
             try:
@@ -269,8 +299,12 @@ class Store:
 def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
     for name in files:
         if check_part(name, "file name").casefold() == records.FILE_NAME:
-            raise InvalidName(f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file")
-    return tuple(sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME))
+            raise InvalidName(
+                f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file"
+            )
+    return tuple(
+        sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME)
+    )
 
 
 def inside(folder: Path) -> list[Path]:

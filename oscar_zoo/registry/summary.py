@@ -1,4 +1,5 @@
-"""What `list` and `info` know about artifacts, as plain JSON values: one shape for people and programs."""
+"""What `list` and `info` know about artifacts, as plain JSON values: one shape for people and
+programs."""
 
 from __future__ import annotations
 
@@ -50,18 +51,26 @@ def score_summary(score: Score) -> dict[str, Any]:
 
 
 def list_artifacts(
-    catalog: Catalog, installed: Iterable[Record], views: Iterable[HubView], *, only_hubs: bool = False
+    catalog: Catalog,
+    installed: Iterable[Record],
+    views: Iterable[HubView],
+    *,
+    only_hubs: bool = False,
 ) -> list[dict[str, Any]]:
     """One row per known artifact: packaged manifests, what hubs have, what the store holds; by id.
 
-    With `only_hubs` just what the hubs in `views` have; a stored copy of other bytes does not count as installed then.
+    With `only_hubs` just what the hubs in `views` have; a stored copy of other bytes does not count
+    as installed then.
 
-    `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote hub, or known from the
-    packaged manifests and not asked for) or `elsewhere` (known, and on none of the remote hubs in `views`); `hubs`
-    names the hubs in `views` that have it, in order.
+    `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote
+    hub, or known from the packaged manifests and not asked for) or `elsewhere` (known, and on none
+    of the remote hubs in `views`); `hubs` names the hubs in `views` that have it, in order.
     """
     views = tuple(views)
-    rows = {m.artifact_id.key: artifact_summary(m) | {"status": "public", "hubs": []} for m in catalog.manifests()}
+    rows = {
+        m.artifact_id.key: artifact_summary(m) | {"status": "public", "hubs": []}
+        for m in catalog.manifests()
+    }
     for view in views:
         for artifact in view.hub.artifacts():
             row = rows.setdefault(artifact.key, _offered(view, artifact) | {"hubs": []})
@@ -82,20 +91,24 @@ def list_artifacts(
         if only_hubs and not _is_offered(record, rows.get(record.id.key), views):
             continue
         if record.id.key not in rows:
-            rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME)) | {"hubs": []}
+            rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME)) | {
+                "hubs": []
+            }
         rows[record.id.key] |= {"status": "installed", "digest": record.digest}
     return [rows[key] for key in sorted(rows)]
 
 
 def _is_offered(record: Record, row: dict[str, Any] | None, views: Iterable[HubView]) -> bool:
-    """Whether one of the hubs of `row` has the bytes of `record`, as far as is known without fetching them."""
+    """Whether one of the hubs of `row` has the bytes of `record`, as far as is known without
+    fetching them."""
     if row is None:
         return False
     return row["digest"] == record.digest or record.source in {view.hub.name for view in views}
 
 
 def _offered(view: HubView, artifact: ArtifactId) -> dict[str, Any]:
-    """What the hub's manifest says; a remote hub is not asked for one manifest after the other, its index has to do."""
+    """What the hub's manifest says; a remote hub is not asked for one manifest after the other, its
+    index has to do."""
     if view.is_remote:
         entry = view.index.entry(artifact)
         known = entry.summary if entry is not None else None
@@ -103,12 +116,17 @@ def _offered(view: HubView, artifact: ArtifactId) -> dict[str, Any]:
             return _bare(artifact)
         facts = ("method", "format_version", "bits_per_element")
         measured = known.measured.model_dump(mode="json") if known.measured else None
-        return _bare(artifact) | {name: getattr(known, name) for name in facts} | {"measured": measured}
+        return (
+            _bare(artifact)
+            | {name: getattr(known, name) for name in facts}
+            | {"measured": measured}
+        )
     return _row(artifact, partial(view.hub.fetch, artifact, FILE_NAME, limit=strict_json.MAX_BYTES))
 
 
 def _row(artifact: ArtifactId, read: Callable[[], bytes]) -> dict[str, Any]:
-    """What the manifest that `read` returns says; the name alone when there is none, or none of this artifact."""
+    """What the manifest that `read` returns says; the name alone when there is none, or none of
+    this artifact."""
     try:
         manifest = Manifest.from_bytes(read())
     except (NotFoundError, MalformedFile, StorageError):

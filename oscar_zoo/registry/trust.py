@@ -1,8 +1,9 @@
-"""Which bytes may be used under an id: every promise made before, and what happens when a hub breaks one.
+"""Which bytes may be used under an id: every promise made before, and what happens when a hub
+breaks one.
 
-A promise of the past (the project's lock, what this user has seen, the copy in the store) can be given up on purpose,
-with `accept_new`. A promise of the present (the manifest shipped with this package, the index of the hub itself)
-cannot: the bytes are simply wrong.
+A promise of the past (the project's lock, what this user has seen, the copy in the store) can be
+given up on purpose, with `accept_new`. A promise of the present (the manifest shipped with this
+package, the index of the hub itself) cannot: the bytes are simply wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Promise:
     about_manifest: bool = True
 
     def broken(self, digest: str | None, manifest_sha256: str | None) -> bool:
-        """Whether an offer with this digest (`None`: not known yet) and `oscar.json` is another one."""
+        """Whether an offer with this digest (`None`: not known yet) and `oscar.json` is another
+        one."""
         if digest is not None and digest != self.digest:
             return True
         return self.about_manifest and manifest_sha256 != self.manifest_sha256
@@ -75,15 +77,22 @@ class Trust:
             return None
         recipe, folder = catalog.recipe(reference.name), reference.name.rsplit("/", 1)[-1]
         if recipe is None and "/" in reference.name and catalog.recipe(folder) is not None:
-            folder = ""  # another organisation's model of a name the zoo knows: never the pinned one
+            folder = (  # another organisation's model of a name the zoo knows: never the pinned one
+                ""
+            )
         return self.lock.read().find(
             reference, recipe.name if recipe else folder, recipe.default_tag if recipe else None
         )
 
     def promises(
-        self, artifact: ArtifactId, *, entry: IndexEntry | None = None, packaged: Promise | None = None
+        self,
+        artifact: ArtifactId,
+        *,
+        entry: IndexEntry | None = None,
+        packaged: Promise | None = None,
     ) -> Iterator[Promise]:
-        """Everything promised about `artifact`, the strongest first, except for the copy in the store."""
+        """Everything promised about `artifact`, the strongest first, except for the copy in the
+        store."""
         if packaged is not None:
             yield packaged
         if entry is not None:
@@ -94,7 +103,13 @@ class Trust:
                 yield _of_pin(pin, name or place.path.name)
 
     def check(
-        self, artifact: ArtifactId, digest: str | None, manifest_sha256: str | None, *, of: Sequence[Promise], hub: str
+        self,
+        artifact: ArtifactId,
+        digest: str | None,
+        manifest_sha256: str | None,
+        *,
+        of: Sequence[Promise],
+        hub: str,
     ) -> None:
         """Refuse an offer that breaks a promise.
 
@@ -109,7 +124,9 @@ class Trust:
             DigestMismatchError: with both digests.
         """
         for promise in of:
-            if promise.broken(digest, manifest_sha256) and not (self.accept_new and not promise.final):
+            if promise.broken(digest, manifest_sha256) and not (
+                self.accept_new and not promise.final
+            ):
                 raise _broken(artifact, promise, digest, manifest_sha256, hub)
 
     def check_serial(self, hub: str, index: Index) -> None:
@@ -119,7 +136,8 @@ class Trust:
             raise RollbackError.for_serial(hub, seen, index.serial)
 
     def remember(self, pin: Pin, *, hub: str = "", index: Index | None = None) -> None:
-        """Write down what was used: for this user, and for the project where its lock may be written."""
+        """Write down what was used: for this user, and for the project where its lock may be
+        written."""
         self.known.update(lambda pins: _with(pins, pin, hub, index))
         if self.lock is not None and self.write_lock and not self.locked:
             self.lock.update(lambda pins: pins.with_pin(pin))
@@ -141,7 +159,11 @@ def _with(pins: Pins, pin: Pin, hub: str, index: Index | None) -> Pins:
 
 
 def _broken(
-    artifact: ArtifactId, promise: Promise, digest: str | None, manifest_sha256: str | None, hub: str
+    artifact: ArtifactId,
+    promise: Promise,
+    digest: str | None,
+    manifest_sha256: str | None,
+    hub: str,
 ) -> DigestMismatchError:
     if digest is not None and digest != promise.digest:
         what, want, got = str(artifact), promise.digest, digest
@@ -156,7 +178,10 @@ def _broken(
     else:
         error = DigestMismatchError(
             f"{what} changed: {want} by {promise.by}, {hub} now offers {got}.",
-            hint="versions never change; ask the publisher, or accept the new bytes with --accept-new-digest",
+            hint=(
+                "versions never change; ask the publisher, or accept the new bytes with"
+                " --accept-new-digest"
+            ),
         )
     error.what, error.want, error.got = what, want, got
     return error

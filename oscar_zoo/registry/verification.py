@@ -1,4 +1,5 @@
-"""`verify` of paths and of names in the store: what the command line and `oscar_zoo.verify` share."""
+"""`verify` of paths and of names in the store: what the command line and `oscar_zoo.verify`
+share."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Checked:
 def check_path(
     path: Path, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
 ) -> list[Checked]:
-    """Verify a rotation file, an artifact folder, or every artifact in a tree; arguments as for `check_one`.
+    """Verify a rotation file, an artifact folder, or every artifact in a tree; arguments as for
+    `check_one`.
 
     Raises:
         PathNotFound: no rotation file is there.
@@ -53,7 +55,9 @@ def check_path(
     """
     found = [path] if path.is_file() else artifact_folders(path)
     if digest is not None and len(found) > 1:
-        raise UsageError(f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them")
+        raise UsageError(
+            f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them"
+        )
     return [check_one(item, geometry=geometry, digest=digest, strict=strict) for item in found]
 
 
@@ -71,13 +75,20 @@ def check_one(
     from oscar_zoo.artifact.verify import verify_path
 
     geometry = geometry or geometry_from_path(path)
-    return Checked(path_text(path), verify_path(path, expected_digest=digest, geometry=geometry, strict=strict))
+    return Checked(
+        path_text(path), verify_path(path, expected_digest=digest, geometry=geometry, strict=strict)
+    )
 
 
 def check_installed(
-    reference: Reference, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
+    reference: Reference,
+    *,
+    geometry: Geometry | None = None,
+    digest: str | None = None,
+    strict: bool = False,
 ) -> Checked:
-    """Verify what `reference` means in the local store; a damaged or missing file is an outcome, not an exception.
+    """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
+    not an exception.
 
     Args:
         reference: see `find_installed`.
@@ -94,13 +105,19 @@ def check_installed(
     record = find_stored(reference, store)
     if record is None:
         close = close_names(reference.name)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"fetch it: oscar-zoo pull {reference}"
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"fetch it: oscar-zoo pull {reference}"
+        )
         raise ArtifactNotFound(f"{reference} is not in the store.", hint=hint)
     label = record.id.reference
     try:
         stored = store.open(record.digest, record.id)
     except DigestMismatchError as error:
-        damage = DigestMismatch(error.what, error.want, error.got, (Check("bytes", "failed", error.message),))
+        damage = DigestMismatch(
+            error.what, error.want, error.got, (Check("bytes", "failed", error.message),)
+        )
         return Checked(label, damage, stored=True)
     except MalformedFile as error:
         return Checked(label, Unreadable(error.message, label), stored=True)
@@ -118,7 +135,8 @@ def check_installed(
 
 
 def existing_path(text: str | Path) -> Path:
-    """The file or folder `text` names: a manifest means its folder, a link to a folder the folder itself.
+    """The file or folder `text` names: a manifest means its folder, a link to a folder the folder
+    itself.
 
     Raises:
         PathNotFound: nothing is there.
@@ -126,7 +144,9 @@ def existing_path(text: str | Path) -> Path:
     """
     path = Path(text).expanduser()
     if path.is_symlink() and not path.exists():
-        raise PathNotFound(f"{text} is a symbolic link that leads nowhere.", hint=f"see where: ls -l {text}")
+        raise PathNotFound(
+            f"{text} is a symbolic link that leads nowhere.", hint=f"see where: ls -l {text}"
+        )
     if not path.exists():
         raise PathNotFound.for_path(text)
     if path.is_dir():
@@ -137,7 +157,8 @@ def existing_path(text: str | Path) -> Path:
 
 
 def namesake(text: str) -> Path | None:
-    """The file or folder of the current folder that has the name `text`; `None` for paths, or when there is none."""
+    """The file or folder of the current folder that has the name `text`; `None` for paths, or when
+    there is none."""
     if is_path(text) or not os.path.lexists(text):
         return None
     return Path(text)
@@ -170,12 +191,16 @@ def one_artifact(path: Path) -> Path:
         return path
     found = artifact_folders(path)
     if path not in found and len(found) > 1:
-        raise UsageError(f"{path} holds {len(found)} artifacts.", hint=f"name one, for example {path_text(found[0])}")
+        raise UsageError(
+            f"{path} holds {len(found)} artifacts.",
+            hint=f"name one, for example {path_text(found[0])}",
+        )
     return path if path in found else found[0]
 
 
 def geometry_from_path(path: Path) -> Geometry | None:
-    """Geometry of the model whose recipe is named by a folder of `path`, as in `<Model>/<tag>/file`."""
+    """Geometry of the model whose recipe is named by a folder of `path`, as in
+    `<Model>/<tag>/file`."""
     for part in (path, *path.absolute().parents[:3]):
         recipe = recipe_for(part.name)
         if recipe is not None:
@@ -193,7 +218,8 @@ def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> G
     Raises:
         PathNotFound: a path that leads nowhere.
         UsageError: the model is unknown and is no folder.
-        InvalidModel, UnsupportedModel: the folder holds no model, or one without a KV cache of rows.
+        InvalidModel, UnsupportedModel: the folder holds no model, or one without a KV cache of
+            rows.
     """
     catalog, path = Catalog.packaged(), Path(model).expanduser()
     recipe = catalog.recipe(model) if isinstance(model, str) else None
@@ -202,9 +228,15 @@ def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> G
     if path.is_dir():
         return describe(path)
     if path.exists():
-        raise UsageError(f"{model} is a file, not a model folder.", hint="give the folder that holds config.json")
+        raise UsageError(
+            f"{model} is a file, not a model folder.", hint="give the folder that holds config.json"
+        )
     if isinstance(model, Path) or is_path(model):
         raise PathNotFound.for_path(model, "model folder")
     close = catalog.close_matches(model)
-    hint = f"did you mean {close[0]}?" if close else "give a folder with a config.json, or a name of the zoo"
+    hint = (
+        f"did you mean {close[0]}?"
+        if close
+        else "give a folder with a config.json, or a name of the zoo"
+    )
     raise UsageError(f"no model is called {model!r}.", hint=hint)

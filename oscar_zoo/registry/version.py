@@ -1,7 +1,7 @@
 """What one artifact is, without its payload in memory: id, payload digests, `oscar.json`.
 
-Made from bytes that are about to be written or from what a hub has, it decides whether two versions are the same, and
-is all that an index entry is made of.
+Made from bytes that are about to be written or from what a hub has, it decides whether two versions
+are the same, and is all that an index entry is made of.
 """
 
 from __future__ import annotations
@@ -53,12 +53,19 @@ class Version:
         listing = {file.path: file for file in hub.files(artifact)}
         data = _manifest(hub, artifact, listing.get(FILE_NAME))
         manifest = _parsed(data)
-        names = [f.path for f in manifest.files if f.path in listing] if manifest else list(filter(is_payload, listing))
+        names = (
+            [f.path for f in manifest.files if f.path in listing]
+            if manifest
+            else list(filter(is_payload, listing))
+        )
         if not names:
             raise ArtifactNotFound(
-                f"{artifact} on {hub.title} has no rotation files.", hint="the version is incomplete; tell its owner"
+                f"{artifact} on {hub.title} has no rotation files.",
+                hint="the version is incomplete; tell its owner",
             )
-        return cls(artifact, tuple(sorted(_digest(hub, artifact, listing[name]) for name in names)), data)
+        return cls(
+            artifact, tuple(sorted(_digest(hub, artifact, listing[name]) for name in names)), data
+        )
 
     @property
     def digest(self) -> str:
@@ -81,10 +88,14 @@ class Version:
         When and by which tool a manifest was written makes no other version.
         """
         mine, theirs = ({f.path: f.sha256 for f in version.payload} for version in (self, other))
-        changed = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+        changed = sorted(
+            name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)
+        )
         return changed if _same_manifest(self, other) else [FILE_NAME, *changed]
 
-    def entry(self, previous: IndexEntry | None = None, *, aliases: Sequence[str] = ()) -> IndexEntry:
+    def entry(
+        self, previous: IndexEntry | None = None, *, aliases: Sequence[str] = ()
+    ) -> IndexEntry:
         """The index entry of this version.
 
         Args:
@@ -95,13 +106,21 @@ class Version:
             MalformedFile: an index cannot say this, as of an empty file.
         """
         manifest = self.manifest
-        kept = {name: getattr(previous, name) for name in ("status", "scores", "hubs")} if previous else {}
-        names = {alias.casefold(): alias for alias in (*(previous.aliases if previous else ()), *aliases)}
+        kept = (
+            {name: getattr(previous, name) for name in ("status", "scores", "hubs")}
+            if previous
+            else {}
+        )
+        names = {
+            alias.casefold(): alias for alias in (*(previous.aliases if previous else ()), *aliases)
+        }
         try:
             return IndexEntry(
                 id=str(self.id),
                 digest=self.digest,
-                files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload),
+                files=tuple(
+                    IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload
+                ),
                 manifest_sha256=self.manifest_sha256,
                 model=manifest.model.id if manifest else previous.model if previous else None,
                 summary=Summary.of(manifest) if manifest else None,

@@ -1,4 +1,5 @@
-"""One hub as the registry sees it: its listing, its index and what this package knows, joined by artifact id."""
+"""One hub as the registry sees it: its listing, its index and what this package knows, joined by
+artifact id."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class ResolvedArtifact:
         files: the payload files, as listed.
         manifest_bytes: `oscar.json` of the hub, or `None` when the artifact has none.
         manifest: the same, parsed.
-        packaged: the manifest shipped with this package, or `None`; its checksums, where known, are what we expect.
+        packaged: the manifest shipped with this package, or `None`; its checksums, where known, are
+            what we expect.
         entry: what the hub's index says, or `None`.
         geometry: shape of the model by its recipe, or `None` when the zoo does not know the model.
         warnings: what a person should read before using it.
@@ -44,7 +46,8 @@ class ResolvedArtifact:
 
     @property
     def digest(self) -> str | None:
-        """Digest of what the hub offers by its listing, or `None` when the listing lacks a sha256."""
+        """Digest of what the hub offers by its listing, or `None` when the listing lacks a
+        sha256."""
         known = [FileDigest(f.path, f.sha256, f.size) for f in self.files if f.sha256 is not None]
         return artifact_digest(known) if len(known) == len(self.files) else None
 
@@ -60,7 +63,8 @@ class ResolvedArtifact:
 
     @property
     def packaged_promise(self) -> Promise | None:
-        """The packaged manifest as a promise, or `None` when it knows no checksums; it says nothing of `oscar.json`."""
+        """The packaged manifest as a promise, or `None` when it knows no checksums; it says nothing
+        of `oscar.json`."""
         if self.packaged is None or self.packaged.digest is None:
             return None
         by = "the manifest shipped with oscar-zoo"
@@ -87,7 +91,9 @@ class HubView:
     index: Index
 
     @classmethod
-    def open(cls, hub: Hub, catalog: Catalog | None = None, *, trust: Trust | None = None) -> HubView:
+    def open(
+        cls, hub: Hub, catalog: Catalog | None = None, *, trust: Trust | None = None
+    ) -> HubView:
         """Read the index of `hub`.
 
         Raises:
@@ -95,7 +101,11 @@ class HubView:
             RollbackError: the index is older than one that `trust` has seen from this hub.
         """
         data = hub.root_file(INDEX_NAME)
-        index = Index.empty() if data is None else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.name}")
+        index = (
+            Index.empty()
+            if data is None
+            else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.name}")
+        )
         if trust is not None:
             trust.check_serial(hub.name, index)
         return cls(hub, catalog or Catalog.packaged(), index)
@@ -106,7 +116,8 @@ class HubView:
         return not self.hub.name.startswith("file:")
 
     def status(self, artifact: ArtifactId) -> Status:
-        """Whether `artifact` is offered by name: the hub's index says, else the packaged manifest."""
+        """Whether `artifact` is offered by name: the hub's index says, else the packaged
+        manifest."""
         entry, packaged = self.index.entry(artifact), self.catalog.manifest(artifact)
         if entry is not None:
             return entry.status
@@ -114,7 +125,9 @@ class HubView:
 
     def aliased(self, name: str) -> set[str]:
         """Keys of the artifacts that have `name` as an alias."""
-        return {a.key for a in self.catalog.aliased(name)} | {e.artifact_id.key for e in self.index.aliased(name)}
+        return {a.key for a in self.catalog.aliased(name)} | {
+            e.artifact_id.key for e in self.index.aliased(name)
+        }
 
     def offer(self, artifact: ArtifactId) -> ResolvedArtifact:
         """What the hub offers for `artifact`: its listing and its `oscar.json`.
@@ -129,13 +142,18 @@ class HubView:
             data = self.hub.fetch(artifact, FILE_NAME, limit=strict_json.MAX_BYTES)
             manifest = Manifest.from_bytes(data, what=f"{FILE_NAME} of {artifact}")
             if manifest.artifact_id.key != artifact.key:
-                raise MalformedFile("manifest.id", f"{artifact} has the {FILE_NAME} of {manifest.id}.")
-        names = [f.path for f in manifest.files] if manifest else [n for n in listing if is_payload(n)]
+                raise MalformedFile(
+                    "manifest.id", f"{artifact} has the {FILE_NAME} of {manifest.id}."
+                )
+        names = (
+            [f.path for f in manifest.files] if manifest else [n for n in listing if is_payload(n)]
+        )
         missing = [name for name in names if name not in listing]
         if missing or not names:
             what = ", ".join(missing) or "rotation files"
             raise ArtifactNotFound(
-                f"{artifact} on {self.hub.title} has no {what}.", hint="the version is incomplete; tell its owner"
+                f"{artifact} on {self.hub.title} has no {what}.",
+                hint="the version is incomplete; tell its owner",
             )
         recipe, status = self.catalog.recipe(artifact.model), self.status(artifact)
         return ResolvedArtifact(

@@ -1,4 +1,5 @@
-"""The limits of the numeric checks, from both sides, and that one bad head among good ones is seen."""
+"""The limits of the numeric checks, from both sides, and that one bad head among good ones is
+seen."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from tiny_artifacts import rotation
 
 from oscar_zoo.artifact import checks
-from oscar_zoo.artifact.checks import Finding, Problem
+from oscar_zoo.artifact.checks import CheckFinding, Problem
 from oscar_zoo.artifact.formats import RotationSet
 
 GOOD = tiny.rotation_set()
@@ -20,7 +21,8 @@ PARTNERED = tiny.partnered_set()
 
 
 def off_by(error: float) -> RotationSet:
-    """A Hadamard set (exact in float64) with `R R^T - I` off by `error` in one entry of the diagonal."""
+    """A Hadamard set (exact in float64) with `R R^T - I` off by `error` in one entry of the
+    diagonal."""
     d = 64  # entries of 1/8 are exact
     good = tiny.hadamard_set(d=d)
     forward = good.layers[-1].forward.astype(np.float64)
@@ -31,11 +33,14 @@ def off_by(error: float) -> RotationSet:
 def first_values(*changed: float) -> NDArray[np.float32]:
     values = GOOD.layers[-1].eigenvalues
     assert values is not None
-    return np.concatenate([np.array(changed, dtype=np.float32) * values[-1], values[len(changed) :]])
+    return np.concatenate(
+        [np.array(changed, dtype=np.float32) * values[-1], values[len(changed) :]]
+    )
 
 
 @pytest.mark.parametrize(
-    ("error", "grade"), [(1e-7, "fp64"), (4e-7, "fp32"), (4.5e-6, "fp32"), (5.5e-6, None), (-5.5e-6, None)]
+    ("error", "grade"),
+    [(1e-7, "fp64"), (4e-7, "fp32"), (4.5e-6, "fp32"), (5.5e-6, None), (-5.5e-6, None)],
 )
 def test_grades_of_precision(error: float, grade: str | None) -> None:
     result = checks.numeric(off_by(error))
@@ -51,7 +56,8 @@ def test_grades_of_precision(error: float, grade: str | None) -> None:
 
 @pytest.mark.parametrize(("noise", "grade"), [(0.0, "fp64"), (3e-7, "fp32")])
 def test_partners_are_graded_by_what_rounding_alone_gives(noise: float, grade: str) -> None:
-    """A pair of inverses with condition 200, exact in float64: stored in float32 it is off by more than a rotation."""
+    """A pair of inverses with condition 200, exact in float64: stored in float32 it is off by more
+    than a rotation."""
     draw = np.random.default_rng(0)
     left, right = (np.linalg.qr(draw.standard_normal((2, 64, 64)))[0] for _ in range(2))
     stretch = np.geomspace(1, 200, 64)
@@ -61,7 +67,12 @@ def test_partners_are_graded_by_what_rounding_alone_gives(noise: float, grade: s
     layer = replace(PARTNERED.layers[0], **stored)
     found = checks.numeric(replace(PARTNERED, layers=(layer,)))
     assert isinstance(found, tuple)
-    assert np.abs(forward.astype(np.float32) @ partner.astype(np.float32).swapaxes(1, 2) - np.eye(64)).max() > 2e-7
+    assert (
+        np.abs(
+            forward.astype(np.float32) @ partner.astype(np.float32).swapaxes(1, 2) - np.eye(64)
+        ).max()
+        > 2e-7
+    )
     assert found[1] == grade
 
 
@@ -74,7 +85,9 @@ def test_the_worst_head_is_named() -> None:
 
 
 def test_a_partner_is_part_of_what_makes_a_layer() -> None:
-    broken = tiny.change(PARTNERED, forward=PARTNERED.layers[0].forward)  # the partner is still the last layer's
+    broken = tiny.change(
+        PARTNERED, forward=PARTNERED.layers[0].forward
+    )  # the partner is still the last layer's
     assert isinstance(checks.numeric(broken), Problem)
 
 
@@ -83,21 +96,32 @@ def test_an_ill_conditioned_transform_is_a_warning(ratio: float, warned: bool) -
     scale = np.geomspace(1, ratio, tiny.D)
     basis = HEADS.layers[-1].forward.astype(np.float64)
     forward = basis * scale
-    changed = tiny.change(PARTNERED, forward=forward.astype(np.float32), partner=(basis / scale).astype(np.float32))
+    changed = tiny.change(
+        PARTNERED, forward=forward.astype(np.float32), partner=(basis / scale).astype(np.float32)
+    )
     exact = [
-        replace(layer, partner=np.linalg.inv(layer.forward.astype(np.float64)).swapaxes(-1, -2).astype(np.float32))
+        replace(
+            layer,
+            partner=np.linalg.inv(layer.forward.astype(np.float64))
+            .swapaxes(-1, -2)
+            .astype(np.float32),
+        )
         for layer in changed.layers
     ]
     result = checks.numeric(replace(changed, layers=tuple(exact)))
-    if isinstance(result, Problem):  # float32 cannot hold the inverse that well: the limit is the other one then
+    if isinstance(
+        result, Problem
+    ):  # float32 cannot hold the inverse that well: the limit is the other one then
         pytest.fail(result.message)
     assert ("numeric.condition" in result[0].warnings) is warned
 
 
-@pytest.mark.parametrize(("low", "allowed"), [(0.0, True), (-5e-7, True), (-2e-6, False), (-1.0, False)])
+@pytest.mark.parametrize(
+    ("low", "allowed"), [(0.0, True), (-5e-7, True), (-2e-6, False), (-1.0, False)]
+)
 def test_eigenvalues_may_be_noise_below_zero(low: float, allowed: bool) -> None:
     result = checks.eigenvalues(tiny.change(GOOD, eigenvalues=first_values(low)))
-    assert isinstance(result, Finding) is allowed
+    assert isinstance(result, CheckFinding) is allowed
     assert allowed or (isinstance(result, Problem) and result.code == "eigenvalues.sign")
 
 
@@ -124,7 +148,9 @@ def test_one_bad_head_is_enough() -> None:
 def test_layers_that_share_a_matrix_are_still_checked_for_their_own_eigenvalues() -> None:
     shared = tiny.hadamard_set()
     assert shared.layers[0].forward is shared.layers[1].forward
-    found = checks.numeric(tiny.change(shared, eigenvalues=np.full(tiny.D, np.nan, dtype=np.float32)))
+    found = checks.numeric(
+        tiny.change(shared, eigenvalues=np.full(tiny.D, np.nan, dtype=np.float32))
+    )
     assert isinstance(found, Problem)
     assert (found.code, found.layer) == ("not_finite", 1)
 
@@ -139,6 +165,8 @@ def test_layers_that_share_a_matrix_are_still_checked_for_their_own_eigenvalues(
         (0.02, 3.0, ("localisation.v",)),
     ],
 )
-def test_localisation_compares_keys_values_and_both(k: float, v: float, warnings: tuple[str, ...]) -> None:
+def test_localisation_compares_keys_values_and_both(
+    k: float, v: float, warnings: tuple[str, ...]
+) -> None:
     sides = {"k": rotation("qqt_r_h_pbr", spread=k), "v": rotation("qqt_r_h_pbr", spread=v)}
     assert checks.localisation(sides).warnings == warnings

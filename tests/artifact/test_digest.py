@@ -13,7 +13,10 @@ FILES = [
 
 
 def test_the_published_vector() -> None:
-    assert artifact_digest(FILES) == "sha256:ed1ca2c0eea4e915afd0c79d01e20584373fa46ddd5acf4eb8b5204958e72bd3"
+    assert (
+        artifact_digest(FILES)
+        == "sha256:ed1ca2c0eea4e915afd0c79d01e20584373fa46ddd5acf4eb8b5204958e72bd3"
+    )
 
 
 def test_order_does_not_matter_and_everything_else_does() -> None:

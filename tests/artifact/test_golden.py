@@ -1,4 +1,5 @@
-"""Committed files of every format version read the same forever, and the writer still makes the same bytes."""
+"""Committed files of every format version read the same forever, and the writer still makes the
+same bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ FACTS: dict[str, tuple[int, str, str, bool]] = {
     "k_rotation_wush.pt": (3, "wush_k", "kv_head", False),
     "v_rotation_wush.pt": (3, "wush_v", "kv_head", False),
 }
-SHA256 = dict(reversed(line.split("  ")) for line in (GOLDEN / "SHA256SUMS").read_text().splitlines())
+SHA256 = dict(
+    reversed(line.split("  ")) for line in (GOLDEN / "SHA256SUMS").read_text().splitlines()
+)
 
 
 @pytest.mark.parametrize("name", FACTS)

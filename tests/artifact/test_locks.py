@@ -29,7 +29,10 @@ with held(sys.argv[1], shared=sys.argv[2] == "shared") as locked:
 def holder(name: str, kind: str = "exclusive") -> Iterator[subprocess.Popen[str]]:
     """A child that holds the lock until its stdin gets a line or closes."""
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, name, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, name, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdin is not None and child.stdout is not None
     try:
@@ -84,7 +87,9 @@ def test_ctrl_c_ends_the_wait_at_once_and_leaves_the_lock_free() -> None:
         "except KeyboardInterrupt: print('stopped')\n"
     )
     with holder("a"):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
     assert done.stdout == "stopped\n", done.stderr
     with held("a", timeout=0) as locked:
         assert locked
@@ -121,7 +126,9 @@ def test_the_lock_of_another_store_is_another_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EIO])
-def test_without_flock_the_body_runs_without_a_lock(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_without_flock_the_body_runs_without_a_lock(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(code, "no locks here")
 

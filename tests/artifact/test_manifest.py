@@ -95,7 +95,9 @@ def test_refused(name: str, value: dict[str, Any]) -> None:
     BAD[name](changed)
     if changed["files"] != value["files"] and all(entry["sha256"] for entry in changed["files"]):
         # the right digest of the wrong list, so that only the rule in question is broken
-        rows = (FileDigest(entry["path"], entry["sha256"], entry["size"]) for entry in changed["files"])
+        rows = (
+            FileDigest(entry["path"], entry["sha256"], entry["size"]) for entry in changed["files"]
+        )
         changed["digest"] = artifact_digest(rows)
     with pytest.raises(MalformedFile) as caught:
         read(changed)
@@ -124,4 +126,6 @@ def test_unpinned_manifests_have_no_digest(value: dict[str, Any]) -> None:
 
 def test_the_json_schema_is_closed() -> None:
     blocks = [json_schema(), *json_schema()["$defs"].values()]
-    assert all(block["additionalProperties"] is False for block in blocks if block.get("type") == "object")
+    assert all(
+        block["additionalProperties"] is False for block in blocks if block.get("type") == "object"
+    )

@@ -9,7 +9,23 @@ from hypothesis import strategies as st
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, Reference, check_digest, check_part
 from oscar_zoo.errors import InvalidName
 
-BAD_PARTS = ["", ".", "..", "a..b", ".hidden", "-flag", "a.", "a/b", "a\\b", "a b", "a\n", "a\0", "ａ", "\u212a", "é"]
+BAD_PARTS = [
+    "",
+    ".",
+    "..",
+    "a..b",
+    ".hidden",
+    "-flag",
+    "a.",
+    "a/b",
+    "a\\b",
+    "a b",
+    "a\n",
+    "a\0",
+    "ａ",
+    "\u212a",
+    "é",
+]
 BAD_PARTS += ["con", "NUL.txt", "com1", "Lpt9.pt", "x" * 101, "a\u202eb", "a:b", "a@b", "~", "_a"]
 
 
@@ -23,7 +39,17 @@ def test_bad_parts(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "Qwen3-8B", "Qwen3.5-4B", "seq1_prompt1_group1", "0", "x" * 100, "console", "k_rotation.pt"]
+    "text",
+    [
+        "a",
+        "Qwen3-8B",
+        "Qwen3.5-4B",
+        "seq1_prompt1_group1",
+        "0",
+        "x" * 100,
+        "console",
+        "k_rotation.pt",
+    ],
 )
 def test_good_parts(text: str) -> None:
     assert check_part(text) == text
@@ -40,7 +66,14 @@ def test_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Qwen3-8B", "Qwen/Qwen3-8B", "Qwen3-8B:tag", "a@sha256:" + "0" * 12, "a/b:t@sha256:" + "f" * 64]
+    "text",
+    [
+        "Qwen3-8B",
+        "Qwen/Qwen3-8B",
+        "Qwen3-8B:tag",
+        "a@sha256:" + "0" * 12,
+        "a/b:t@sha256:" + "f" * 64,
+    ],
 )
 def test_references_round_trip(text: str) -> None:
     assert str(Reference.parse(text)) == text
@@ -48,7 +81,18 @@ def test_references_round_trip(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "a:", "a@", "a@sha256:", "a@sha256:123", "a@md5:" + "0" * 32, "a@sha256:" + "F" * 12, "a/b/c", "a:b:c"],
+    [
+        "",
+        ":",
+        "a:",
+        "a@",
+        "a@sha256:",
+        "a@sha256:123",
+        "a@md5:" + "0" * 32,
+        "a@sha256:" + "F" * 12,
+        "a/b/c",
+        "a:b:c",
+    ],
 )
 def test_bad_references(text: str) -> None:
     with pytest.raises(InvalidName):

@@ -1,4 +1,5 @@
-"""The door: which files are opened, and which spellings of a good archive and pickle are accepted."""
+"""The door: which files are opened, and which spellings of a good archive and pickle are
+accepted."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_size_and_absence_are_named(tmp_path: Path) -> None:
             read_file(path)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="no file here that is longer than it says")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").is_file(), reason="no file here that is longer than it says"
+)
 def test_a_file_that_is_longer_than_it_says_is_refused() -> None:
     with pytest.raises(MalformedFile) as caught:
         read_file(Path("/proc/self/status"))  # a regular file of size 0 with content
@@ -70,13 +73,20 @@ def test_other_writers_of_torch_archives() -> None:
     optional = ("archive/byteorder", "archive/.data/serialization_id")
     assert_reads(archive([r for r in records if r.name not in optional]))
     assert_reads(archive([records[0], *records[:0:-1]]))
-    assert_reads(archive([Record(str(r.name).replace("archive", "My model (1)", 1), r.content) for r in records]))
+    assert_reads(
+        archive(
+            [Record(str(r.name).replace("archive", "My model (1)", 1), r.content) for r in records]
+        )
+    )
     assert_reads(archive([Record(r.name, r.content, extra=b"") for r in records]))
     assert_reads(archive([Record(r.name, r.content, central={"made_by": 0x031E}) for r in records]))
 
 
 def test_arrays_are_aligned_read_only_float32() -> None:
-    for data in (good_file(), archive([Record(r.name, r.content, extra=b"") for r in good_records()])):
+    for data in (
+        good_file(),
+        archive([Record(r.name, r.content, extra=b"") for r in good_records()]),
+    ):
         for found in read_rotation(data, what="a").layers:
             assert found.forward.dtype == "float32"
             assert found.forward.flags.aligned
@@ -95,7 +105,9 @@ def test_a_shared_record_is_held_once_even_where_it_must_be_copied() -> None:
 
 @pytest.mark.parametrize("location", ["cpu", "cuda", "cuda:0", "cuda:15"])
 def test_the_device_of_the_writer_is_ignored(location: str) -> None:
-    layers = {i: layer(i, rotation=Tensor(str(2 * i), (8, 8), location=location)) for i in tiny.LAYERS}
+    layers = {
+        i: layer(i, rotation=Tensor(str(2 * i), (8, 8), location=location)) for i in tiny.LAYERS
+    }
     assert_reads(of(top(layers=layers)))
 
 
@@ -133,7 +145,10 @@ def test_hadamard_files_share_records_between_layers(recalled: bool) -> None:
     matrix, ones = Tensor("0", (8, 8)), Tensor("1", (8,))
     again: tuple[object, object] = (Raw(b"h\0"), Raw(b"h\1")) if recalled else (matrix, ones)
     memo = (Raw(op(matrix) + b"q\0"), Raw(op(ones) + b"q\1")) if recalled else (matrix, ones)
-    layers = {0: layer(0, rotation=memo[0], eigenvalues=memo[1]), 1: layer(1, rotation=again[0], eigenvalues=again[1])}
+    layers = {
+        0: layer(0, rotation=memo[0], eigenvalues=memo[1]),
+        1: layer(1, rotation=again[0], eigenvalues=again[1]),
+    }
     code = b"\x80\x02" + op(top(objective="hadamard", layers=layers)) + b"."
     records[0].content = code
     tiny.assert_same(read_rotation(archive(records), what="h"), tiny.hadamard_set())
@@ -158,9 +173,15 @@ def test_upstream_variants_of_format_3() -> None:
     value = top(format_version=3, objective="oscar2_center", transform=transform, layers=layers)
     records[0].content = b"\x80\x02" + op(value) + b"."
     found = read_rotation(
-        archive([r for r in records if not str(r.name).endswith(("data/1", "data/2", "data/3"))]), what="3"
+        archive([r for r in records if not str(r.name).endswith(("data/1", "data/2", "data/3"))]),
+        what="3",
     )
-    assert (found.role, found.transform, found.centered, found.orthogonal) == ("k", "center", True, True)
+    assert (found.role, found.transform, found.centered, found.orthogonal) == (
+        "k",
+        "center",
+        True,
+        True,
+    )
     assert found.requires == ("k_mean",)
     assert found.layers[0].mean is not None
     assert found.layers[0].eigenvalues is None

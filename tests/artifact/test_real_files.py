@@ -17,16 +17,26 @@ from oscar_zoo.artifact.writer import rotation_bytes
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts"
 FOLDERS = find_artifacts(SHARED)
 HYBRID = Geometry(
-    num_layers=32, num_q_heads=16, num_kv_heads=4, head_dim=256, v_head_dim=256, attention_layers=tuple(range(3, 32, 4))
+    num_layers=32,
+    num_q_heads=16,
+    num_kv_heads=4,
+    head_dim=256,
+    v_head_dim=256,
+    attention_layers=tuple(range(3, 32, 4)),
 )
-pytestmark = [pytest.mark.real, pytest.mark.skipif(not FOLDERS, reason="the published rotation files are not here")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not FOLDERS, reason="the published rotation files are not here"),
+]
 
 
 def geometry(folder: Path) -> Geometry | None:
     return HYBRID if folder.parent.name == "Qwen3.5-4B" else None
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+@pytest.mark.parametrize(
+    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}"
+)
 def test_every_pair_verifies(folder: Path) -> None:
     outcome = verify_path(folder, geometry=geometry(folder))
     assert isinstance(outcome, Verified), outcome
@@ -37,7 +47,9 @@ def test_every_pair_verifies(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for f in FOLDERS for p in sorted(f.glob("*.pt"))], ids=lambda p: "/".join(p.parts[-3:])
+    "path",
+    [p for f in FOLDERS for p in sorted(f.glob("*.pt"))],
+    ids=lambda p: "/".join(p.parts[-3:]),
 )
 def test_every_file_survives_the_canonical_writer(path: Path) -> None:
     found = read_rotation(read_file(path), what=path.name)
@@ -47,7 +59,9 @@ def test_every_file_survives_the_canonical_writer(path: Path) -> None:
     assert rotation_bytes(read_rotation(again, what="rewritten")) == again
 
 
-@pytest.mark.parametrize("folder", [f for f in FOLDERS if geometry(f)], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [f for f in FOLDERS if geometry(f)], ids=lambda folder: folder.name
+)
 def test_hybrid_layers_are_not_checked_where_the_model_is_not_known(folder: Path) -> None:
     outcome = verify_path(folder)
     assert isinstance(outcome, Verified)

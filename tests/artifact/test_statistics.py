@@ -1,4 +1,5 @@
-"""The fingerprint: published test vectors, honest files always pass, every listed mistake is seen."""
+"""The fingerprint: published test vectors, honest files always pass, every listed mistake is
+seen."""
 
 from __future__ import annotations
 
@@ -13,8 +14,14 @@ from numpy.typing import NDArray
 
 from oscar_zoo.artifact import statistics, tensor_file
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.statistics import compare, fingerprint_bytes, implied_matrix, probe_signs, read_fingerprint
-from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
+from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.statistics import (
+    compare,
+    fingerprint_bytes,
+    implied_matrix,
+    probe_signs,
+    read_fingerprint,
+)
 from oscar_zoo.errors import MalformedFile, UsageError
 
 MODEL = "Qwen/Qwen3-8B"
@@ -28,15 +35,24 @@ def spectra(dynamic_range: float, seed: int, d: int = D) -> Matrix:
     rng = np.random.default_rng(seed)
     scale = np.exp(rng.uniform(0, 1, d))
     scale[:: d // 4] *= np.sqrt(dynamic_range)
-    rows = rng.standard_normal((2, 4 * d, d)) @ (np.eye(d) + 0.1 * rng.standard_normal((d, d))) * scale
+    rows = (
+        rng.standard_normal((2, 4 * d, d)) @ (np.eye(d) + 0.1 * rng.standard_normal((d, d))) * scale
+    )
     return np.asarray(np.swapaxes(rows, -2, -1) @ rows / (4 * d))
 
 
-def by_layer(change: Callable[[NDArray[np.float32]], NDArray[np.floating]]) -> Callable[[RotationSet], RotationSet]:
+def by_layer(
+    change: Callable[[NDArray[np.float32]], NDArray[np.floating]],
+) -> Callable[[RotationSet], RotationSet]:
     def apply(rotations: RotationSet) -> RotationSet:
-        changed = (np.ascontiguousarray(change(layer.forward.copy()), np.float32) for layer in rotations.layers)
+        changed = (
+            np.ascontiguousarray(change(layer.forward.copy()), np.float32)
+            for layer in rotations.layers
+        )
         layers = zip(rotations.layers, changed, strict=True)
-        return replace(rotations, layers=tuple(replace(old, forward=new, partner=new) for old, new in layers))
+        return replace(
+            rotations, layers=tuple(replace(old, forward=new, partner=new) for old, new in layers)
+        )
 
     return apply
 
@@ -59,17 +75,23 @@ def shift_layers(rotations: RotationSet) -> RotationSet:
 
 def scale_eigenvalues(rotations: RotationSet) -> RotationSet:
     doubled = ((layer, layer.eigenvalues) for layer in rotations.layers)
-    return replace(rotations, layers=tuple(replace(a, eigenvalues=b * 2) for a, b in doubled if b is not None))
+    return replace(
+        rotations, layers=tuple(replace(a, eigenvalues=b * 2) for a, b in doubled if b is not None)
+    )
 
 
 def other_values(rotations: RotationSet) -> RotationSet:
-    return replace(tiny.rotation_set("sst_r_h_pbr", matrices=spectra(100, 77)), objective=rotations.objective)
+    return replace(
+        tiny.rotation_set("sst_r_h_pbr", matrices=spectra(100, 77)), objective=rotations.objective
+    )
 
 
 ORDER = np.argsort(pbr_permutation(np.arange(D, dtype=np.float64)))
 MISTAKES: dict[str, Callable[[RotationSet], RotationSet]] = {
     "transposed": by_layer(lambda r: r.T),
-    "random": by_layer(lambda r: np.linalg.qr(np.random.default_rng(3).standard_normal(r.shape))[0]),
+    "random": by_layer(
+        lambda r: np.linalg.qr(np.random.default_rng(3).standard_normal(r.shape))[0]
+    ),
     "plain Hadamard": by_layer(lambda r: hadamard(len(r))),
     "layers shifted": shift_layers,
     "values served as keys": other_values,
@@ -86,8 +108,14 @@ def signs(vector: Matrix) -> str:
 
 
 def test_sign_vectors_are_the_published_ones() -> None:
-    assert signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128)) == "--++-----++---+----++-+-+--++--+"
-    assert signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128)) == "++++++++--++---++-+++++-+---+--+"
+    assert (
+        signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128))
+        == "--++-----++---+----++-+-+--++--+"
+    )
+    assert (
+        signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128))
+        == "++++++++--++---++-+++++-+---+--+"
+    )
 
 
 def test_sign_vectors_depend_on_everything_and_nothing_else() -> None:
@@ -132,7 +160,9 @@ def test_another_model_or_revision_is_seen() -> None:
 
 def test_heads_are_compared_one_by_one() -> None:
     matrices = tiny.covariances(2, 3, d=32)
-    layers = tuple(tiny.rotated(stack, layer) for layer, stack in zip((3, 7), matrices, strict=True))
+    layers = tuple(
+        tiny.rotated(stack, layer) for layer, stack in zip((3, 7), matrices, strict=True)
+    )
     rotations = RotationSet(2, "qqt_r_h_pbr", "kv_head", "oscar", True, False, layers)
     fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (3, 7), MODEL, None))
     good = compare(rotations, fingerprint, MODEL, None)
@@ -150,7 +180,14 @@ def test_compositions_are_undone(composition: str) -> None:
     covariance = spectra(10, 2)[0]
     values, u = np.linalg.eigh(covariance)
     h, p = hadamard(D), np.eye(D)[:, pbr_permutation(values)]
-    products = {"plain": u, "br": u @ p, "r_h": u @ h, "h_r_pbr": h @ u @ p, "h_pbr_r": h @ p @ u, "r_h_pbr": u @ h @ p}
+    products = {
+        "plain": u,
+        "br": u @ p,
+        "r_h": u @ h,
+        "h_r_pbr": h @ u @ p,
+        "h_pbr_r": h @ p @ u,
+        "r_h_pbr": u @ h @ p,
+    }
     matrix = products[composition].astype(np.float32)
     layer = LayerTransform(0, matrix, matrix, eigenvalues=values.astype(np.float32))
     implied = implied_matrix(layer, f"qqt_{composition}")
@@ -192,7 +229,11 @@ def test_the_file_is_canonical_and_plain_safetensors() -> None:
     assert data == fingerprint_bytes(dict(sorted(matrices.items())), (0, 1), MODEL, None)
     numpy_reader = pytest.importorskip("safetensors.numpy")
     theirs, ours = numpy_reader.load(data), read_fingerprint(data)
-    assert theirs.keys() == ours.keys() == {f"{m}.{p}" for m in matrices for p in ("trace", "diag", "sketch")}
+    assert (
+        theirs.keys()
+        == ours.keys()
+        == {f"{m}.{p}" for m in matrices for p in ("trace", "diag", "sketch")}
+    )
     assert all(np.array_equal(theirs[name], ours[name]) for name in ours)
     with pytest.raises(UsageError):
         fingerprint_bytes({"xx": tiny.covariances(2)}, (0, 1), MODEL, None)
@@ -215,14 +256,35 @@ BAD_FILES = {
     "not json": (raw("{a}"), "json.syntax"),
     "nan": (raw('{"a":NaN}'), "json.number"),
     "metadata": (raw(f'{{"__metadata__":{{"a":"b"}},"a":{ENTRY}}}'), "safetensors.entry"),
-    "extra field": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}'), "safetensors.entry"),
+    "extra field": (
+        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}'),
+        "safetensors.entry",
+    ),
     "dtype": (raw('{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}'), "safetensors.dtype"),
-    "zero axis": (raw('{"a":{"dtype":"F32","shape":[0,2],"data_offsets":[0,0]}}', b""), "safetensors.shape"),
-    "huge axis": (raw('{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,8]}}'), "safetensors.shape"),
-    "bool axis": (raw('{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}'), "safetensors.shape"),
-    "one offset": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}}'), "safetensors.entry"),
-    "negative": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}'), "safetensors.entry"),
-    "gap": (raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', bytes(12)), "safetensors.gap"),
+    "zero axis": (
+        raw('{"a":{"dtype":"F32","shape":[0,2],"data_offsets":[0,0]}}', b""),
+        "safetensors.shape",
+    ),
+    "huge axis": (
+        raw('{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,8]}}'),
+        "safetensors.shape",
+    ),
+    "bool axis": (
+        raw('{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}'),
+        "safetensors.shape",
+    ),
+    "one offset": (
+        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}}'),
+        "safetensors.entry",
+    ),
+    "negative": (
+        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}'),
+        "safetensors.entry",
+    ),
+    "gap": (
+        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', bytes(12)),
+        "safetensors.gap",
+    ),
     "beyond": (raw(f'{{"a":{ENTRY}}}', bytes(4)), "safetensors.gap"),
     "trailing": (raw(f'{{"a":{ENTRY}}}', bytes(9)), "safetensors.gap"),
     "overlap": (raw(f'{{"a":{ENTRY},"b":{ENTRY}}}'), "safetensors.gap"),

@@ -76,7 +76,9 @@ LEAVES = (
     | TEXT
 )
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=12
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=12,
 )
 
 
@@ -89,7 +91,9 @@ def test_what_we_write_reads_back(value: strict_json.Json) -> None:
 
 
 def test_the_canonical_form() -> None:
-    assert strict_json.canonical_bytes({"b": [1, "é"], "a": None}) == '{"a":null,"b":[1,"é"]}'.encode()
+    assert (
+        strict_json.canonical_bytes({"b": [1, "é"], "a": None}) == '{"a":null,"b":[1,"é"]}'.encode()
+    )
     with pytest.raises(ValueError, match="JSON"):
         strict_json.canonical_bytes(float("nan"))
 

@@ -30,7 +30,9 @@ def test_files_may_lie_directly_in_the_folder_of_the_model(tmp_path: Path) -> No
     assert artifact_of_model(tmp_path, "Tiny-B") == tmp_path / "org" / "Tiny-B" / "calibrated"
 
 
-def test_a_model_is_also_called_by_the_folder_it_lies_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_also_called_by_the_folder_it_lies_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree(tmp_path / "zoo", "Tiny-A/calibrated", "Tiny-B/calibrated")
     plain = tmp_path / "models" / "Tiny-A"
     cached = tmp_path / "models--Qwen--Tiny-B" / "snapshots" / ("0" * 40)
@@ -54,7 +56,9 @@ def test_a_manifest_names_the_model_whatever_its_folder_is_called(tmp_path: Path
 
 def test_the_organisation_decides_between_two_models_of_one_name(tmp_path: Path) -> None:
     write_folder(tmp_path / "a" / "Tiny-A" / "x", artifact_files(artifact="Tiny-A/x"))
-    write_folder(tmp_path / "b" / "Tiny-A" / "x", artifact_files(artifact="Tiny-A/x", with_manifest=False))
+    write_folder(
+        tmp_path / "b" / "Tiny-A" / "x", artifact_files(artifact="Tiny-A/x", with_manifest=False)
+    )
     assert artifact_of_model(tmp_path, "oscar-zoo/Tiny-A") == tmp_path / "a" / "Tiny-A" / "x"
     with pytest.raises(AmbiguousName):
         artifact_of_model(tmp_path, "Tiny-A")
@@ -63,7 +67,10 @@ def test_the_organisation_decides_between_two_models_of_one_name(tmp_path: Path)
 def test_the_folder_of_one_artifact_or_of_one_model_is_a_tree_too(tmp_path: Path) -> None:
     tree(tmp_path, "Tiny-A/calibrated", "Tiny-B/calibrated")
     assert artifact_of_model(tmp_path / "Tiny-A", "Tiny-A") == tmp_path / "Tiny-A" / "calibrated"
-    assert artifact_of_model(tmp_path / "Tiny-A" / "calibrated", "any") == tmp_path / "Tiny-A" / "calibrated"
+    assert (
+        artifact_of_model(tmp_path / "Tiny-A" / "calibrated", "any")
+        == tmp_path / "Tiny-A" / "calibrated"
+    )
 
 
 def test_several_artifacts_of_the_model_are_named(tmp_path: Path) -> None:
@@ -77,7 +84,9 @@ def test_several_artifacts_of_the_model_are_named(tmp_path: Path) -> None:
 
 def test_a_tree_without_the_model_names_what_is_there(tmp_path: Path) -> None:
     tree(tmp_path, "Tiny-A/calibrated", "Tiny-B/calibrated")
-    with pytest.raises(ArtifactNotFound, match="is for Tiny-C: it has Tiny-A/calibrated, Tiny-B/calibrated"):
+    with pytest.raises(
+        ArtifactNotFound, match="is for Tiny-C: it has Tiny-A/calibrated, Tiny-B/calibrated"
+    ):
         artifact_of_model(tmp_path, "Tiny-C")
     with pytest.raises(PathNotFound, match="no such folder"):
         artifact_of_model(tmp_path / "nothing", "Tiny-A")

@@ -17,36 +17,57 @@ from oscar_zoo.artifact import verify
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FileEntry, Manifest, StatisticsBlock
-from oscar_zoo.artifact.outcome import DigestMismatch, Outcome, Rejected, Unreadable, Unsupported, Verified
+from oscar_zoo.artifact.outcome import (
+    DigestMismatch,
+    Outcome,
+    Rejected,
+    Unreadable,
+    Unsupported,
+    Verified,
+)
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import fingerprint_bytes
 from oscar_zoo.artifact.verify import find_artifacts, verify_files, verify_path
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import PathNotFound
 
-STAGES = "bytes container schema numeric eigenvalues content roles model statistics localisation probe".split()
-SHAPE = Geometry(num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=(0, 1))
+STAGES = "bytes container schema numeric eigenvalues content roles model statistics localisation probe".split()  # noqa: E501
+SHAPE = Geometry(
+    num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=(0, 1)
+)
 K, V = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 MATRICES = {"qq": tiny.covariances(2, seed=1), "sst": tiny.covariances(2, seed=2)}
 K_SET = tiny.rotation_set("qqt_r_h_pbr", matrices=MATRICES["qq"])
 V_SET = tiny.rotation_set("sst_r_h_pbr", matrices=MATRICES["sst"])
 
 
-def pair(k: RotationSet = K_SET, v: RotationSet = V_SET, *, names: tuple[str, str] = (K, V)) -> dict[str, bytes]:
+def pair(
+    k: RotationSet = K_SET, v: RotationSet = V_SET, *, names: tuple[str, str] = (K, V)
+) -> dict[str, bytes]:
     return {names[0]: rotation_bytes(k), names[1]: rotation_bytes(v)}
 
 
-def described(files: Mapping[str, bytes], *, statistics: bytes | None = None, **changes: Any) -> dict[str, bytes]:
+def described(
+    files: Mapping[str, bytes], *, statistics: bytes | None = None, **changes: Any
+) -> dict[str, bytes]:
     """`files` with a manifest, and with statistics when given; `changes` to manifest fields."""
     manifest = artifacts.manifest(dict(files), geometry=SHAPE)
     complete = dict(files)
     if statistics is not None:
         complete["statistics.safetensors"] = statistics
         found = file_digest("statistics.safetensors", statistics)
-        entry = FileEntry(path=found.path, role="statistics", size=found.size, sha256=found.sha256, format=None)
-        block = StatisticsBlock(file=found.path, version="oscar-zoo.stats/1", matrices=("qq", "sst"), n_tokens=32)
+        entry = FileEntry(
+            path=found.path, role="statistics", size=found.size, sha256=found.sha256, format=None
+        )
+        block = StatisticsBlock(
+            file=found.path, version="oscar-zoo.stats/1", matrices=("qq", "sst"), n_tokens=32
+        )
         digest = artifact_digest(file_digest(name, data) for name, data in complete.items())
-        changes = {"files": (*manifest.files, entry), "statistics": block, "digest": digest} | changes
+        changes = {
+            "files": (*manifest.files, entry),
+            "statistics": block,
+            "digest": digest,
+        } | changes
     return complete | {"oscar.json": manifest.model_copy(update=changes).to_bytes()}
 
 
@@ -114,12 +135,14 @@ def test_one_file_is_one_side(role: str) -> None:
     ],
 )
 def test_the_other_formats(k: RotationSet, v: RotationSet) -> None:
-    found = assert_verified(verify_files(pair(k, v, names=("k_rotation.pt", "v_rotation.pt")), geometry=SHAPE))
+    found = assert_verified(
+        verify_files(pair(k, v, names=("k_rotation.pt", "v_rotation.pt")), geometry=SHAPE)
+    )
     assert found.k is not None
     assert found.k.objective == k.objective
 
 
-# --- stage bytes ---------------------------------------------------------------------------------------------------
+# --- stage bytes ---
 
 
 def test_one_flipped_byte_anywhere_is_a_digest_mismatch() -> None:
@@ -148,7 +171,9 @@ def test_bytes_are_compared_before_they_are_parsed() -> None:
 
 def test_file_list_and_files_agree() -> None:
     files = described(pair())
-    assert_rejected(verify_files({n: d for n, d in files.items() if n != V}), "bytes", "missing_file")
+    assert_rejected(
+        verify_files({n: d for n, d in files.items() if n != V}), "bytes", "missing_file"
+    )
     assert_rejected(verify_files({**files, "extra.pt": files[K]}), "bytes", "unlisted_file")
     assert_verified(verify_files({**files, "README.md": b"hello"}))
     absent = [FileDigest("other.pt", "0" * 64, 1)]
@@ -163,25 +188,33 @@ def test_a_broken_manifest_is_refused_by_its_own_rules() -> None:
         (b'{"schema": "oscar-zoo.manifest/1"}', "manifest.schema"),
         (b'{"a":1,"a":2}', "json.duplicate_key"),
         (b"id: yaml", "json.syntax"),
-        (files["oscar.json"].replace(b'"group_size": 8', b'"group_size": 8, "x": 1'), "manifest.schema"),
+        (
+            files["oscar.json"].replace(b'"group_size": 8', b'"group_size": 8, "x": 1'),
+            "manifest.schema",
+        ),
     ):
         assert_rejected(verify_files({**files, "oscar.json": data}), "bytes", code)
 
 
-# --- stages container to content: one of each, the corpus has the rest ----------------------------------------------
+# --- stages container to content: one of each, the corpus has the rest ---
 
 
 def test_problems_of_one_file_name_the_file() -> None:
     broken = V_SET.layers[1].forward.copy()
     broken[0, 0] = np.nan
-    outcome = assert_rejected(verify_files(pair(v=tiny.change(V_SET, forward=broken))), "numeric", "not_finite")
+    outcome = assert_rejected(
+        verify_files(pair(v=tiny.change(V_SET, forward=broken))), "numeric", "not_finite"
+    )
     assert (outcome.path, outcome.layer) == (V, 1)
     assert_rejected(verify_files({**pair(), V: b"<html>"}), "container", "file.html")
 
 
 def test_layers_come_from_the_model() -> None:
     hybrid = SHAPE.model_copy(update={"num_layers": 8, "attention_layers": (3, 7)})
-    k, v = tiny.rotation_set("qqt_r_h_pbr", layers=(3, 7)), tiny.rotation_set("sst_r_h_pbr", layers=(3, 7))
+    k, v = (
+        tiny.rotation_set("qqt_r_h_pbr", layers=(3, 7)),
+        tiny.rotation_set("sst_r_h_pbr", layers=(3, 7)),
+    )
     assert "layers.not_checked" in assert_verified(verify_files(pair(k, v))).warnings
     outcome = assert_rejected(verify_files(pair(k, v), strict=True), "schema", "layers.gaps")
     assert "name the model" in outcome.message
@@ -194,7 +227,9 @@ def test_layers_come_from_the_model() -> None:
 def test_the_manifest_describes_the_files() -> None:
     files = pair()
     for field, value in (("format_version", 2), ("grouping", "kv_head")):
-        assert_rejected(verify_files(described(files, **{field: value})), "schema", f"manifest.{field}")
+        assert_rejected(
+            verify_files(described(files, **{field: value})), "schema", f"manifest.{field}"
+        )
     k, v = tiny.partnered_set("k"), tiny.partnered_set("v")
     three = pair(k, v, names=("k_rotation_wush.pt", "v_rotation_wush.pt"))
     plain = described(three, format_version=3, grouping="kv_head")
@@ -217,7 +252,9 @@ def test_a_precision_of_float32_is_a_warning_and_bf16_a_rejection() -> None:
 def test_a_transform_that_scales_up_is_no_permutation() -> None:
     good = tiny.partnered_set()
     louder = [
-        replace(layer, forward=layer.forward * np.float32(16), partner=layer.partner / np.float32(16))
+        replace(
+            layer, forward=layer.forward * np.float32(16), partner=layer.partner / np.float32(16)
+        )
         for layer in good.layers
     ]
     assert_verified(verify_files({"k.pt": rotation_bytes(replace(good, layers=tuple(louder)))}))
@@ -227,10 +264,13 @@ def test_missing_and_tied_eigenvalues_are_warnings() -> None:
     bare = replace(K_SET, layers=tuple(replace(layer, eigenvalues=None) for layer in K_SET.layers))
     assert "eigenvalues.missing" in assert_verified(verify_files(pair(bare))).warnings
     values = np.sort(np.repeat([1.0, 2.0], 4)).astype(np.float32)
-    assert "eigenvalues.tied" in assert_verified(verify_files(pair(tiny.change(K_SET, eigenvalues=values)))).warnings
+    assert (
+        "eigenvalues.tied"
+        in assert_verified(verify_files(pair(tiny.change(K_SET, eigenvalues=values)))).warnings
+    )
 
 
-# --- roles and pairs -----------------------------------------------------------------------------------------------
+# --- roles and pairs ---
 
 
 def test_swapped_files_are_refused() -> None:
@@ -290,11 +330,13 @@ def test_one_fit_id_proves_the_pair() -> None:
     assert_rejected(verify_files(other), "roles", "pair.fit_id")
     half = pair(replace(K_SET, calibration=label))
     assert assert_verified(verify_files(half)).warnings == ("pair.unproven",)
-    tokens = pair(replace(K_SET, calibration={"tokens": 1}), replace(V_SET, calibration={"tokens": 2}))
+    tokens = pair(
+        replace(K_SET, calibration={"tokens": 1}), replace(V_SET, calibration={"tokens": 2})
+    )
     assert assert_verified(verify_files(tokens)).warnings == ("pair.tokens",)
 
 
-# --- model and statistics ------------------------------------------------------------------------------------------
+# --- model and statistics ---
 
 
 def test_the_model_has_these_heads() -> None:
@@ -304,15 +346,21 @@ def test_the_model_has_these_heads() -> None:
     assert_rejected(verify_files(pair(), geometry=other(head_dim=16)), "model", "model.head_dim")
     assert_rejected(verify_files(pair(), geometry=other(v_head_dim=16)), "model", "model.head_dim")
     heads = pair(tiny.per_head_set(), tiny.per_head_set("vtv_r_h_pbr"))
-    assert_rejected(verify_files(heads, geometry=other(num_kv_heads=4)), "model", "model.num_kv_heads")
-    assert_rejected(verify_files(described(pair()), geometry=other(num_q_heads=8)), "model", "model.geometry")
+    assert_rejected(
+        verify_files(heads, geometry=other(num_kv_heads=4)), "model", "model.num_kv_heads"
+    )
+    assert_rejected(
+        verify_files(described(pair()), geometry=other(num_q_heads=8)), "model", "model.geometry"
+    )
 
 
 def test_statistics_see_a_swap_under_false_labels() -> None:
     k = replace(V_SET, objective=K_SET.objective)
     v = replace(K_SET, objective=V_SET.objective)
     outcome = assert_rejected(
-        verify_files(described(pair(k, v), statistics=fingerprint())), "statistics", "statistics.mismatch"
+        verify_files(described(pair(k, v), statistics=fingerprint())),
+        "statistics",
+        "statistics.mismatch",
     )
     assert outcome.measured is not None
     assert outcome.measured > 0.01
@@ -328,7 +376,9 @@ def test_localisation_is_only_a_warning() -> None:
     rng = np.random.default_rng(0)
     mixed = np.linalg.qr(rng.standard_normal((2, 64, 64)))[0]
     stack = mixed * np.exp(np.linspace(0, 3, 64)) @ np.swapaxes(mixed, -2, -1)
-    files = pair(tiny.rotation_set(matrices=stack), tiny.rotation_set("sst_r_h_pbr", matrices=stack[::-1]))
+    files = pair(
+        tiny.rotation_set(matrices=stack), tiny.rotation_set("sst_r_h_pbr", matrices=stack[::-1])
+    )
     found = assert_verified(verify_files(files))
     assert {"localisation.k", "localisation.v"} <= {*found.warnings}
     assert_verified(verify_files(files, strict=True))
@@ -340,7 +390,7 @@ def test_other_kinds_are_named() -> None:
     assert outcome.kind == "gguf"
 
 
-# --- paths ---------------------------------------------------------------------------------------------------------
+# --- paths ---
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> Path:

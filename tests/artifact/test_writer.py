@@ -49,7 +49,9 @@ CALIBRATION = {
 
 
 def without_eigenvalues(rotations: RotationSet) -> RotationSet:
-    return replace(rotations, layers=tuple(replace(layer, eigenvalues=None) for layer in rotations.layers))
+    return replace(
+        rotations, layers=tuple(replace(layer, eigenvalues=None) for layer in rotations.layers)
+    )
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -71,12 +73,17 @@ def test_torch_reads_it_and_we_read_what_torch_writes(name: str, tmp_path: Path)
     mapped = torch.load(tmp_path / "a.pt", weights_only=True, mmap=True)
     for layer in rotations.layers:
         for loaded in (value, mapped):
-            assert loaded["layers"][layer.layer_id]["rotation"].numpy().tobytes() == layer.forward.tobytes()
+            assert (
+                loaded["layers"][layer.layer_id]["rotation"].numpy().tobytes()
+                == layer.forward.tobytes()
+            )
     buffer = io.BytesIO()
     torch.save(value, buffer)
     tiny.assert_same(read_rotation(buffer.getvalue(), what="torch"), rotations)
     torch.save(value, tmp_path / "other name.pt")
-    tiny.assert_same(read_rotation((tmp_path / "other name.pt").read_bytes(), what="torch"), rotations)
+    tiny.assert_same(
+        read_rotation((tmp_path / "other name.pt").read_bytes(), what="torch"), rotations
+    )
 
 
 def test_hadamard_layers_share_one_record() -> None:
@@ -86,11 +93,20 @@ def test_hadamard_layers_share_one_record() -> None:
 
 def test_the_bytes_do_not_depend_on_the_process() -> None:
     code = "import sys, tiny_rotations as t, oscar_zoo.artifact.writer as w\n"
-    code += "for s in (t.rotation_set(), t.partnered_set()): sys.stdout.buffer.write(w.rotation_bytes(s))"
+    code += (
+        "for s in (t.rotation_set(), t.partnered_set()):"
+        " sys.stdout.buffer.write(w.rotation_bytes(s))"
+    )
     results = []
     for seed in ("0", "424242"):
-        environment = os.environ | {"PYTHONPATH": str(SUPPORT), "PYTHONHASHSEED": seed, "TZ": f"UTC{seed[0]}"}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+        environment = os.environ | {
+            "PYTHONPATH": str(SUPPORT),
+            "PYTHONHASHSEED": seed,
+            "TZ": f"UTC{seed[0]}",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, check=True
+        )
         results.append(hashlib.sha256(done.stdout).hexdigest())
     assert results[0] == results[1]
 
@@ -121,6 +137,8 @@ def test_other_numbers_give_another_serialization_id() -> None:
         (replace(tiny.rotation_set(), layers=()), MalformedFile),
     ],
 )
-def test_what_no_reader_takes_is_not_written(rotations: RotationSet, error: type[Exception]) -> None:
+def test_what_no_reader_takes_is_not_written(
+    rotations: RotationSet, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         rotation_bytes(rotations)

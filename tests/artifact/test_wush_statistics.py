@@ -1,4 +1,5 @@
-"""WUSH files against their fingerprint: right ones pass with a wide margin, each mistake is far above the limit."""
+"""WUSH files against their fingerprint: right ones pass with a wide margin, each mistake is far
+above the limit."""
 
 from __future__ import annotations
 
@@ -12,26 +13,42 @@ import tiny_rotations as tiny
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators, Manifest
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.statistics import LIMIT, Comparison, fingerprint_bytes, read_fingerprint
-from oscar_zoo.artifact.transforms import hadamard
+from oscar_zoo.artifact.statistics import (
+    LIMIT,
+    FingerprintMatch,
+    fingerprint_bytes,
+    read_fingerprint,
+)
 from oscar_zoo.artifact.wush_statistics import MATRICES, compare
 
 Matrix = NDArray[np.float64]
 LAYERS = (1, 4)
-GEOMETRY = Geometry(num_layers=6, num_q_heads=6, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=LAYERS)
-RECORDED = {name: tiny.covariances(2, 2, seed=seed) for seed, name in enumerate(("kk", "qq", "vv", "wo"), 1)}
+GEOMETRY = Geometry(
+    num_layers=6, num_q_heads=6, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=LAYERS
+)
+RECORDED = {
+    name: tiny.covariances(2, 2, seed=seed) for seed, name in enumerate(("kk", "qq", "vv", "wo"), 1)
+}
 SCALES = {"k": 6.0, "v": 2.0}
-"""Hs in units of the recorded matrix: 2 times the sum over three query heads, 2 times the sum that is recorded."""
+"""Hs in units of the recorded matrix: 2 times the sum over three query heads, 2 times the sum that
+is recorded."""
 
 
 def damped(matrix: Matrix, gamma: float, damping: str) -> Matrix:
-    added = np.diag(np.diag(matrix)) if damping == "diagonal" else np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+    added = (
+        np.diag(np.diag(matrix))
+        if damping == "diagonal"
+        else np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+    )
     return np.asarray(matrix + gamma * added)
 
 
-def head(gram: Matrix, hessian: Matrix, gamma: float, damping: str, descending: bool) -> tuple[Matrix, Matrix, Matrix]:
+def head(
+    gram: Matrix, hessian: Matrix, gamma: float, damping: str, descending: bool
+) -> tuple[Matrix, Matrix, Matrix]:
     """T^T, T^-1 and lambda by the column formula of the paper and a plain inverse."""
     lower = np.linalg.cholesky(damped(hessian, gamma, damping))
     values, vectors = np.linalg.eigh(lower.T @ damped(gram, gamma, damping) @ lower)
@@ -41,21 +58,29 @@ def head(gram: Matrix, hessian: Matrix, gamma: float, damping: str, descending: 
     return transform.T, np.linalg.inv(transform), values
 
 
-def wush_set(role: str, gamma: float = 1e-2, damping: str = "identity", descending: bool = False) -> RotationSet:
+def wush_set(
+    role: str, gamma: float = 1e-2, damping: str = "identity", descending: bool = False
+) -> RotationSet:
     gram, hessian = (RECORDED[name] for name in MATRICES[role])  # type: ignore[index]
     layers = []
     for position, layer_id in enumerate(LAYERS):
         heads = [
-            head(gram[position, h], SCALES[role] * hessian[position, h], gamma, damping, descending) for h in range(2)
+            head(gram[position, h], SCALES[role] * hessian[position, h], gamma, damping, descending)
+            for h in range(2)
         ]
-        forward, partner, values = (np.array(part, dtype=np.float32) for part in zip(*heads, strict=True))
+        forward, partner, values = (
+            np.array(part, dtype=np.float32) for part in zip(*heads, strict=True)
+        )
         layers.append(LayerTransform(layer_id, forward, partner, eigenvalues=values))
     side = "k" if role == "k" else "v"
     return RotationSet(3, f"wush_{role}", "kv_head", "wush", False, False, tuple(layers), {}, side)  # type: ignore[arg-type]
 
 
 def manifest(
-    gamma: object = 1e-2, damping: object = "identity", estimator: str = "wush-{}/1", permutation: str | None = None
+    gamma: object = 1e-2,
+    damping: object = "identity",
+    estimator: str = "wush-{}/1",
+    permutation: str | None = None,
 ) -> Manifest:
     plain = artifacts.manifest(artifacts.payload(), geometry=GEOMETRY)
     params = {"gamma": gamma, "damping": damping}
@@ -71,14 +96,16 @@ def fingerprint(**changes: Matrix) -> dict[str, NDArray[np.float32]]:
     return read_fingerprint(fingerprint_bytes(RECORDED | changes, LAYERS, model.id, model.revision))
 
 
-def found(rotations: RotationSet, **changes: Matrix) -> list[Comparison]:
+def found(rotations: RotationSet, **changes: Matrix) -> list[FingerprintMatch]:
     result = compare(rotations, fingerprint(**changes), manifest())
     assert result is not None
     return result
 
 
 @pytest.mark.parametrize("role", ["k", "v"])
-@pytest.mark.parametrize(("gamma", "damping"), [(0, "identity"), (1e-2, "identity"), (0.5, "diagonal")])
+@pytest.mark.parametrize(
+    ("gamma", "damping"), [(0, "identity"), (1e-2, "identity"), (0.5, "diagonal")]
+)
 def test_right_files_pass_with_a_wide_margin(role: str, gamma: float, damping: str) -> None:
     result = compare(wush_set(role, gamma, damping), fingerprint(), manifest(gamma, damping))
     assert result is not None
@@ -88,7 +115,9 @@ def test_right_files_pass_with_a_wide_margin(role: str, gamma: float, damping: s
 
 @pytest.mark.parametrize("role", ["k", "v"])
 def test_the_order_in_which_eigenvectors_met_h_is_the_recorded_one(role: str) -> None:
-    files = {order: wush_set(role, descending=order == "descending") for order in ("descending", None)}
+    files = {
+        order: wush_set(role, descending=order == "descending") for order in ("descending", None)
+    }
     for made, rotations in files.items():
         for said in files:
             result = compare(rotations, fingerprint(), manifest(permutation=said))
@@ -102,7 +131,9 @@ def swapped(layer: LayerTransform) -> LayerTransform:
 
 
 def transposed(layer: LayerTransform) -> LayerTransform:
-    forward, partner = (np.ascontiguousarray(np.swapaxes(x, -2, -1)) for x in (layer.forward, layer.partner))
+    forward, partner = (
+        np.ascontiguousarray(np.swapaxes(x, -2, -1)) for x in (layer.forward, layer.partner)
+    )
     return replace(layer, forward=partner, partner=forward)
 
 
@@ -113,7 +144,12 @@ def scaled(layer: LayerTransform) -> LayerTransform:
 
 def other_heads(layer: LayerTransform) -> LayerTransform:
     assert layer.eigenvalues is not None
-    return replace(layer, forward=layer.forward[::-1], partner=layer.partner[::-1], eigenvalues=layer.eigenvalues[::-1])
+    return replace(
+        layer,
+        forward=layer.forward[::-1],
+        partner=layer.partner[::-1],
+        eigenvalues=layer.eigenvalues[::-1],
+    )
 
 
 def columns_exchanged(layer: LayerTransform) -> LayerTransform:
@@ -128,8 +164,12 @@ def rotated(layer: LayerTransform) -> LayerTransform:
 
 
 @pytest.mark.parametrize("role", ["k", "v"])
-@pytest.mark.parametrize("mistake", [swapped, transposed, scaled, other_heads, columns_exchanged, rotated])
-def test_mistakes_are_far_above_the_limit(role: str, mistake: Callable[[LayerTransform], LayerTransform]) -> None:
+@pytest.mark.parametrize(
+    "mistake", [swapped, transposed, scaled, other_heads, columns_exchanged, rotated]
+)
+def test_mistakes_are_far_above_the_limit(
+    role: str, mistake: Callable[[LayerTransform], LayerTransform]
+) -> None:
     right = wush_set(role)
     wrong = replace(right, layers=(right.layers[0], mistake(right.layers[1])))
     worst = max(found(wrong), key=lambda one: one.worst)
@@ -139,7 +179,9 @@ def test_mistakes_are_far_above_the_limit(role: str, mistake: Callable[[LayerTra
 
 def test_layers_of_another_place_or_model_are_seen() -> None:
     right = wush_set("k")
-    shifted = [replace(layer, layer_id=i) for layer, i in zip(reversed(right.layers), LAYERS, strict=True)]
+    shifted = [
+        replace(layer, layer_id=i) for layer, i in zip(reversed(right.layers), LAYERS, strict=True)
+    ]
     assert max(one.worst for one in found(replace(right, layers=tuple(shifted)))) > 1000 * LIMIT
     other = tiny.covariances(2, 2, seed=50)
     assert max(one.worst for one in found(right, kk=other)) > 1000 * LIMIT

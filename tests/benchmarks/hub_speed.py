@@ -1,9 +1,11 @@
-"""How fast artifacts arrive from a hub on this machine, beside curl and sha256sum of the same bytes in the same run.
+"""How fast artifacts arrive from a hub on this machine, beside curl and sha256sum of the same bytes
+in the same run.
 
     python tests/benchmarks/hub_speed.py [ROUNDS]
 
-The hub is another process. `fetch` is what `pull` does until it has hashed bytes; `pull` is the whole command, start,
-verification and storing included; `pull, here and pinned` is the command for something that is there already.
+The hub is another process. `fetch` is what `pull` does until it has hashed bytes; `pull` is the
+whole command, start, verification and storing included; `pull, here and pinned` is the command for
+something that is there already.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ def seconds(call: Callable[[], object]) -> float:
 def by_curl(url: str, names: list[str], folder: Path) -> None:
     """Fetch with one curl and hash with one sha256sum, as a careful person would."""
     places = [str(folder / Path(name).name) for name in names]
-    pairs = [part for name, place in zip(names, places, strict=True) for part in ("-o", place, f"{url}/{name}")]
+    pairs = [
+        part
+        for name, place in zip(names, places, strict=True)
+        for part in ("-o", place, f"{url}/{name}")
+    ]
     subprocess.run(["curl", "-sf", *pairs], check=True)
     subprocess.run(["sha256sum", *places], check=True, stdout=subprocess.DEVNULL)
 
@@ -79,7 +85,11 @@ def main() -> None:
 
 def report(url: str, files: dict[str, bytes], folder: Path, rounds: int) -> None:
     """Run every way in turn, round after round."""
-    os.environ |= {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "OSCAR_ZOO_STATE": str(folder / "own")}
+    os.environ |= {
+        "HF_ENDPOINT": url,
+        "HF_HUB_OFFLINE": "0",
+        "OSCAR_ZOO_STATE": str(folder / "own"),
+    }
     os.environ["OSCAR_ZOO_CACHE"] = str(folder / "own-cache")
     resolved = resolve("Big-Model", open_hub("hf:org/zoo"))
     names = [f"{NAME}/{name}" for name in files]
@@ -88,18 +98,28 @@ def report(url: str, files: dict[str, bytes], folder: Path, rounds: int) -> None
         cli = Cli(dict(os.environ), folder / str(number))
         cli.folder.mkdir()
         ways: dict[str, Callable[[], object]] = {
-            "curl + sha256sum": lambda cli=cli: by_curl(f"{url}/org/zoo/resolve/main", names, cli.folder),  # type: ignore[misc]
+            "curl + sha256sum": lambda cli=cli: by_curl(
+                f"{url}/org/zoo/resolve/main", names, cli.folder
+            ),  # type: ignore[misc]
             "fetch": lambda: fetch_files(resolved),
             "pull": lambda cli=cli: cli("pull", "Big-Model", "--hub", "hf:org/zoo"),  # type: ignore[misc]
-            "pull, here and pinned": lambda cli=cli: cli("pull", "Big-Model", "--hub", "hf:org/zoo"),  # type: ignore[misc]
+            "pull, here and pinned": lambda cli=cli: cli(
+                "pull", "Big-Model", "--hub", "hf:org/zoo"
+            ),  # type: ignore[misc]
         }
         for name, call in ways.items():
             times.setdefault(name, []).append(seconds(call))
     base = statistics.median(times["curl + sha256sum"])
-    print(f"{sum(map(len, files.values())) / 1e6:.1f} MB in {len(files)} files, median (best) of {rounds} rounds")
+    print(
+        f"{sum(map(len, files.values())) / 1e6:.1f} MB in {len(files)} files, median (best) of"
+        f" {rounds} rounds"
+    )
     for name, values in times.items():
         middle = statistics.median(values)
-        print(f"  {name:<24} {middle:6.3f} s ({min(values):.3f})   {middle / base:5.2f} x curl + sha256sum")
+        print(
+            f"  {name:<24} {middle:6.3f} s ({min(values):.3f})   {middle / base:5.2f} x curl +"
+            " sha256sum"
+        )
 
 
 if __name__ == "__main__":

@@ -19,9 +19,16 @@ from oscar_zoo.cli import main as cli
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NARROW = Geometry(
-    num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=32, v_head_dim=32, attention_layers=(0, 1, 2, 3)
+    num_layers=4,
+    num_q_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    v_head_dim=32,
+    attention_layers=(0, 1, 2, 3),
 )
-SHALLOW = Geometry(num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, attention_layers=(0, 1))
+SHALLOW = Geometry(
+    num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, attention_layers=(0, 1)
+)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -106,20 +113,28 @@ def test_a_truncated_file_is_refused_everywhere(tmp_path: Path, artifact: Path) 
 
 
 def test_one_flipped_byte_and_a_known_digest(artifact: Path) -> None:
-    digest = json.loads(run("verify", artifact / K_NAME, "--json").stdout)["results"][0]["files"][0]["sha256"]
+    digest = json.loads(run("verify", artifact / K_NAME, "--json").stdout)["results"][0]["files"][
+        0
+    ]["sha256"]
     data = bytearray((artifact / K_NAME).read_bytes())
     data[len(data) // 2] ^= 1
     (artifact / K_NAME).write_bytes(data)
     done = run("verify", artifact / K_NAME, "--digest", f"sha256:{digest}", "--json")
     assert done.returncode == 4
     result = json.loads(done.stdout)["results"][0]
-    assert result["outcome"] == "digest_mismatch" and digest in result["want"] and result["got"] != result["want"]
+    assert (
+        result["outcome"] == "digest_mismatch"
+        and digest in result["want"]
+        and result["got"] != result["want"]
+    )
     assert run("verify", artifact).returncode == 4  # the manifest knows the digest too
 
 
 def test_swapped_k_and_v(tmp_path: Path) -> None:
     files = payload()
-    folder = write_folder(tmp_path / "swapped", {"k_rotation.pt": files[V_NAME], "v_rotation.pt": files[K_NAME]})
+    folder = write_folder(
+        tmp_path / "swapped", {"k_rotation.pt": files[V_NAME], "v_rotation.pt": files[K_NAME]}
+    )
     done = run("verify", folder, "--json")
     assert done.returncode == 4
     result = json.loads(done.stdout)["results"][0]
@@ -129,7 +144,9 @@ def test_swapped_k_and_v(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("geometry", [NARROW, SHALLOW])
 @pytest.mark.parametrize("command", ["eval", "serve"])
-def test_an_artifact_of_another_geometry_than_the_model(tmp_path: Path, geometry: Geometry, command: str) -> None:
+def test_an_artifact_of_another_geometry_than_the_model(
+    tmp_path: Path, geometry: Geometry, command: str
+) -> None:
     folder = write_folder(tmp_path / "other", payload(geometry=geometry))
     line = refused(1, command, folder, "--model", MODEL)
     assert "this K rotation" in line and "tiny-qwen3-hard has" in line
@@ -146,7 +163,8 @@ def test_a_port_in_use(artifact: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "word"), [("model.safetensors", "weights"), ("config.json", "config"), ("tokenizer.json", "tokenizer")]
+    ("missing", "word"),
+    [("model.safetensors", "weights"), ("config.json", "config"), ("tokenizer.json", "tokenizer")],
 )
 def test_a_model_without_something(tmp_path: Path, artifact: Path, missing: str, word: str) -> None:
     model = tmp_path / "model"
@@ -157,7 +175,17 @@ def test_a_model_without_something(tmp_path: Path, artifact: Path, missing: str,
     text = tmp_path / "text.txt"
     text.write_text("some words " * 500)
     for line in (
-        refused(1, "compute", model, "--calib-data", text, "--calib-tokens", 64, "--output-dir", tmp_path / "out"),
+        refused(
+            1,
+            "compute",
+            model,
+            "--calib-data",
+            text,
+            "--calib-tokens",
+            64,
+            "--output-dir",
+            tmp_path / "out",
+        ),
         refused(1, "serve", artifact, "--model", model),
     ):
         assert word in line
@@ -165,10 +193,13 @@ def test_a_model_without_something(tmp_path: Path, artifact: Path, missing: str,
 
 
 def test_no_space_left_is_one_line_and_leaves_nothing(tmp_path: Path, artifact: Path) -> None:
-    """A real full disk: a tmpfs too small for the artifact, where the machine allows mounting one."""
+    """A real full disk: a tmpfs too small for the artifact, where the machine allows mounting
+    one."""
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
@@ -183,12 +214,16 @@ def test_an_output_folder_that_is_taken(tmp_path: Path, artifact: Path) -> None:
     before = {path.name: path.read_bytes() for path in artifact.iterdir()}
     text = tmp_path / "text.txt"
     text.write_text("some words " * 500)
-    line = refused(7, "compute", MODEL, "--calib-data", text, "--calib-tokens", 64, "--output-dir", artifact)
+    line = refused(
+        7, "compute", MODEL, "--calib-data", text, "--calib-tokens", 64, "--output-dir", artifact
+    )
     assert "--force" in line
     assert {path.name: path.read_bytes() for path in artifact.iterdir()} == before
 
 
-@pytest.mark.parametrize("flag", ["--host=0.0.0.0", "--trust-remote-code", "--api-key=x", "--trust-rem"])
+@pytest.mark.parametrize(
+    "flag", ["--host=0.0.0.0", "--trust-remote-code", "--api-key=x", "--trust-rem"]
+)
 def test_engine_flags_that_would_open_the_server(artifact: Path, flag: str) -> None:
     assert "not allowed" in refused(2, "serve", artifact, "--model", MODEL, "--", flag)
 
@@ -208,6 +243,8 @@ def test_too_few_tokens_to_fit_anything(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time.\n" * 40)
     target = tmp_path / "out"
-    line = refused(1, "compute", MODEL, "--calib-data", text, "--calib-tokens", 30, "--output-dir", target)
+    line = refused(
+        1, "compute", MODEL, "--calib-data", text, "--calib-tokens", 30, "--output-dir", target
+    )
     assert "gives 30 tokens for 64 channels per head. Use more text" in line
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -1,4 +1,5 @@
-"""`oscar-zoo bench serve`: both sides in stock SGLang on the CPU with the example model, and what it refuses."""
+"""`oscar-zoo bench serve`: both sides in stock SGLang on the CPU with the example model, and what
+it refuses."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from cli_child import Cli
 from engines import MODEL, environment, needs_sglang
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.bench import sides
 from oscar_zoo.cli.main import run
-from oscar_zoo.sglang_plugin.bench import sides
-from oscar_zoo.sglang_plugin.launch import LaunchPlan
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 
 CASES = [(batch, context) for batch in (1, 2) for context in (64,)]
 ROOM = 1500
@@ -47,11 +48,19 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
         "--json",
     ]
     flags = [f"--max-total-tokens={ROOM}"]
-    done = cli("bench", "serve", str(artifact), "--model", str(MODEL), *options, "--", *flags, timeout=500)
+    done = cli(
+        "bench", "serve", str(artifact), "--model", str(MODEL), *options, "--", *flags, timeout=500
+    )
     assert (done.code, done.err) == (0, ""), logs(cli)
     report = done.json
-    assert report["weights"] == "loaded" and report["device"] == "CPU" and report["artifact"]["digest"] != ""
-    backends = {cache: side["engine"]["attention_backend"] for cache, side in report["sides"].items()}
+    assert (
+        report["weights"] == "loaded"
+        and report["device"] == "CPU"
+        and report["artifact"]["digest"] != ""
+    )
+    backends = {
+        cache: side["engine"]["attention_backend"] for cache, side in report["sides"].items()
+    }
     assert backends == {"bf16": "torch_native", "int2": "oscar_int2"}
     for side in report["sides"].values():
         check_side(side)
@@ -78,15 +87,19 @@ def check_side(side: dict[str, Any]) -> None:
 
 
 def check_turns(rows: list[dict[str, str]]) -> None:
-    """The prompts of the second turn begin with those of the first and their answers, and these are reused."""
+    """The prompts of the second turn begin with those of the first and their answers, and these are
+    reused."""
     turns = [row for row in rows if row["job_turn"]]
     assert [(row["cache"], row["job_turn"], row["context"]) for row in turns] == [
-        (cache, turn, context) for cache in ("bf16", "int2") for turn, context in (("1", "300"), ("2", "372"))
+        (cache, turn, context)
+        for cache in ("bf16", "int2")
+        for turn, context in (("1", "300"), ("2", "372"))
     ]
     assert all(float(row["job_s"]) > 0 for row in turns)
     reused = {(row["cache"], row["job_turn"]): float(row["job_reused"]) for row in turns}
     assert reused["bf16", "1"] == reused["int2", "1"] == 0
-    # An engine may stop before it caches the last token; with INT2 the recent window is prefilled again.
+    # An engine may stop before it caches the last token; with INT2 the recent window is prefilled
+    # again.
     assert 307 / 372 <= reused["bf16", "2"] <= 308 / 372
     assert 115 / 372 <= reused["int2", "2"] <= 116 / 372
 
@@ -101,7 +114,9 @@ def test_a_side_that_fails_is_one_line_and_the_other_is_tried(cli: Cli) -> None:
         f"error: {label}: the start took longer than 1 s" for label in ("BF16", "INT2")
     ]
     assert all("bench-" in line for line in errors)
-    assert [row["note"] for row in csv.DictReader((cli.folder / "a.csv").open())] == ["not measured"] * 2
+    assert [row["note"] for row in csv.DictReader((cli.folder / "a.csv").open())] == [
+        "not measured"
+    ] * 2
     assert done.out.count("BF16") == 1  # a row each, and why there is no ratio
     assert done.out.count("INT2") == 2 and "vs BF16" not in done.out
 
@@ -137,7 +152,8 @@ if "int2" in sys.argv[1]:
     os.kill(os.getppid(), int(sys.argv[2]))
 time.sleep(60)
 """
-"""In place of an engine: both sides measure a case; the second then sends a signal to its parent."""
+"""In place of an engine: both sides measure a case; the second then sends a signal to its
+parent."""
 
 
 @needs_sglang
@@ -168,7 +184,10 @@ def test_a_signal_keeps_the_side_that_was_measured(
     told = f"stopped by {name} (INT2: the case 1 x 128 was interrupted); what was measured"
     assert told in err
     rows = list(csv.DictReader(table.open()))
-    assert [(row["context"], bool(row["ms_per_token"])) for row in rows] == 2 * [("64", True), ("128", False)]
+    assert [(row["context"], bool(row["ms_per_token"])) for row in rows] == 2 * [
+        ("64", True),
+        ("128", False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +200,11 @@ def test_a_signal_keeps_the_side_that_was_measured(
         ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
         ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
         ([*DUMMY, "--job", "64x30000"], "--job '64x30000' is not REQUESTSxPROMPTxANSWER", 2),
-        ([*DUMMY, "--turns", "2"], "--turns needs a job. For example --job 64x16000x256 --turns 2", 2),
+        (
+            [*DUMMY, "--turns", "2"],
+            "--turns needs a job. For example --job 64x16000x256 --turns 2",
+            2,
+        ),
         ([*DUMMY, "--job", "200x9x9", "--turns", "2"], "200 conversations are more than 128", 2),
         ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
         ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
@@ -206,7 +229,11 @@ def test_bad_input_is_one_line(
         (["--dummy-weights", "org/model"], "the shapes of org/model are not known here", 2),
         (["--dummy-weights", "Qwen3-9B"], "no model is called 'Qwen3-9B'", 3),
         (["--dummy-weights", "./examples"], "examples has no config.json", 1),
-        (["FOLDER", "--model", str(MODEL)], "tiny-qwen3-hard reads up to 2,048 tokens, 30,096 are wanted", 2),
+        (
+            ["FOLDER", "--model", str(MODEL)],
+            "tiny-qwen3-hard reads up to 2,048 tokens, 30,096 are wanted",
+            2,
+        ),
         (["FOLDER", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], "head_dim", 1),
     ],
 )
@@ -220,10 +247,15 @@ def test_subjects_that_cannot_be_measured_are_one_line(
 ) -> None:
     monkeypatch.chdir(MODEL.parents[2])
     folder = write_folder(tmp_path / "rotation", artifact_files())
-    assert run(["bench", "serve", *[str(folder) if word == "FOLDER" else word for word in arguments]]) == code
+    assert (
+        run(["bench", "serve", *[str(folder) if word == "FOLDER" else word for word in arguments]])
+        == code
+    )
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and seen in err
 
 
 def logs(cli: Cli) -> str:
-    return "\n".join(path.read_text()[-3000:] for path in (cli.folder / "state" / "logs").glob("*.log"))
+    return "\n".join(
+        path.read_text()[-3000:] for path in (cli.folder / "state" / "logs").glob("*.log")
+    )

@@ -16,13 +16,20 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
 
 
-def test_measured_quality_is_shown_everywhere_and_apart_from_scores(cli: Cli, tmp_path: Path) -> None:
+def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
+    cli: Cli, tmp_path: Path
+) -> None:
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
     head, *rows = cli(0, "list", "--hub", hub).splitlines()
-    assert head.split() == "MODEL TAG FMT BITS PERPLEXITY RECALL BF16 → INT2 GPQA BF16 → INT2 STATUS".split()
+    assert (
+        head.split()
+        == "MODEL TAG FMT BITS PERPLEXITY RECALL BF16 → INT2 GPQA BF16 → INT2 STATUS".split()
+    )
     row = next(line for line in rows if line.startswith(HARD.model))
-    assert "+0.90 %" in row and "99.2 → 98.4 %" in row and "not reported" in row  # GPQA stays what it is
+    assert (
+        "+0.90 %" in row and "99.2 → 98.4 %" in row and "not reported" in row
+    )  # GPQA stays what it is
     assert "measured on held-out text" in cli.out
 
     listed = next(r for r in cli.json(0, "list", "--hub", hub)["artifacts"] if r["id"] == str(HARD))
@@ -37,13 +44,15 @@ def test_measured_quality_is_shown_everywhere_and_apart_from_scores(cli: Cli, tm
 
     card = (tmp_path / "hub" / "README.md").read_text()
     assert (
-        "perplexity BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11); recall BF16 99.2 %, INT2 98.4 % of facts"
-        in card
+        "perplexity BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11); recall BF16 99.2 %, INT2"
+        " 98.4 % of facts" in card
     )
     assert by in card and "..." not in card
 
 
-def test_an_installed_version_that_was_yanked_is_marked_wherever_it_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_an_installed_version_that_was_yanked_is_marked_wherever_it_is_named(
+    cli: Cli, tmp_path: Path
+) -> None:
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
     cli(0, "pull", HARD.model, "--hub", hub)
@@ -70,7 +79,7 @@ def test_nothing_measured_takes_no_columns(cli: Cli, tmp_path: Path) -> None:
 def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
     one = f"file:{hub_with(tmp_path / 'one', artifact_files()).root}"
     two = f"file:{hub_with(tmp_path / 'two', artifact_files(seed=1)).root}"
-    other = f"file:{hub_with(tmp_path / 'other', artifact_files(artifact='alone/tag'), 'alone/tag').root}"
+    other = f"file:{hub_with(tmp_path / 'other', artifact_files(artifact='alone/tag'), 'alone/tag').root}"  # noqa: E501
     cli(0, "pull", HARD.model, "--hub", one)
     cli(0, "pull", "alone", "--hub", other)
 
@@ -85,38 +94,60 @@ def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path
     assert rows("--hub", one, "--installed") == {str(HARD): "installed"}
     assert rows("--hub", two, "--installed") == {}
     everything = rows("--offline")
-    assert {str(HARD), "alone/tag"} < everything.keys() and any(name.startswith("Qwen3-8B/") for name in everything)
+    assert {str(HARD), "alone/tag"} < everything.keys() and any(
+        name.startswith("Qwen3-8B/") for name in everything
+    )
     assert "Recipes" not in cli(0, "list", "--hub", one)
 
 
-def test_a_hub_of_the_environment_counts_as_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_of_the_environment_counts_as_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{hub.root}")
     assert [row["id"] for row in cli.json(0, "list")["artifacts"]] == [str(HARD)]
 
 
-def test_what_fits_a_gpu_is_an_estimate_from_shapes(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_a_gpu_is_an_estimate_from_shapes(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = f"file:{hub_with(tmp_path / 'hub', artifact_files()).root}"
     memory = cli.json(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "80GB")["memory"]
-    # 36 layers, 8 heads, K and V of 128: 32 bytes of codes and 4 of scales a row, or 256 bytes in BF16
-    assert (memory["int2_token_bytes"], memory["bf16_token_bytes"]) == (36 * 8 * 2 * 36, 36 * 8 * 2 * 256)
+    # 36 layers, 8 heads, K and V of 128: 32 bytes of codes and 4 of scales a row, or 256 bytes in
+    # BF16
+    assert (memory["int2_token_bytes"], memory["bf16_token_bytes"]) == (
+        36 * 8 * 2 * 36,
+        36 * 8 * 2 * 256,
+    )
     assert memory["window_bytes_per_request"] == (256 + 2 * 64) * memory["bf16_token_bytes"]
     (card,) = memory["gpus"]
     left = 0.85 * 80e9 - memory["weights_bytes"]
     assert card["bf16_tokens"] == int(left // memory["bf16_token_bytes"])
     windows = card["requests"] * memory["window_bytes_per_request"]
     assert card["int2_tokens"] == int((left - windows) // memory["int2_token_bytes"])
-    assert "estimate: weights 16.4 GB in BF16; cache per token 20.7 kB INT2" in cli(0, "info", "Qwen3-8B", "--hub", hub)
-    assert "no, weights and windows" in cli(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB")
+    assert "estimate: weights 16.4 GB in BF16; cache per token 20.7 kB INT2" in cli(
+        0, "info", "Qwen3-8B", "--hub", hub
+    )
+    assert "no, weights and windows" in cli(
+        0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB"
+    )
     assert "weights not known" in cli(0, "info", "Qwen3.5-4B", "--hub", hub, "--gpu-memory", "24")
-    four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]["gpus"][0]
+    four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]["gpus"][
+        0
+    ]
     assert four["gpus"] == 4 and four["int2_tokens"] > card["int2_tokens"]
     for text in ("much", "0", "-3GB", "24TB", ""):
-        assert cli.json(2, "info", "Qwen3-8B", "--hub", hub, f"--gpu-memory={text}")["error"]["code"] == "usage"
+        assert (
+            cli.json(2, "info", "Qwen3-8B", "--hub", hub, f"--gpu-memory={text}")["error"]["code"]
+            == "usage"
+        )
 
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\nprintf '0, GPU-a, NVIDIA T, 81559, 81000\\n1, GPU-b, NVIDIA T, 81559, 81000\\n'\n")
+    tool.write_text(
+        "#!/bin/sh\nprintf '0, GPU-a, NVIDIA T, 81559, 81000\\n1, GPU-b, NVIDIA T, 81559,"
+        " 81000\\n'\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -45,7 +45,9 @@ def damage(record: Record) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_an_empty_store_is_said_to_be_empty_and_not_created(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_store_is_said_to_be_empty_and_not_created(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for arguments in (["list"], ["verify"], ["gc"], ["gc", "--dry-run"]):
         assert run(["cache", *arguments]) == 0
     done = capsys.readouterr()
@@ -55,19 +57,38 @@ def test_an_empty_store_is_said_to_be_empty_and_not_created(capsys: pytest.Captu
     assert not Store().root.exists()
 
 
-def test_list_shows_name_size_source_and_place(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+def test_list_shows_name_size_source_and_place(
+    capsys: pytest.CaptureFixture[str], record: Record
+) -> None:
     assert run(["cache", "list"]) == 0
     text = capsys.readouterr().out
-    for part in (TINY.reference, record.digest[:19], "file:/zoo", record.fetched[:10], str(record.path)):
+    for part in (
+        TINY.reference,
+        record.digest[:19],
+        "file:/zoo",
+        record.fetched[:10],
+        str(record.path),
+    ):
         assert part in text
     value = as_json(capsys, 0, "list")
     (row,) = value["artifacts"]
     size = sum(file.size for file in record.files)
-    assert (row["id"], row["digest"], row["bytes"], row["path"]) == (str(TINY), record.digest, size, str(record.path))
-    assert (value["schema"], value["bytes"], value["folder"]) == ("oscar-zoo.cache-list/1", size, str(Store().root))
+    assert (row["id"], row["digest"], row["bytes"], row["path"]) == (
+        str(TINY),
+        record.digest,
+        size,
+        str(record.path),
+    )
+    assert (value["schema"], value["bytes"], value["folder"]) == (
+        "oscar-zoo.cache-list/1",
+        size,
+        str(Store().root),
+    )
 
 
-def test_verify_names_what_is_damaged_and_how_to_repair_it(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+def test_verify_names_what_is_damaged_and_how_to_repair_it(
+    capsys: pytest.CaptureFixture[str], record: Record
+) -> None:
     put_second()
     assert as_json(capsys, 0, "verify")["ok"] is True
     damage(record)
@@ -77,13 +98,21 @@ def test_verify_names_what_is_damaged_and_how_to_repair_it(capsys: pytest.Captur
     assert f"Next: oscar-zoo pull {TINY.reference}" in done.err
     value = as_json(capsys, 4, "verify")
     assert value["ok"] is False
-    assert {row["id"]: row["problem"] is None for row in value["artifacts"]} == {str(TINY): False, str(SECOND): True}
+    assert {row["id"]: row["problem"] is None for row in value["artifacts"]} == {
+        str(TINY): False,
+        str(SECOND): True,
+    }
 
 
-def test_verify_reads_every_file_again_and_checks_more_than_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reads_every_file_again_and_checks_more_than_hashes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Store().put(TINY, {K_NAME: b"no rotation at all", "v.pt": b"neither"}, source="s")
     (row,) = as_json(capsys, 4, "verify")["artifacts"]
-    assert "not a rotation file" in row["problem"] and row["repair"] == f"oscar-zoo pull {TINY.reference}"
+    assert (
+        "not a rotation file" in row["problem"]
+        and row["repair"] == f"oscar-zoo pull {TINY.reference}"
+    )
 
 
 def test_an_entry_that_lost_its_record_is_reported_and_collected(
@@ -111,11 +140,17 @@ def test_gc_says_what_goes_and_how_much(capsys: pytest.CaptureFixture[str], reco
     assert run(["cache", "gc", "--dry-run"]) == 0
     assert "1 item, would free 1.2 kB" in capsys.readouterr().out
     done = as_json(capsys, 0, "gc")
-    assert (done["freed_bytes"], done["removed"], done["exclusive"]) == (1234, planned["removed"], True)
+    assert (done["freed_bytes"], done["removed"], done["exclusive"]) == (
+        1234,
+        planned["removed"],
+        True,
+    )
     assert not orphan.exists() and Store().open(record.digest).files == artifact_files()
 
 
-def test_rm_takes_names_like_every_other_command(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+def test_rm_takes_names_like_every_other_command(
+    capsys: pytest.CaptureFixture[str], record: Record
+) -> None:
     second = put_second()
     assert run(["cache", "rm", "TINY-qwen3-hard:second"]) == 0
     assert f"Removed {SECOND.reference}  {second.digest}" in capsys.readouterr().out
@@ -129,7 +164,12 @@ def test_rm_of_something_unknown_or_ambiguous_removes_nothing(
     capsys: pytest.CaptureFixture[str], record: Record
 ) -> None:
     second = put_second()
-    for code, names in ((3, [TINY.reference, "nothing"]), (2, [TINY.model]), (2, ["./folder"]), (2, [])):
+    for code, names in (
+        (3, [TINY.reference, "nothing"]),
+        (2, [TINY.model]),
+        (2, ["./folder"]),
+        (2, []),
+    ):
         assert run(["cache", "rm", *names]) == code
         assert capsys.readouterr().err.count("\n") == 1
     assert as_json(capsys, 3, "rm", "nothing")["error"]["hint"].startswith("oscar-zoo cache list")
@@ -148,7 +188,9 @@ def test_the_folder_is_printed_alone(capsys: pytest.CaptureFixture[str], own_sta
     assert as_json(capsys, 0, "dir")["path"] == str(own_state / "cache")
 
 
-def test_a_store_that_others_can_write_is_refused(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+def test_a_store_that_others_can_write_is_refused(
+    capsys: pytest.CaptureFixture[str], record: Record
+) -> None:
     Store().root.chmod(0o777)
     for words in (["list"], ["verify"], ["gc"], ["rm", TINY.model]):
         error = as_json(capsys, 1, *words)["error"]
@@ -163,6 +205,8 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("name", ["list", "verify", "gc", "rm", "dir"])
-def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_every_command_has_help_with_examples(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     assert run(["cache", name, "--help"]) == 0
     assert f"  oscar-zoo cache {name}" in capsys.readouterr().out

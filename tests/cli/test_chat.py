@@ -15,7 +15,7 @@ import pytest
 
 from oscar_zoo.cli import server_records
 from oscar_zoo.cli.main import run
-from oscar_zoo.sglang_plugin.processes import Process
+from oscar_zoo.engines.sglang.launch.processes import Process
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -80,10 +80,16 @@ def test_every_line_is_a_turn_of_one_conversation(
 
 
 def test_a_key_comes_from_its_file(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+    asked: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Any,
 ) -> None:
     (tmp_path / "key").write_text("secret\n")
-    assert chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "key"), "--max-tokens", "7") == 0
+    assert (
+        chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "key"), "--max-tokens", "7")
+        == 0
+    )
     assert asked[0]["key"] == "Bearer secret" and asked[0]["max_tokens"] == 7
     assert chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "nothing")) == 3
 
@@ -101,10 +107,15 @@ def test_a_refusal_is_one_line(
 ) -> None:
     assert chat(monkeypatch, "bad\none\n") == 1
     captured = capsys.readouterr()
-    assert captured.err.strip() == "error: the server answered 400: too long by far" and not captured.out
+    assert (
+        captured.err.strip() == "error: the server answered 400: too long by far"
+        and not captured.out
+    )
     assert len(asked) == 1
 
 
-def test_nobody_to_talk_to(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_to_talk_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert chat(monkeypatch, "one\n") == 3
     assert "oscar-zoo serve NAME" in capsys.readouterr().err

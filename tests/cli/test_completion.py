@@ -57,14 +57,22 @@ def test_bash_completes_commands_their_commands_and_options(tmp_path: Path, scri
     assert completed(tmp_path, script, "oscar-zoo", "completion", "z") == ["zsh"]
 
 
-def test_a_command_that_does_not_exist_completes_nothing_and_says_nothing(tmp_path: Path, script: str) -> None:
+def test_a_command_that_does_not_exist_completes_nothing_and_says_nothing(
+    tmp_path: Path, script: str
+) -> None:
     assert completed(tmp_path, script, "oscar-zoo", "nonsense", "x") == []
 
 
 def offered(*words: str) -> list[str]:
     """What the program answers to bash for the last of `words`, `type,value` each."""
-    asked = {"_OSCAR_ZOO_COMPLETE": "bash_complete", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run([sys.executable, "-m", "oscar_zoo"], capture_output=True, text=True, env=os.environ | asked)
+    asked = {
+        "_OSCAR_ZOO_COMPLETE": "bash_complete",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "oscar_zoo"], capture_output=True, text=True, env=os.environ | asked
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -76,13 +84,19 @@ def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
     publish(write_folder(tmp_path / "a", artifact_files()), hub, aliases=("small",))
     for command in ("pull", "info", "serve", "eval"):
         found = completed(tmp_path, script, "oscar-zoo", command, "")
-        assert {"Mine", "small", "tiny-qwen3-hard", "Qwen3-8B", "Qwen3-4B-Thinking"} <= {*found}, command
+        assert {"Mine", "small", "tiny-qwen3-hard", "Qwen3-8B", "Qwen3-4B-Thinking"} <= {*found}, (
+            command
+        )
     assert completed(tmp_path, script, "oscar-zoo", "pull", "SM") == ["small"]
-    assert completed(tmp_path, script, "oscar-zoo", "pull", "mine", "tiny-qwen3-h") == ["tiny-qwen3-hard"]
+    assert completed(tmp_path, script, "oscar-zoo", "pull", "mine", "tiny-qwen3-h") == [
+        "tiny-qwen3-hard"
+    ]
     tag = "seq512_prompt2_group64"
     assert completed(tmp_path, script, "oscar-zoo", "pull", "tiny-qwen3-hard", ":", "seq5") == [tag]
     assert completed(tmp_path, script, "oscar-zoo", "info", "tiny-qwen3-hard", ":") == [tag]
-    assert completed(tmp_path, script, "oscar-zoo", "info", "tiny-qwen3-hard/") == [f"tiny-qwen3-hard/{tag}"]
+    assert completed(tmp_path, script, "oscar-zoo", "info", "tiny-qwen3-hard/") == [
+        f"tiny-qwen3-hard/{tag}"
+    ]
     assert completed(tmp_path, script, "oscar-zoo", "yank", "tiny") == [f"tiny-qwen3-hard:{tag}"]
     assert completed(tmp_path, script, "oscar-zoo", "deprecate", "Mi") == ["Mine:one"]
     for command in (("cache", "rm"), ("verify",)):
@@ -117,8 +131,14 @@ def test_completing_a_name_loads_nothing_heavy_and_asks_nobody(tmp_path: Path) -
         "heavy = ('torch', 'transformers', 'huggingface_hub', 'modelscope_hub', 'numpy')\n"
         "print([name for name in heavy if name in sys.modules], file=sys.stderr)\n"
     )
-    asked = {"_OSCAR_ZOO_COMPLETE": "bash_complete", "COMP_WORDS": "oscar-zoo\npull\nQwen3-8", "COMP_CWORD": "2"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+    asked = {
+        "_OSCAR_ZOO_COMPLETE": "bash_complete",
+        "COMP_WORDS": "oscar-zoo\npull\nQwen3-8",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked
+    )
     assert (done.stdout, done.stderr) == ("plain,Qwen3-8B\n", "[]\n")
 
 
@@ -131,7 +151,9 @@ def test_what_cannot_be_read_is_left_out(own_state: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_take_their_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str) -> None:
+def test_other_shells_take_their_scripts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str
+) -> None:
     assert run(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert "_OSCAR_ZOO_COMPLETE" in text and f"{shell}_complete" in text

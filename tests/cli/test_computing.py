@@ -1,4 +1,5 @@
-"""`pull` and `serve` where nobody has an artifact: what they say, and what `--compute` leaves behind."""
+"""`pull` and `serve` where nobody has an artifact: what they say, and what `--compute` leaves
+behind."""
 
 from __future__ import annotations
 
@@ -32,12 +33,16 @@ NAME = "tiny-qwen3-hard"
 TEXT = (ROOT / "examples" / "text" / "calibration.txt").read_text("utf-8")[:36_000]
 """Less would leave no held-out sequence that is longer than both windows."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # minutes of computing beside other processes
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+]  # minutes of computing beside other processes
 
 
 @dataclass(frozen=True)
 class Made:
-    """One state in which an artifact was computed: after an interrupt, beside a damaged state, by one of two."""
+    """One state in which an artifact was computed: after an interrupt, beside a damaged state, by
+    one of two."""
 
     cli: Cli
     text: Path
@@ -52,7 +57,11 @@ class Made:
 
 def results(cli: Cli) -> list[str]:
     """Every file of an artifact that anybody could find."""
-    places = (cli.folder / "data", cli.folder / "cache" / "artifacts", cli.folder / "cache" / "blobs")
+    places = (
+        cli.folder / "data",
+        cli.folder / "cache" / "artifacts",
+        cli.folder / "cache" / "blobs",
+    )
     return [str(path) for place in places for path in place.rglob("*") if path.is_file()]
 
 
@@ -87,7 +96,9 @@ def test_it_says_how_long_it_will_take_before_it_starts(made: Made) -> None:
 def test_ctrl_c_leaves_no_artifact_and_a_second_run_ends(made: Made) -> None:
     assert made.interrupted.code == 130 and not made.interrupted.out
     assert made.left == []
-    assert not [path for path in (made.cli.folder / "cache" / "computing").iterdir() if path.is_dir()]
+    assert not [
+        path for path in (made.cli.folder / "cache" / "computing").iterdir() if path.is_dir()
+    ]
 
 
 def test_of_two_processes_one_computes(made: Made) -> None:
@@ -114,7 +125,9 @@ def test_every_command_finds_it_by_name_without_network(made: Made) -> None:
         assert (pulled["digest"], pulled["already_present"]) == (row["digest"], True)
     again = cli("pull", NAME, "--compute", "--json").json["artifacts"][0]
     assert (again["digest"], again["computed"]) == (row["digest"], False)
-    elsewhere = cli("pull", NAME, "--no-lock", "--json", OSCAR_ZOO_CACHE=str(cli.folder / "other-cache"))
+    elsewhere = cli(
+        "pull", NAME, "--no-lock", "--json", OSCAR_ZOO_CACHE=str(cli.folder / "other-cache")
+    )
     assert elsewhere.json["artifacts"][0]["digest"] == row["digest"]
     listed = cli("list", "--offline", "--json").json["artifacts"]
     assert [one["status"] for one in listed if one["id"] == row["id"]] == ["installed"]
@@ -131,11 +144,15 @@ def inside(made: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
     return made
 
 
-def test_eval_takes_the_folder_of_the_model_for_its_name(inside: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_takes_the_folder_of_the_model_for_its_name(
+    inside: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = ("--windows", "1", "--length", "400", "--data", str(inside.text))
     for what in ([NAME, "--model", str(MODEL)], [str(MODEL)]):
         assert run(["eval", *what, "--task", "perplexity", *sizes, "--json"]) == 0
-        rows = {one["cache"]: one["perplexity"] for one in json.loads(capsys.readouterr().out)["rows"]}
+        rows = {
+            one["cache"]: one["perplexity"] for one in json.loads(capsys.readouterr().out)["rows"]
+        }
         assert rows["artifact"] < rows["int2-hadamard-clip"]
 
 
@@ -167,7 +184,11 @@ def test_without_compute_the_next_step_is_one_line(
         assert not out and err.count("\n") == 1
         assert err.rstrip().endswith(f"oscar-zoo pull {shown} --compute")
     assert run(["serve", NAME, "--model", str(MODEL), "--print"]) == 3
-    assert capsys.readouterr().err.rstrip().endswith(f"oscar-zoo serve {NAME} --compute --model {MODEL}")
+    assert (
+        capsys.readouterr()
+        .err.rstrip()
+        .endswith(f"oscar-zoo serve {NAME} --compute --model {MODEL}")
+    )
 
 
 def test_without_a_network_only_a_model_that_is_here_is_offered(
@@ -180,7 +201,9 @@ def test_without_a_network_only_a_model_that_is_here_is_offered(
     for here in (False, True):
         for command in ("pull", "serve"):
             error = error_of(capsys, 5, command, "Qwen3-8B", "--offline")
-            assert ("--compute" in error["hint"]) == here and "run it without --offline" in error["hint"]
+            assert ("--compute" in error["hint"]) == here and "run it without --offline" in error[
+                "hint"
+            ]
         snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit
         snapshot.mkdir(parents=True, exist_ok=True)
         (snapshot / "config.json").write_text("{}")
@@ -191,7 +214,9 @@ def test_without_a_network_only_a_model_that_is_here_is_offered(
 
 def test_an_unknown_id_may_be_a_slip_or_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     hint = error_of(capsys, 3, "pull", "Qwen/Qwen3-7B")["hint"]
-    assert "did you mean Qwen3-8B" in hint and hint.endswith("oscar-zoo pull Qwen/Qwen3-7B --compute")
+    assert "did you mean Qwen3-8B" in hint and hint.endswith(
+        "oscar-zoo pull Qwen/Qwen3-7B --compute"
+    )
 
 
 def test_what_cannot_be_computed_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,7 +232,9 @@ def test_a_plan_costs_nothing(capsys: pytest.CaptureFixture[str], own_state: Pat
     assert not [path for path in own_state.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_hub_that_does_not_answer_is_told_of(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_hub_that_does_not_answer_is_told_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     """An artifact may be there after all; nobody listens on this port."""
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -229,8 +256,11 @@ def test_options_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) 
     assert "absent.txt" in error["message"]
 
 
-def test_text_that_cannot_be_had_offline(capsys: pytest.CaptureFixture[str], own_state: Path) -> None:
-    """The mix of datasets is on a hub, or its library is not installed: either way a file of one's own goes."""
+def test_text_that_cannot_be_had_offline(
+    capsys: pytest.CaptureFixture[str], own_state: Path
+) -> None:
+    """The mix of datasets is on a hub, or its library is not installed: either way a file of one's
+    own goes."""
     capsys.readouterr()
     code = run(["pull", str(MODEL), "--compute", "--calib-data", "default", "--offline"])
     err = capsys.readouterr().err
@@ -241,7 +271,9 @@ def test_text_that_cannot_be_had_offline(capsys: pytest.CaptureFixture[str], own
 
 @needs_sglang
 def test_serve_offers_it_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_of(capsys, 3, "serve", MODEL)["hint"].endswith(f"oscar-zoo serve {MODEL} --compute")
+    assert error_of(capsys, 3, "serve", MODEL)["hint"].endswith(
+        f"oscar-zoo serve {MODEL} --compute"
+    )
 
 
 @needs_sglang
@@ -250,7 +282,9 @@ def test_serve_asks_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     cli = Cli({**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"}, tmp_path)
     command = [sys.executable, "-m", "oscar_zoo", "serve", str(MODEL)]
-    child = subprocess.Popen(command, env=cli.variables, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
+    child = subprocess.Popen(
+        command, env=cli.variables, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     seen = b""
     try:

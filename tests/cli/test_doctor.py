@@ -1,4 +1,5 @@
-"""`oscar-zoo doctor`: what it finds with real hubs over loopback HTTP, and that it tells no secret."""
+"""`oscar-zoo doctor`: what it finds with real hubs over loopback HTTP, and that it tells no
+secret."""
 
 from __future__ import annotations
 
@@ -59,7 +60,10 @@ def test_hubs_that_answer_are_counted_and_timed(server: HubServer, cli: Cli, ver
     ]
     assert all(type(row["milliseconds"]) is int for row in hubs.values())
     tokens = findings(done, "token")
-    assert (tokens["Hugging Face"]["source"], tokens["Hugging Face"]["user"]) == ("HF_TOKEN", "tester")
+    assert (tokens["Hugging Face"]["source"], tokens["Hugging Face"]["user"]) == (
+        "HF_TOKEN",
+        "tester",
+    )
     assert tokens["ModelScope"]["source"] == "MODELSCOPE_API_TOKEN"
     assert findings(done, "version")["huggingface_hub"]["version"].startswith(f"{version}.")
     assert findings(done, "setting")["HF_ENDPOINT"]["value"] == server.url
@@ -69,15 +73,26 @@ def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Cli
     done = cli("doctor", "--hub", f"file:{cli.folder}", "--hub", "hf:org/missing")
     assert done.code == 0 and done.err.endswith("1 failed.\n")
     for line in done.out.splitlines():
-        assert line.startswith(("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: "))
+        assert line.startswith(
+            ("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: ")
+        )
     assert f"ok          hub      file:{cli.folder}: 0 artifacts" in done.out
-    assert "FAILED      hub      hf:org/missing: Hugging Face org/missing does not exist, or is private" in done.out
+    assert (
+        "FAILED      hub      hf:org/missing: Hugging Face org/missing does not exist, or is"
+        " private" in done.out
+    )
 
 
 def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: Cli) -> None:
     silent = server.hang_accept()
     hubs = "hf:a/a hf:b/b hf:c/c hf:d/d ms:a/a ms:b/b ms:c/c"
-    done = cli(*("doctor", "--json"), OSCAR_ZOO_HUB=hubs, HF_ENDPOINT=silent, MODELSCOPE_ENDPOINT=silent, **SECRETS)
+    done = cli(
+        *("doctor", "--json"),
+        OSCAR_ZOO_HUB=hubs,
+        HF_ENDPOINT=silent,
+        MODELSCOPE_ENDPOINT=silent,
+        **SECRETS,
+    )
     assert done.code == 0 and done.json["usable"] is True
     for row in findings(done, "hub").values():
         assert (row["state"], row["reachable"]) == ("failed", False)
@@ -98,18 +113,27 @@ def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.M
 
 
 def test_offline_no_hub_is_asked(server: HubServer, cli: Cli) -> None:
-    for arguments, variables in (["--offline"], {}), ([], {"OSCAR_ZOO_OFFLINE": "1"}), ([], {"HF_HUB_OFFLINE": "1"}):
+    for arguments, variables in (
+        (["--offline"], {}),
+        ([], {"OSCAR_ZOO_OFFLINE": "1"}),
+        ([], {"HF_HUB_OFFLINE": "1"}),
+    ):
         done = cli("doctor", "--json", *arguments, OSCAR_ZOO_HUB=BOTH, **SECRETS, **variables)
         assert done.code == 0
         assert {row["state"] for row in findings(done, "hub").values()} == {"not checked"}
     assert server.requests == []
 
 
-def test_a_refused_token_and_one_that_others_can_read_are_named(server: HubServer, cli: Cli) -> None:
+def test_a_refused_token_and_one_that_others_can_read_are_named(
+    server: HubServer, cli: Cli
+) -> None:
     server.fault("status", "/api/whoami-v2", code=401)
     refused = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.", **SECRETS)
     row = findings(refused, "token")["Hugging Face"]
-    assert refused.code == 0 and (row["state"], row["next"]) == ("failed", "replace or unset HF_TOKEN")
+    assert refused.code == 0 and (row["state"], row["next"]) == (
+        "failed",
+        "replace or unset HF_TOKEN",
+    )
     server.clear_faults()
     saved = Path(cli.environment["HF_HOME"]) / "token"
     for mode, state in ((0o600, "ok"), (0o644, "warning")):
@@ -136,7 +160,11 @@ def test_what_every_command_needs_decides_the_exit_code(cli: Cli, broken: str) -
     failed = [row for row in done.json["findings"] if row["state"] == "failed"]
     assert failed and all(row["next"] for row in failed)
     if broken == "configuration":
-        states = [row["state"] for row in done.json["findings"] if "config.toml" in row["name"] + row["detail"]]
+        states = [
+            row["state"]
+            for row in done.json["findings"]
+            if "config.toml" in row["name"] + row["detail"]
+        ]
         assert states == ["failed"]  # one verdict on one file
     text = cli("doctor", "--offline")
     assert text.code == 1 and "FAILED" in text.out and text.err.startswith("Not usable")
@@ -144,16 +172,17 @@ def test_what_every_command_needs_decides_the_exit_code(cli: Cli, broken: str) -
 
 def test_nothing_is_created_and_nothing_heavy_is_imported(cli: Cli) -> None:
     code = (
-        "import sys\n"
-        "from oscar_zoo.cli.main import run\n"
-        "assert run(['doctor', '--offline', '--json']) == 0\n"
-        "heavy = {'torch', 'transformers', 'sglang', 'triton', 'modelscope_hub', 'huggingface_hub'}\n"
-        "heavy &= set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "import sys\nfrom oscar_zoo.cli.main import run\nassert run(['doctor', '--offline',"
+        " '--json']) == 0\nheavy = {'torch', 'transformers', 'sglang', 'triton', 'modelscope_hub',"
+        " 'huggingface_hub'}\nheavy &= set(sys.modules)\nassert not heavy, heavy\n"
     )
     before = set(cli.folder.rglob("*"))
     done = subprocess.run(
-        [sys.executable, "-c", code], env=cli.variables, cwd=cli.folder, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env=cli.variables,
+        cwd=cli.folder,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert set(cli.folder.rglob("*")) == before
@@ -175,13 +204,17 @@ def test_the_driver_names_the_gpus_and_sees_no_token(cli: Cli, tmp_path: Path) -
 
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_no_command_shows_a_secret(server: HubServer, cli: Cli, debug: str) -> None:
-    Store(cli.folder / "cache").put(ArtifactId("model", "tag"), artifact_files(), source="hf:org/zoo")
+    Store(cli.folder / "cache").put(
+        ArtifactId("model", "tag"), artifact_files(), source="hf:org/zoo"
+    )
     server.fault("status", "/api/models/org/closed*", code=401)
     server.fault("status", "/api/whoami-v2", code=500)
     port = server.closed_port().rpartition(":")[2]
     variables = SECRETS | {
         "OSCAR_ZOO_DEBUG": debug,
-        "OSCAR_ZOO_HUB": f"hf:org/zoo,hf:org/closed,ms:org/missing,https://someone:{CANARY}@example.org/zoo",
+        "OSCAR_ZOO_HUB": (
+            f"hf:org/zoo,hf:org/closed,ms:org/missing,https://someone:{CANARY}@example.org/zoo"
+        ),
         "HF_ENDPOINT": server.url,
         "MODELSCOPE_ENDPOINT": f"http://someone:{MS_CANARY}@127.0.0.1:{port}",
         "HTTPS_PROXY": f"http://{CANARY}@127.0.0.1:{port}",
@@ -193,7 +226,11 @@ def test_no_command_shows_a_secret(server: HubServer, cli: Cli, debug: str) -> N
             assert "CANARY" not in done.out + done.err, (words, more)
             assert done.out or done.err
     done = cli("doctor", **variables)
-    assert "http://***@127.0.0.1" in done.out and "HF_TOKEN" in done.out and ": not a hub\n" in done.out
+    assert (
+        "http://***@127.0.0.1" in done.out
+        and "HF_TOKEN" in done.out
+        and ": not a hub\n" in done.out
+    )
     own = [path.read_bytes() for path in cli.folder.rglob("*") if path.is_file()]
     assert not any(b"CANARY" in content for content in own)
 

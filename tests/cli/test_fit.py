@@ -37,7 +37,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, ob
     return result
 
 
-def compute(capsys: pytest.CaptureFixture[str], folder: Path, text: Path, method: str) -> dict[str, object]:
+def compute(
+    capsys: pytest.CaptureFixture[str], folder: Path, text: Path, method: str
+) -> dict[str, object]:
     return told(
         capsys,
         "compute",
@@ -69,27 +71,58 @@ def test_one_capture_gives_what_every_method_would_have_computed(
     first = compute(capsys, tmp_path / "oscar", halves[0], "oscar")
     moments = first["moments"]
     for method in ("wush", "oscar-per-head", "oscar"):
-        fitted = told(capsys, "fit", moments, "--method", method, "--output-dir", tmp_path / f"fit-{method}")
+        fitted = told(
+            capsys, "fit", moments, "--method", method, "--output-dir", tmp_path / f"fit-{method}"
+        )
         again = compute(capsys, tmp_path / f"again-{method}", halves[0], method)
         assert fitted["digest"] == again["digest"], method
         assert run(["verify", str(tmp_path / f"fit-{method}"), "--strict"]) == 0
 
 
-def test_captures_of_other_text_add_up(tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_captures_of_other_text_add_up(
+    tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     parts = [compute(capsys, tmp_path / half.stem, half, "wush")["moments"] for half in halves]
     merged = told(capsys, "merge-moments", *parts, "--output", tmp_path / "both.safetensors")
     assert merged["tokens"] == 1024
     told(capsys, "fit", merged["path"], "--method", "wush", "--output-dir", tmp_path / "both")
-    assert run(["merge-moments", str(parts[0]), str(parts[0]), "--output", str(tmp_path / "twice.safetensors")]) == 2
+    assert (
+        run(
+            [
+                "merge-moments",
+                str(parts[0]),
+                str(parts[0]),
+                "--output",
+                str(tmp_path / "twice.safetensors"),
+            ]
+        )
+        == 2
+    )
     assert not (tmp_path / "twice.safetensors").exists()
-    assert run(["fit", str(merged["path"]), "--method", "oscar", "--output-dir", str(tmp_path / "lost")]) == 1
+    assert (
+        run(
+            [
+                "fit",
+                str(merged["path"]),
+                "--method",
+                "oscar",
+                "--output-dir",
+                str(tmp_path / "lost"),
+            ]
+        )
+        == 1
+    )
     assert not (tmp_path / "lost").exists()
 
 
-def test_a_file_that_holds_no_moments_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_holds_no_moments_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "no.safetensors").write_bytes(b"<html>")
     for path in (tmp_path / "no.safetensors", tmp_path / "absent.safetensors"):
-        assert run(["fit", str(path), "--method", "wush", "--output-dir", str(tmp_path / "out")]) in (3, 4)
+        assert run(
+            ["fit", str(path), "--method", "wush", "--output-dir", str(tmp_path / "out")]
+        ) in (3, 4)
         assert capsys.readouterr().err.count("\n") == 1
         assert not (tmp_path / "out").exists()
 
@@ -121,14 +154,21 @@ def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture
     printed = lines(capsys, "compute", "mine", "--calib-tokens", "300", "--method", "oscar")
     (saved,) = [line for line in printed if line.startswith("Saved ")]
     assert re.fullmatch(r"Saved \./mine/seq300_prompt\d+_group64  sha256:[0-9a-f]{64}", saved)
-    assert any(line.startswith("Report: ./mine/") for line in printed) or not list(here.glob("mine/*.html"))
+    assert any(line.startswith("Report: ./mine/") for line in printed) or not list(
+        here.glob("mine/*.html")
+    )
     moments = next(line.rpartition(" ")[2] for line in printed if "another method" in line)
     assert moments.startswith("./mine/")
     step = next_step(printed)
-    assert step[0] == "eval" and step[1].startswith("./mine/seq") and step[2:] == ["--model", "./mine"]
+    assert (
+        step[0] == "eval" and step[1].startswith("./mine/seq") and step[2:] == ["--model", "./mine"]
+    )
     short = ["--task", "perplexity", "--windows", "1", "--length", "64", "-q"]
     measured = lines(capsys, *step, *short)
-    assert "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows" in measured[-1]
+    assert (
+        "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows"
+        in measured[-1]
+    )
     fitted = lines(capsys, "fit", moments, "--method", "wush")
     assert fitted[0].startswith("Saved ./mine/seq300")
     assert any("the folder of mine" in line and "--model FOLDER" in line for line in fitted)
@@ -140,29 +180,57 @@ def test_a_model_that_serve_refuses_is_told_first(
     folder = save_model(tmp_path / "windowed", "Gemma3Text", vocab_size=2048)
     arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
     printed = lines(capsys, "compute", str(folder), *arguments)
-    told = [line for line in printed if "serve will refuse this model: a sliding-window hybrid model" in line]
+    told = [
+        line
+        for line in printed
+        if "serve will refuse this model: a sliding-window hybrid model" in line
+    ]
     assert len(told) == 1 and told[0].startswith("note: ")
-    assert printed.index(told[0]) == printed.index(next(line for line in printed if line.startswith("note: ")))
+    assert printed.index(told[0]) == printed.index(
+        next(line for line in printed if line.startswith("note: "))
+    )
     facts = compute_json(capsys, folder, *arguments, "--force")
-    assert [note for note in facts["notes"] if "serve will refuse" in note] == [told[0].removeprefix("note: ")]
+    assert [note for note in facts["notes"] if "serve will refuse" in note] == [
+        told[0].removeprefix("note: ")
+    ]
     capsys.readouterr()
     assert run(["pull", str(folder), "--compute", "--dry-run"]) == 0
     assert "serve will refuse this model" in capsys.readouterr().err
-    plan = partial(offering.plan_computing, choose_model(str(folder)), error=ArtifactNotFound("nobody has it"))
+    plan = partial(
+        offering.plan_computing, choose_model(str(folder)), error=ArtifactNotFound("nobody has it")
+    )
     with pytest.raises(UnsupportedModel, match="sliding-window"):
-        plan(offering.Wish(compute=True, to_serve=True, silent=True))
-    assert plan(offering.Wish(compute=True, silent=True)).notes
-    assert not [note for note in compute_json(capsys, Path(MODEL), *arguments, "--force")["notes"] if "serve" in note]
+        plan(offering.ComputeWish(compute=True, to_serve=True, silent=True))
+    assert plan(offering.ComputeWish(compute=True, silent=True)).notes
+    assert not [
+        note
+        for note in compute_json(capsys, Path(MODEL), *arguments, "--force")["notes"]
+        if "serve" in note
+    ]
 
 
-def compute_json(capsys: pytest.CaptureFixture[str], model: Path, *arguments: str) -> dict[str, Any]:
+def compute_json(
+    capsys: pytest.CaptureFixture[str], model: Path, *arguments: str
+) -> dict[str, Any]:
     return told(capsys, "compute", model, *arguments)
 
 
-def test_a_resume_without_anything_to_go_on_from_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--calib-tokens", "300", "--method", "oscar", "--resume", "--output-dir", str(tmp_path / "out")]
+def test_a_resume_without_anything_to_go_on_from_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "--calib-tokens",
+        "300",
+        "--method",
+        "oscar",
+        "--resume",
+        "--output-dir",
+        str(tmp_path / "out"),
+    ]
     printed = lines(capsys, "compute", MODEL, *command)
-    assert any("nothing to go on from" in line and str(tmp_path / "out.work") in line for line in printed)
+    assert any(
+        "nothing to go on from" in line and str(tmp_path / "out.work") in line for line in printed
+    )
 
 
 def test_choices_are_listed_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +241,9 @@ def test_choices_are_listed_with_spaces(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_model_is_given_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """--model-path is another way to give MODEL."""
     arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
-    assert told(capsys, "compute", "--model-path", MODEL, *arguments)["path"] == str(tmp_path / "out")
+    assert told(capsys, "compute", "--model-path", MODEL, *arguments)["path"] == str(
+        tmp_path / "out"
+    )
     for given in ([], [MODEL, "--model-path", MODEL]):
         assert run(["compute", *given, *arguments]) == 2
         assert "--model-path" in capsys.readouterr().err
@@ -187,13 +257,24 @@ def test_a_model_nobody_can_fetch_is_one_line_at_once(
     with socket.socket() as taken:  # bound, never listening
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        variables = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "01"[forbidden], "HF_HOME": str(tmp_path / "home")}
+        variables = {
+            "HF_ENDPOINT": address,
+            "HF_HUB_OFFLINE": "01"[forbidden],
+            "HF_HOME": str(tmp_path / "home"),
+        }
         cli = Cli({**os.environ, **variables}, tmp_path)
-        for command in (["compute", "org/model"], ["eval", str(tmp_path / "a"), "--model", "org/model"]):
+        for command in (
+            ["compute", "org/model"],
+            ["eval", str(tmp_path / "a"), "--model", "org/model"],
+        ):
             if command[0] == "eval":
                 write_folder(tmp_path / "a", artifact_files())
                 command += ["--offline"] if forbidden else []
             done = cli(*command)
             assert (done.code, done.out) == (5, "")
             (line,) = done.err.splitlines()
-            assert line.startswith("error: ") and "org/model" in line and line.endswith("give a local folder")
+            assert (
+                line.startswith("error: ")
+                and "org/model" in line
+                and line.endswith("give a local folder")
+            )

@@ -1,4 +1,5 @@
-"""The examples in every `--help` parse: their commands, options and names exist, and nothing is run."""
+"""The examples in every `--help` parse: their commands, options and names exist, and nothing is
+run."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def every_command() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [()]
     for name in COMMANDS:
         found.append((name,))
-        found += [(name, inner) for inner in getattr(cli.get_command(context, name), "commands", {})]
+        found += [
+            (name, inner) for inner in getattr(cli.get_command(context, name), "commands", {})
+        ]
     return found
 
 
@@ -34,11 +37,14 @@ def examples(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> list
 
 
 def parsed(arguments: list[str]) -> click.Context:
-    """The innermost context of a command line, from click's own parser; wrong ones raise `click.UsageError`."""
+    """The innermost context of a command line, from click's own parser; wrong ones raise
+    `click.UsageError`."""
     command: click.Command = cli
     context = cli.make_context("oscar-zoo", [*arguments])
     while isinstance(command, click.Group):
-        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        name, found, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         assert found is not None
         command, context = found, found.make_context(name, rest, parent=context)
     return context
@@ -69,7 +75,9 @@ def test_a_wrong_example_is_found() -> None:
             parsed(line.split())
 
 
-def test_the_help_of_the_group_has_every_exit_code_and_the_rule_of_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_the_group_has_every_exit_code_and_the_rule_of_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     codes = text.partition("Exit codes: ")[2]

@@ -1,4 +1,5 @@
-"""Whole commands against Hugging Face and ModelScope over loopback HTTP, with both versions of the real clients."""
+"""Whole commands against Hugging Face and ModelScope over loopback HTTP, with both versions of the
+real clients."""
 
 from __future__ import annotations
 
@@ -38,15 +39,21 @@ def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) ->
     return Cli(server.environment(tmp_path / "hf"), tmp_path, request.param)
 
 
-def test_publish_list_pull_verify_mirror_and_yank(server: HubServer, either: Cli, tmp_path: Path) -> None:
+def test_publish_list_pull_verify_mirror_and_yank(
+    server: HubServer, either: Cli, tmp_path: Path
+) -> None:
     folder = str(write_folder(tmp_path / "artifact", artifact_files()))
     hub = ("--hub", "hf:me/zoo")
-    assert either("publish", folder, *hub, "--allow-warnings", **TOKENS).code == 3  # no such repository yet
+    assert (
+        either("publish", folder, *hub, "--allow-warnings", **TOKENS).code == 3
+    )  # no such repository yet
     published = either("publish", folder, *hub, "--create", "--allow-warnings", "--json", **TOKENS)
     assert published.code == 0, published.err
     repo = server.repository("me/zoo")
     commits = len(repo.commits)
-    assert {path for path in repo.files() if path.startswith(ONE)} == {f"{ONE}/{n}" for n in artifact_files()}
+    assert {path for path in repo.files() if path.startswith(ONE)} == {
+        f"{ONE}/{n}" for n in artifact_files()
+    }
     assert repo.tags == {f"oz-tiny-qwen3-hard-{TAG}": repo.head()}
     again = either("publish", folder, *hub, "--allow-warnings", "--json", **TOKENS)
     assert (again.code, len(repo.commits)) == (0, commits)
@@ -61,16 +68,24 @@ def test_publish_list_pull_verify_mirror_and_yank(server: HubServer, either: Cli
     assert pulled.json["artifacts"][0]["revision"] == repo.head()
     assert either("verify", "tiny-qwen3-hard", "--json").code == 0
 
-    mirrored = either("mirror", "hf:me/zoo", "ms:me/mirror", "--all", "--create", "--json", **TOKENS)
+    mirrored = either(
+        "mirror", "hf:me/zoo", "ms:me/mirror", "--all", "--create", "--json", **TOKENS
+    )
     assert mirrored.code == 0, mirrored.out + mirrored.err
-    assert set(server.repository("me/mirror", "ms").files()) >= {f"{ONE}/{n}" for n in artifact_files()}
+    assert set(server.repository("me/mirror", "ms").files()) >= {
+        f"{ONE}/{n}" for n in artifact_files()
+    }
     moved = either("pull", "tiny-qwen3-hard", "--hub", "ms:me/mirror", "--no-lock", "--json")
     assert moved.json["artifacts"][0]["digest"] == digest
 
-    assert either("yank", f"tiny-qwen3-hard:{TAG}", *hub, "--reason", "a bad fit", **TOKENS).code == 0
+    assert (
+        either("yank", f"tiny-qwen3-hard:{TAG}", *hub, "--reason", "a bad fit", **TOKENS).code == 0
+    )
     by_name = either("pull", "tiny-qwen3-hard", *hub, "--no-lock")
     assert (by_name.code, "a bad fit" in by_name.err) == (3, True)
-    by_digest = either("pull", f"tiny-qwen3-hard@{digest}", *hub, "--no-lock", OSCAR_ZOO_CACHE=str(tmp_path / "c2"))
+    by_digest = either(
+        "pull", f"tiny-qwen3-hard@{digest}", *hub, "--no-lock", OSCAR_ZOO_CACHE=str(tmp_path / "c2")
+    )
     assert (by_digest.code, "a bad fit" in by_digest.err) == (0, True)
     locked = either("pull", "tiny-qwen3-hard", *hub)  # the lock of this folder names the digest
     assert (locked.code, "a bad fit" in locked.err) == (0, True)
@@ -81,7 +96,9 @@ def test_publish_list_pull_verify_mirror_and_yank(server: HubServer, either: Cli
 def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
     server: HubServer, either: Cli, tmp_path: Path
 ) -> None:
-    repo = server.repository("Zhongzhu/OSCAR-RotationZoo", files={f"{ONE}/{n}": d for n, d in payload().items()})
+    repo = server.repository(
+        "Zhongzhu/OSCAR-RotationZoo", files={f"{ONE}/{n}": d for n, d in payload().items()}
+    )
     first = either("pull", "tiny-qwen3-hard", "--output", "rotations")
     assert first.code == 0, first.err
     assert "first use" in first.err
@@ -95,12 +112,19 @@ def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
     changed = either("pull", "tiny-qwen3-hard", "--no-lock", "--json")
     assert changed.code == 4
     assert lock["digest"] in changed.json["error"]["message"]
-    accepted = either("pull", "tiny-qwen3-hard", "--accept-new-digest", "--json").json["artifacts"][0]
+    accepted = either("pull", "tiny-qwen3-hard", "--accept-new-digest", "--json").json["artifacts"][
+        0
+    ]
     assert accepted["digest"] in changed.json["error"]["message"]
-    assert json.loads((tmp_path / "oscar-zoo.lock").read_bytes())["artifacts"][0]["digest"] == accepted["digest"]
+    assert (
+        json.loads((tmp_path / "oscar-zoo.lock").read_bytes())["artifacts"][0]["digest"]
+        == accepted["digest"]
+    )
 
 
-def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(server: HubServer, cli: Cli, tmp_path: Path) -> None:
+def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
+    server: HubServer, cli: Cli, tmp_path: Path
+) -> None:
     repo = server.repository("org/zoo", files={f"{ONE}/{n}": d for n, d in payload().items()})
     assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo").code == 0
     lock = (tmp_path / "oscar-zoo.lock").read_bytes()
@@ -108,7 +132,9 @@ def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(server: HubServ
     fresh = {"OSCAR_ZOO_CACHE": str(tmp_path / "fresh")}
     assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--locked", **fresh).code == 0
     repo.rewrite_history()
-    gone = cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", OSCAR_ZOO_CACHE=str(tmp_path / "fresher"))
+    gone = cli(
+        "pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", OSCAR_ZOO_CACHE=str(tmp_path / "fresher")
+    )
     assert gone.code == 4
     assert "no longer has commit" in gone.err
     assert (tmp_path / "oscar-zoo.lock").read_bytes() == lock
@@ -125,7 +151,11 @@ def test_thirty_two_cold_processes_fetch_every_file_once(server: HubServer, cli:
     children = [cli.start("pull", *names, "--hub", "hf:org/zoo", "--json") for _ in range(32)]
     done = [child.communicate(timeout=500) for child in children]
     assert [child.returncode for child in children] == [0] * 32, [err for _, err in done if err]
-    fetched = [r.path for r in server.requests if "/resolve/" in r.path and r.status == 200 and r.method == "GET"]
+    fetched = [
+        r.path
+        for r in server.requests
+        if "/resolve/" in r.path and r.status == 200 and r.method == "GET"
+    ]
     assert sorted(path.split("/", 5)[-1] for path in fetched) == sorted(files)
     pinned = json.loads((cli.folder / "oscar-zoo.lock").read_bytes())["artifacts"]
     assert [pin["id"] for pin in pinned] == [f"{name}/{TAG}" for name in names]
@@ -138,7 +168,11 @@ def patient(cli: Cli, *, answer: float) -> None:
 
 
 def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: Cli) -> None:
-    server.repository("togethercomputer/OSCAR-RotationZoo", "ms", files={f"{ONE}/{n}": d for n, d in payload().items()})
+    server.repository(
+        "togethercomputer/OSCAR-RotationZoo",
+        "ms",
+        files={f"{ONE}/{n}": d for n, d in payload().items()},
+    )
     patient(cli, answer=2)
     done = cli("pull", "tiny-qwen3-hard", "--json", HF_ENDPOINT=server.hang_accept())
     assert done.code == 0, done.err
@@ -166,17 +200,24 @@ def test_every_refusal_has_its_own_sentence(server: HubServer, cli: Cli) -> None
     server.fault("status", "*org/limited*", code=429, retry_after=3600)
     seen = set()
     for name, code in {"gated": 6, "private": 6, "missing": 3, "limited": 5}.items():
-        token = {"HF_TOKEN": "hf_test"} if name == "missing" else {}  # strangers are not told what exists
+        token = (
+            {"HF_TOKEN": "hf_test"} if name == "missing" else {}
+        )  # strangers are not told what exists
         done = cli("pull", "tiny-qwen3-hard", "--hub", f"hf:org/{name}", **token)
         assert (done.code, done.err.count("\n")) == (code, 1), done.err
         assert f"Hugging Face org/{name} " in done.err
         seen.add(done.err.replace(name, ""))
     assert len(seen) == 4
     assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/private", HF_TOKEN="hf_secret").code == 0
-    assert "hf_secret" not in cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/gated", HF_TOKEN="hf_wrong").err
+    assert (
+        "hf_secret"
+        not in cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/gated", HF_TOKEN="hf_wrong").err
+    )
 
 
-def test_an_interrupted_pull_leaves_nothing_that_counts(server: HubServer, cli: Cli, tmp_path: Path) -> None:
+def test_an_interrupted_pull_leaves_nothing_that_counts(
+    server: HubServer, cli: Cli, tmp_path: Path
+) -> None:
     files = {f"{ONE}/{n}": d for n, d in artifact_files().items()}
     server.repository("org/zoo", files=files)
     slow = server.fault("slow", f"*{V_NAME}", bytes_per_second=20_000)

@@ -1,4 +1,5 @@
-"""A model larger than this machine: one line before anything is read, or the same result layer by layer."""
+"""A model larger than this machine: one line before anything is read, or the same result layer by
+layer."""
 
 from __future__ import annotations
 
@@ -47,11 +48,17 @@ def huge(tmp_path: Path) -> Path:
         shutil.copyfile(EXAMPLE / name, folder / name)
     change_config(folder, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS)
     shapes = {"model.embed_tokens.weight": (2048, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    shapes |= {f"model.layers.{n}.{name}.weight": shape for n in range(LAYERS) for name, shape in SHAPES.items()}
+    shapes |= {
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(LAYERS)
+        for name, shape in SHAPES.items()
+    }
     names = {}
     for number, (name, shape) in enumerate(shapes.items()):
         size = 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
-        header = json.dumps({name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}}).encode()
+        header = json.dumps(
+            {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}}
+        ).encode()
         names[name] = f"model-{number:05}.safetensors"
         with (folder / names[name]).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
@@ -63,11 +70,22 @@ def huge(tmp_path: Path) -> Path:
 def test_compute_says_how_much_is_missing_and_writes_nothing(huge: Path, tmp_path: Path) -> None:
     target = tmp_path / "made" / "rotation"
     status, out, err = run(
-        "compute", huge, "--calib-data", TEXT, "--calib-tokens", "512", "--output-dir", target, "--device", "cpu",
+        "compute",
+        huge,
+        "--calib-data",
+        TEXT,
+        "--calib-tokens",
+        "512",
+        "--output-dir",
+        target,
+        "--device",
+        "cpu",
         "--no-stream-weights",
-    )  # fmt: skip
+    )
     assert (status, out) == (1, "")
-    assert err.startswith("error: huge needs about 2064 GB on cpu, ") and " GB are free. " in err, err
+    assert err.startswith("error: huge needs about 2064 GB on cpu, ") and " GB are free. " in err, (
+        err
+    )
     assert err.endswith("Use a device with more memory\n") and err.count("\n") == 1
     assert not target.parent.exists()
 
@@ -78,18 +96,38 @@ def test_a_streamed_computation_makes_the_same_artifact(tmp_path: Path) -> None:
     for choice in ("--stream-weights", "--no-stream-weights"):
         target = tmp_path / choice.strip("-")
         status, out, err = run(
-            "compute", model, "--calib-data", TEXT, "--calib-tokens", "512", "--method", "wush", "--output-dir", target,
-            "--device", "auto" if choice.startswith("--no") else "cpu", "--group-size", "16", choice, "--json",
-        )  # fmt: skip
+            "compute",
+            model,
+            "--calib-data",
+            TEXT,
+            "--calib-tokens",
+            "512",
+            "--method",
+            "wush",
+            "--output-dir",
+            target,
+            "--device",
+            "auto" if choice.startswith("--no") else "cpu",
+            "--group-size",
+            "16",
+            choice,
+            "--json",
+        )
         assert status == 0, err
         made.append(json.loads(out)["digest"])
     assert made[0] == made[1]
 
 
-def test_choices_that_do_not_go_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, _, err = run("compute", EXAMPLE, "--engine", "sglang", "--method", "wush", "--stream-weights")
+def test_choices_that_do_not_go_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, _, err = run(
+        "compute", EXAMPLE, "--engine", "sglang", "--method", "wush", "--stream-weights"
+    )
     assert (status, "sglang loads weights itself" in err) == (2, True), err
-    status, _, err = run("compute", EXAMPLE, "--engine", "sglang", "--method", "wush", "--device", "auto")
+    status, _, err = run(
+        "compute", EXAMPLE, "--engine", "sglang", "--method", "wush", "--device", "auto"
+    )
     assert (status, "'auto' is not a device" in err) == (2, True), err
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

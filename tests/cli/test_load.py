@@ -1,4 +1,5 @@
-"""`oscar-zoo bench load` for real: clients that hang up, an INT2 server on the CPU, and SIGTERM while it works."""
+"""`oscar-zoo bench load` for real: clients that hang up, an INT2 server on the CPU, and SIGTERM
+while it works."""
 
 from __future__ import annotations
 
@@ -20,16 +21,42 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
     (tmp_path / "tmp").mkdir()
     cli = Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
     artifact = write_folder(tmp_path / "rotation", artifact_files())
-    # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are evicted.
-    flags = ["--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=1500", "--max-running-requests=4"]
+    # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are
+    # evicted.
+    flags = [
+        "--oscar-sink-size=16",
+        "--oscar-recent-size=32",
+        "--max-total-tokens=1500",
+        "--max-running-requests=4",
+    ]
     sizes = ["--clients=8", "--seconds=8", "--context=200", "--new-tokens=16", "--aborts=0.4"]
-    done = cli("bench", "load", str(artifact), "--model", str(MODEL), *sizes, "--json", "--", *flags, timeout=800)
+    done = cli(
+        "bench",
+        "load",
+        str(artifact),
+        "--model",
+        str(MODEL),
+        *sizes,
+        "--json",
+        "--",
+        *flags,
+        timeout=800,
+    )
     report = done.json
-    assert (done.code, report.get("violations"), report.get("errors")) == (0, [], {}), (report, done.err)
-    assert report["finished"] > 0 and report["aborted"] > 0 and report["new_tokens"] > report["finished"]
+    assert (done.code, report.get("violations"), report.get("errors")) == (0, [], {}), (
+        report,
+        done.err,
+    )
+    assert (
+        report["finished"] > 0
+        and report["aborted"] > 0
+        and report["new_tokens"] > report["finished"]
+    )
     assert report["free_tokens"] == {"before": [1500], "after": [1500]}
     assert report["same_answers"] and report["host_memory"]["peak"] > 100e6
-    assert report["drain"]["running"] == report["drain"]["finished"] == 8 and report["drain"]["ended"]
+    assert (
+        report["drain"]["running"] == report["drain"]["finished"] == 8 and report["drain"]["ended"]
+    )
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path) not in left and not list((tmp_path / "tmp").glob("oscar-zoo-*"))
 
@@ -40,15 +67,22 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
         ([], "nothing to measure was named"),
         (["--dummy-weights", "tiny-qwen3-hard", "--model", "m"], "exclude each other"),
         (["--dummy-weights", "tiny-qwen3-hard", "--clients", "0"], "--clients"),
-        (["--dummy-weights", "tiny-qwen3-hard", "--", "--host=0.0.0.0"], "--host is not allowed after --"),
+        (
+            ["--dummy-weights", "tiny-qwen3-hard", "--", "--host=0.0.0.0"],
+            "--host is not allowed after --",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: list[str], seen: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_refused(
+    arguments: list[str], seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["bench", "load", *arguments]) == 2
     assert seen in capsys.readouterr().err
 
 
-def test_a_model_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_too_short_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     assert run(["bench", "load", str(artifact), "--model", str(MODEL)]) == 2
     assert "reads up to 2,048 tokens, 4,256 are wanted" in capsys.readouterr().err

@@ -56,7 +56,9 @@ def test_a_project_gets_a_lock_in_its_root_and_is_told_once(
     assert locks(tmp_path) == []
     assert cli.json(0, *pull)["new_lock"] == str(tmp_path / "project" / "oscar-zoo.lock")
     assert locks(tmp_path) == ["project/oscar-zoo.lock"]
-    assert [pin["id"] for pin in json.loads((tmp_path / locks(tmp_path)[0]).read_bytes())["artifacts"]] == [str(HARD)]
+    assert [
+        pin["id"] for pin in json.loads((tmp_path / locks(tmp_path)[0]).read_bytes())["artifacts"]
+    ] == [str(HARD)]
     assert cli.json(0, *pull)["new_lock"] is None
     (tmp_path / "project" / "oscar-zoo.lock").unlink()
     cli(0, *pull)

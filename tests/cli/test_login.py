@@ -44,7 +44,8 @@ class Terminal:
         os.write(self._fd, answer.encode())
 
     def _wait_for(self, words: str, key: str | None = None) -> None:
-        """Read until `words` are there; `key` is pressed until then, because a menu drops what comes too early."""
+        """Read until `words` are there; `key` is pressed until then, because a menu drops what
+        comes too early."""
         while words not in self.text:
             if key is not None and not select.select([self._fd], [], [], 0.2)[0]:
                 os.write(self._fd, key.encode())
@@ -52,7 +53,8 @@ class Terminal:
                 assert self._read(), self.text
 
     def interrupt(self) -> int:
-        """Press Ctrl-C where a token is asked for, again when nothing comes of it; the exit code."""
+        """Press Ctrl-C where a token is asked for, again when nothing comes of it; the exit
+        code."""
         self.paste("\x03")
         while not select.select([self._fd], [], [], 5)[0]:
             os.write(self._fd, b"\x03")
@@ -114,7 +116,9 @@ def test_a_token_that_the_hub_refuses_is_not_kept(server: HubServer, tmp_path: P
     assert not (tmp_path / "token").exists()
 
 
-def test_a_refused_variable_is_named_because_it_would_win(server: HubServer, tmp_path: Path) -> None:
+def test_a_refused_variable_is_named_because_it_would_win(
+    server: HubServer, tmp_path: Path
+) -> None:
     server.fault("status", "/api/whoami-v2", code=401)
     terminal = Terminal(["login"], environment(server, tmp_path, HF_TOKEN=TOKEN))
     assert terminal.status() == 6
@@ -126,7 +130,9 @@ def test_a_hub_that_never_answers_ends_the_question_who_one_is(
 ) -> None:
     (own_state / "config").mkdir()
     (own_state / "config" / "config.toml").write_text("[network]\nanswer = 0.5\n")
-    terminal = Terminal(["login"], environment(server, tmp_path, HF_TOKEN=TOKEN, HF_ENDPOINT=server.hang_accept()))
+    terminal = Terminal(
+        ["login"], environment(server, tmp_path, HF_TOKEN=TOKEN, HF_ENDPOINT=server.hang_accept())
+    )
     assert terminal.status() == 5
     assert "Hugging Face did not answer within 0.5 s" in terminal.text
 
@@ -139,7 +145,10 @@ def test_ctrl_c_leaves_no_token(server: HubServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", [None, TOKEN])
 def test_without_a_terminal_the_variable_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str | None
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    token: str | None,
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -161,6 +170,9 @@ def test_modelscope_takes_its_variable_only(
     assert "MODELSCOPE_API_TOKEN" in line and "pickle" in line
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
     assert run(["login", "ms"]) == 0
-    assert "MODELSCOPE_API_TOKEN" in (done := capsys.readouterr()).out and TOKEN not in done.out + done.err
+    assert (
+        "MODELSCOPE_API_TOKEN" in (done := capsys.readouterr()).out
+        and TOKEN not in done.out + done.err
+    )
     assert run(["login", "ms", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["source"] == "MODELSCOPE_API_TOKEN"

@@ -14,7 +14,16 @@ import pytest
 from oscar_zoo import errors
 from oscar_zoo.cli import main
 
-HEAVY = ("torch", "transformers", "sglang", "triton", "huggingface_hub", "modelscope_hub", "numpy", "pydantic")
+HEAVY = (
+    "torch",
+    "transformers",
+    "sglang",
+    "triton",
+    "huggingface_hub",
+    "modelscope_hub",
+    "numpy",
+    "pydantic",
+)
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -35,7 +44,11 @@ def test_every_error_class_has_the_exit_code_of_its_branch() -> None:
         errors.AccessError: 6,
         errors.ConflictError: 7,
     }
-    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OscarZooError)]
+    classes = [
+        c
+        for _, c in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(c, errors.OscarZooError)
+    ]
     assert len(classes) > 20
     for kind in classes:
         made = kind("reason", "text") if issubclass(kind, errors.MalformedFile) else kind("text")
@@ -45,7 +58,11 @@ def test_every_error_class_has_the_exit_code_of_its_branch() -> None:
 
 
 def test_error_codes_are_unique_and_extend_their_branch() -> None:
-    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OscarZooError)]
+    classes = [
+        c
+        for _, c in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(c, errors.OscarZooError)
+    ]
     codes = [c.code for c in classes]
     assert len(set(codes)) == len(codes)
 
@@ -76,7 +93,11 @@ def test_an_error_is_one_line_on_stderr_with_cause_and_next_step() -> None:
     assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: ") and "'qwen3-7b'" in done.stderr and "Qwen3-8B" in done.stderr
+    assert (
+        done.stderr.startswith("error: ")
+        and "'qwen3-7b'" in done.stderr
+        and "Qwen3-8B" in done.stderr
+    )
 
 
 def test_an_error_with_json_is_one_object_on_stdout() -> None:
@@ -84,7 +105,11 @@ def test_an_error_with_json_is_one_object_on_stdout() -> None:
     assert done.returncode == 3
     assert done.stderr == ""
     error = json.loads(done.stdout)["error"]
-    assert error["code"] == "not_found.artifact" and "qwen3-7b" in error["message"] and "Qwen3-8B" in error["hint"]
+    assert (
+        error["code"] == "not_found.artifact"
+        and "qwen3-7b" in error["message"]
+        and "Qwen3-8B" in error["hint"]
+    )
 
 
 def test_a_wrong_command_is_a_usage_error_with_a_suggestion() -> None:
@@ -119,4 +144,6 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 def test_the_version_has_a_short_option() -> None:
     long, short = run("--version"), run("-V")
-    assert (short.returncode, short.stdout) == (0, long.stdout) and short.stdout.startswith("oscar-zoo ")
+    assert (short.returncode, short.stdout) == (0, long.stdout) and short.stdout.startswith(
+        "oscar-zoo "
+    )

@@ -1,4 +1,5 @@
-"""Mistakes of a hurried person, in process: what is said, the exit code, and one JSON object for programs."""
+"""Mistakes of a hurried person, in process: what is said, the exit code, and one JSON object for
+programs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tiny_artifacts import K_NAME, artifact_files, write_folder
 from oscar_zoo.cli import main
 from oscar_zoo.cli.main import COMMANDS, run
 from oscar_zoo.cli.pasting import measuring
-from oscar_zoo.sglang_plugin.launch import LaunchPlan
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 TAG = "seq512_prompt2_group64"
@@ -35,7 +36,8 @@ def hub(tmp_path: Path) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
-    """Run what must fail with `code`: one line on stderr (returned), nothing on stdout; the same facts as JSON."""
+    """Run what must fail with `code`: one line on stderr (returned), nothing on stdout; the same
+    facts as JSON."""
     words = [str(argument) for argument in arguments]
     assert run(words) == code
     text = capsys.readouterr()
@@ -52,14 +54,23 @@ def test_an_empty_argument_is_never_the_current_folder(
     capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(artifact)
-    for arguments in (["verify", ""], ["publish", ""], ["compute", "model", "--output-dir="], ["list", "--hub", ""]):
+    for arguments in (
+        ["verify", ""],
+        ["publish", ""],
+        ["compute", "model", "--output-dir="],
+        ["list", "--hub", ""],
+    ):
         assert "empty" in refused(capsys, 2, *arguments)
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     done = capsys.readouterr()
-    assert done.out == "" and done.err.startswith("Usage: oscar-zoo") and all(name in done.err for name in COMMANDS)
+    assert (
+        done.out == ""
+        and done.err.startswith("Usage: oscar-zoo")
+        and all(name in done.err for name in COMMANDS)
+    )
 
 
 def test_a_bug_is_one_line_that_says_how_to_see_more(
@@ -79,18 +90,24 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
 def test_sigterm_is_reported_and_other_exits_pass(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_, **__: sys.exit(main.TERMINATED))
+    monkeypatch.setattr(
+        "oscar_zoo.cli.describe.describe", lambda *_, **__: sys.exit(main.TERMINATED)
+    )
     assert "SIGTERM" in refused(capsys, 143, "info", TINY)
     monkeypatch.setattr("oscar_zoo.cli.describe.describe", lambda *_, **__: sys.exit(5))
     with pytest.raises(SystemExit):
         run(["info", TINY])
 
 
-def test_a_cause_and_a_next_step_are_two_sentences(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cause_and_a_next_step_are_two_sentences(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert f"{tmp_path}/nowhere. Check" in refused(capsys, 3, "verify", f"{tmp_path}/nowhere")
 
 
-def test_paths_that_are_neither_file_nor_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_paths_that_are_neither_file_nor_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "broken").symlink_to("nothing")
     (tmp_path / "loop").symlink_to("loop")
@@ -101,13 +118,17 @@ def test_paths_that_are_neither_file_nor_folder(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("command", ["verify", "eval", "serve"])
-def test_a_folder_without_rotations(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+def test_a_folder_without_rotations(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
     (tmp_path / "folder.pt").mkdir()
     assert "no rotation files" in refused(capsys, 3, command, tmp_path / "folder.pt")
 
 
 @pytest.mark.parametrize("command", ["eval", "serve"])
-def test_one_file_where_a_pair_is_needed(capsys: pytest.CaptureFixture[str], artifact: Path, command: str) -> None:
+def test_one_file_where_a_pair_is_needed(
+    capsys: pytest.CaptureFixture[str], artifact: Path, command: str
+) -> None:
     assert "needs K and V" in refused(capsys, 2, command, artifact / K_NAME)
 
 
@@ -127,12 +148,16 @@ def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
 
 @pytest.mark.parametrize("command", ["pull", "info"])
 @pytest.mark.parametrize("path", ["./artifact", "/tmp/artifact", "~/artifact", "artifact/"])
-def test_a_path_where_a_name_is_needed(capsys: pytest.CaptureFixture[str], command: str, path: str) -> None:
+def test_a_path_where_a_name_is_needed(
+    capsys: pytest.CaptureFixture[str], command: str, path: str
+) -> None:
     line = refused(capsys, 2, command, path)
     assert "is a path" in line and "oscar-zoo verify" in line
 
 
-def test_a_folder_given_as_a_hub_names_the_right_form(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+def test_a_folder_given_as_a_hub_names_the_right_form(
+    capsys: pytest.CaptureFixture[str], hub: Path
+) -> None:
     assert f"file:{hub}" in refused(capsys, 2, "list", "--hub", hub)
 
 
@@ -141,7 +166,9 @@ def test_a_very_long_name(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(refused(capsys, 2 if text[0] == "a" else 1, "verify", text)) < 500
 
 
-def test_an_unknown_tag_lists_the_tags_there_are(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+def test_an_unknown_tag_lists_the_tags_there_are(
+    capsys: pytest.CaptureFixture[str], hub: Path
+) -> None:
     for command in ("info", "pull"):
         assert TAG in refused(capsys, 3, command, f"{TINY}:seq1", "--hub", f"file:{hub}")
     assert "seq20000_prompt83_group128" in refused(capsys, 3, "info", "Qwen3-8B:seq1")
@@ -153,7 +180,9 @@ def test_a_list_for_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str])
     assert done.out == "" and "qwen3-7b" in done.err and "Qwen3-8B" in done.err
 
 
-def test_list_shows_format_and_bits_of_what_is_here(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+def test_list_shows_format_and_bits_of_what_is_here(
+    capsys: pytest.CaptureFixture[str], hub: Path
+) -> None:
     for arguments in (["--hub", f"file:{hub}"], []):
         assert run(["list", "--json", *arguments]) == 0
         row = next(r for r in json.loads(capsys.readouterr().out)["artifacts"] if r["tag"] == TAG)
@@ -162,14 +191,19 @@ def test_list_shows_format_and_bits_of_what_is_here(capsys: pytest.CaptureFixtur
         capsys.readouterr()
 
 
-def test_list_survives_a_manifest_that_is_none(capsys: pytest.CaptureFixture[str], hub: Path) -> None:
+def test_list_survives_a_manifest_that_is_none(
+    capsys: pytest.CaptureFixture[str], hub: Path
+) -> None:
     (hub / TINY / TAG / "oscar.json").write_text("{")
     assert run(["list", "--hub", f"file:{hub}"]) == 0
     assert TAG in capsys.readouterr().out
 
 
-def test_a_rotten_entry_of_the_store(capsys: pytest.CaptureFixture[str], hub: Path, tmp_path: Path) -> None:
-    """`verify` fails with both digests and the next command, `info` and `list` still work, `pull` repairs."""
+def test_a_rotten_entry_of_the_store(
+    capsys: pytest.CaptureFixture[str], hub: Path, tmp_path: Path
+) -> None:
+    """`verify` fails with both digests and the next command, `info` and `list` still work, `pull`
+    repairs."""
     pull = ["pull", TINY, "--hub", f"file:{hub}"]
     assert run(pull) == 0
     entry = next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}"))
@@ -180,7 +214,11 @@ def test_a_rotten_entry_of_the_store(capsys: pytest.CaptureFixture[str], hub: Pa
     capsys.readouterr()
     assert run(["verify", TINY, "--json"]) == 4
     result = json.loads(capsys.readouterr().out)["results"][0]
-    assert result["outcome"] == "digest_mismatch" and len(result["want"]) == 64 and result["got"] != result["want"]
+    assert (
+        result["outcome"] == "digest_mismatch"
+        and len(result["want"]) == 64
+        and result["got"] != result["want"]
+    )
     assert run(["verify", TINY]) == 4
     assert f"oscar-zoo pull {TINY}:{TAG}" in capsys.readouterr().err
     for arguments in (["info", TINY], ["list", "--installed"]):
@@ -200,7 +238,9 @@ def test_a_rotten_entry_of_the_store(capsys: pytest.CaptureFixture[str], hub: Pa
         (["info", "Qwen3-9B", "--json"], 3, "error: no artifact is called"),
     ],
 )
-def test_output_that_cannot_be_written_is_an_error(words: list[str], code: int, seen: str, unbuffered: str) -> None:
+def test_output_that_cannot_be_written_is_an_error(
+    words: list[str], code: int, seen: str, unbuffered: str
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with Path("/dev/full").open("w") as full:
@@ -244,19 +284,34 @@ def test_a_server_that_dies_while_serving(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    plan = LaunchPlan((sys.executable, "-c", FAKE_SERVER, str(port)), dict(os.environ), f"http://127.0.0.1:{port}")
+    plan = LaunchPlan(
+        (sys.executable, "-c", FAKE_SERVER, str(port)), dict(os.environ), f"http://127.0.0.1:{port}"
+    )
     monkeypatch.setattr("oscar_zoo.cli.serving.require_serve", lambda: None)
     monkeypatch.setattr("oscar_zoo.cli.serving.launch.plan", lambda *_: plan)
-    command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--device", "cpu"]
+    command = [
+        "serve",
+        str(artifact),
+        "--model",
+        str(MODEL),
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+    ]
     assert run([*command, "--json"]) == 1
     done = capsys.readouterr()
     assert json.loads(done.out)["url"] == f"{plan.url}/v1"
-    assert done.err.count("\n") == 1 and "status 3" in done.err and "it fell over. Log: " in done.err
+    assert (
+        done.err.count("\n") == 1 and "status 3" in done.err and "it fell over. Log: " in done.err
+    )
     assert run([*command, "-q"]) == 1
     assert "it fell over. Log: " in capsys.readouterr().err
 
 
-def test_an_address_of_another_machine(capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path) -> None:
+def test_an_address_of_another_machine(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path
+) -> None:
     (tmp_path / "key").write_text("secret")
     expose = ["--api-key-file", tmp_path / "key", "--expose"]
     for address in ("192.0.2.1", "no.such.host.invalid", "2001:db8::1"):
@@ -282,7 +337,9 @@ def test_a_model_with_a_damaged_file(
     if content.startswith(b'{"'):
         content = json.dumps(json.loads((MODEL / name).read_bytes()) | json.loads(content)).encode()
     (model / name).write_bytes(content)
-    line = refused(capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", tmp_path / "out")
+    line = refused(
+        capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", tmp_path / "out"
+    )
     assert cause in line and not (tmp_path / "out").exists()
 
 
@@ -291,15 +348,27 @@ def test_a_text_too_short_to_fit_anything(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, code: int
 ) -> None:
     (tmp_path / "text.txt").write_text(text)
-    command = ["compute", MODEL, "--calib-data", tmp_path / "text.txt", "--output-dir", tmp_path / "out"]
+    command = [
+        "compute",
+        MODEL,
+        "--calib-data",
+        tmp_path / "text.txt",
+        "--output-dir",
+        tmp_path / "out",
+    ]
     assert "text.txt" in refused(capsys, code, *command) and not (tmp_path / "out").exists()
 
 
 def test_closed_and_full_streams_are_no_tracebacks() -> None:
     program = f"{sys.executable} -c 'from oscar_zoo.cli.main import main; main()'"
     for redirection in (">&-", "2>&-", ">&- 2>&-", "--json >&-", "--json >/dev/full"):
-        done = subprocess.run(["bash", "-c", f"{program} list {redirection}"], capture_output=True, text=True)
-        assert "Traceback" not in done.stderr and "internal" not in done.stderr, (redirection, done.stderr)
+        done = subprocess.run(
+            ["bash", "-c", f"{program} list {redirection}"], capture_output=True, text=True
+        )
+        assert "Traceback" not in done.stderr and "internal" not in done.stderr, (
+            redirection,
+            done.stderr,
+        )
         assert done.returncode == ("/dev/full" in redirection), redirection
 
 
@@ -308,13 +377,21 @@ def test_a_reader_that_goes_ends_it_as_sigpipe_would() -> None:
     for more in ([], ["--json"]):
         ours, theirs = os.pipe()
         os.close(ours)
-        command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "list", *more]
+        command = [
+            sys.executable,
+            "-c",
+            "from oscar_zoo.cli.main import main; main()",
+            "list",
+            *more,
+        ]
         done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE)
         os.close(theirs)
         assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_an_artifact_of_another_model_says_so(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+def test_an_artifact_of_another_model_says_so(
+    capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
     assert run(["verify", str(artifact), "--model", "Qwen3-8B"]) == 4
     assert "it does not fit Qwen3-8B" in capsys.readouterr().err
 
@@ -324,25 +401,41 @@ def test_an_artifact_of_another_model_says_so(capsys: pytest.CaptureFixture[str]
     [("frob", 2, "not a device"), ("cuda:99", 1, "no device cuda:99"), ("mps", 2, "not supported")],
 )
 def test_a_device_that_is_not_there(
-    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, device: str, code: int, word: str
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    tmp_path: Path,
+    device: str,
+    code: int,
+    word: str,
 ) -> None:
     assert word in refused(capsys, code, "eval", artifact, "--model", MODEL, "--device", device)
-    assert word in refused(capsys, code, "compute", MODEL, "--device", device, "--output-dir", tmp_path / "out")
+    assert word in refused(
+        capsys, code, "compute", MODEL, "--device", device, "--output-dir", tmp_path / "out"
+    )
 
 
-def test_a_digest_and_a_model_id_that_are_none(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+def test_a_digest_and_a_model_id_that_are_none(
+    capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
     for digest in ("zz", "sha256:3f9a", "0" * 63):
         assert "64 hex digits" in refused(capsys, 2, "verify", artifact, "--digest", digest)
     for name in ("../x", "a/b/c", "a b"):
-        assert "not a" in refused(capsys, 2, "compute", MODEL, "--model-id", name, "--output-dir", artifact / "x")
+        assert "not a" in refused(
+            capsys, 2, "compute", MODEL, "--model-id", name, "--output-dir", artifact / "x"
+        )
     assert not (artifact / "x").exists()
 
 
 def test_a_model_that_cannot_be_fetched(
-    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "network" in refused(capsys, 5, "compute", "no-such-org/no-such-model", "--output-dir", tmp_path / "out")
+    assert "network" in refused(
+        capsys, 5, "compute", "no-such-org/no-such-model", "--output-dir", tmp_path / "out"
+    )
 
 
 def test_a_wrong_name_in_the_store_brings_close_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,19 +446,30 @@ def test_a_wrong_name_in_the_store_brings_close_ones(capsys: pytest.CaptureFixtu
 def test_a_model_on_no_hub_needs_its_folder(
     capsys: pytest.CaptureFixture[str], hub: Path, artifact: Path, tmp_path: Path
 ) -> None:
-    """The zoo knows it by an id that no hub has: every printed command says where its folder goes."""
+    """The zoo knows it by an id that no hub has: every printed command says where its folder
+    goes."""
     cause = f"the checkpoint of {TINY} is on no hub. Give its folder: oscar-zoo"
-    assert f"{cause} compute FOLDER" in refused(capsys, 2, "compute", TINY, "--output-dir", tmp_path / "out")
+    assert f"{cause} compute FOLDER" in refused(
+        capsys, 2, "compute", TINY, "--output-dir", tmp_path / "out"
+    )
     assert f"{cause} pull FOLDER --compute" in refused(capsys, 2, "pull", TINY, "--compute")
     assert f"{cause} serve {TINY} --model FOLDER" in refused(capsys, 2, "serve", TINY, "--print")
     assert run(["info", TINY]) == run(["info", "Qwen3.5-4B"]) == 0
     told = capsys.readouterr().out
     assert "weights 6.9 MB in BF16" in told
-    assert "make one: oscar-zoo compute FOLDER" in told and "oscar-zoo pull Qwen3.5-4B --compute" in told
+    assert (
+        "make one: oscar-zoo compute FOLDER" in told
+        and "oscar-zoo pull Qwen3.5-4B --compute" in told
+    )
     assert run(["pull", TINY, "--hub", f"file:{hub}"]) == 0
     told = capsys.readouterr().err
-    assert measuring(Path("made"), f"oscar-zoo/{TINY}").endswith("oscar-zoo eval ./made --model FOLDER")
-    assert f"give the folder of the model: oscar-zoo serve {TINY}:{TAG} --model FOLDER" in told and "Next" not in told
+    assert measuring(Path("made"), f"oscar-zoo/{TINY}").endswith(
+        "oscar-zoo eval ./made --model FOLDER"
+    )
+    assert (
+        f"give the folder of the model: oscar-zoo serve {TINY}:{TAG} --model FOLDER" in told
+        and "Next" not in told
+    )
     for what in (TINY, artifact):
         for more in ("--print", "--device=cpu"):
             assert f"{cause} serve {what} --model FOLDER" in refused(capsys, 2, "serve", what, more)
@@ -381,17 +485,26 @@ def test_a_folder_in_an_error_begins_with_a_dot(
     write_folder(Path("rotation"), files)
     write_folder(Path("bare"), {name: data for name, data in files.items() if name != "oscar.json"})
     write_folder(Path("my dmg"), files | {K_NAME: files[K_NAME][:-200]})
-    for command in (["publish", "./my dmg", "--hub", "file:./hub"], ["serve", "./my dmg", "--print"]):
+    for command in (
+        ["publish", "./my dmg", "--hub", "file:./hub"],
+        ["serve", "./my dmg", "--print"],
+    ):
         line = refused(capsys, 4, *command)
-        assert "error: ./my dmg failed verification" in line and "oscar-zoo verify './my dmg'" in line
+        assert (
+            "error: ./my dmg failed verification" in line and "oscar-zoo verify './my dmg'" in line
+        )
     Path("Qwen3-8B").mkdir()
     for command in (["serve", "./Qwen3-8B", "--print"], ["verify", "./Qwen3-8B"]):
         assert "no rotation files in ./Qwen3-8B" in refused(capsys, 3, *command)
     assert "no such artifact folder: ./nope" in refused(capsys, 3, "publish", "nope")
-    assert "error: ./bare has no oscar.json" in refused(capsys, 2, "publish", "bare", "--hub", "file:./hub")
+    assert "error: ./bare has no oscar.json" in refused(
+        capsys, 2, "publish", "bare", "--hub", "file:./hub"
+    )
     compute = ["compute", MODEL, "--calib-tokens", "64", "--output-dir"]
     assert "error: ./rotation already holds an artifact" in refused(capsys, 7, *compute, "rotation")
-    assert "error: ./Qwen3-8B/x holds other files" in refused(capsys, 7, *compute, _with_a_file("Qwen3-8B/x"))
+    assert "error: ./Qwen3-8B/x holds other files" in refused(
+        capsys, 7, *compute, _with_a_file("Qwen3-8B/x")
+    )
 
 
 def _with_a_file(folder: str) -> str:

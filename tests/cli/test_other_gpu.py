@@ -1,4 +1,5 @@
-"""`--device cuda:N` of the commands that start servers to measure them: the engine gets the number."""
+"""`--device cuda:N` of the commands that start servers to measure them: the engine gets the
+number."""
 
 from __future__ import annotations
 
@@ -11,14 +12,30 @@ from engines import MODEL, needs_sglang
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
+from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.evaluate import graphics
-from oscar_zoo.sglang_plugin import server
+from oscar_zoo.models import nvidia_smi
 
 COMMANDS = {
     "eval": ["eval", "ROTATION", "--model", str(MODEL), "--engine", "sglang", "--windows=1"],
-    "load": ["bench", "load", "ROTATION", "--model", str(MODEL), "--context=200", "--new-tokens=16"],
-    "serve": ["bench", "serve", "ROTATION", "--model", str(MODEL), "--context=200", "--new-tokens=16"],
+    "load": [
+        "bench",
+        "load",
+        "ROTATION",
+        "--model",
+        str(MODEL),
+        "--context=200",
+        "--new-tokens=16",
+    ],
+    "serve": [
+        "bench",
+        "serve",
+        "ROTATION",
+        "--model",
+        str(MODEL),
+        "--context=200",
+        "--new-tokens=16",
+    ],
 }
 
 
@@ -33,13 +50,18 @@ def test_the_engine_starts_on_the_gpu_that_was_named(
 
     def running(plan: Any, log: Path) -> NoReturn:
         job = Path(plan.argv[-1])  # the flags of `bench serve` are in a file
-        started.append(json.loads(job.read_text())["arguments"] if job.suffix == ".json" else plan.argv)
+        started.append(
+            json.loads(job.read_text())["arguments"] if job.suffix == ".json" else plan.argv
+        )
         raise ServerFailed("this machine has no such GPU")
 
-    monkeypatch.setattr(graphics, "check_gpu", lambda number: None)
+    monkeypatch.setattr(nvidia_smi, "check_gpu", lambda number: None)
     monkeypatch.setattr(server, "running", running)
     rotation = str(write_folder(tmp_path / "rotation", artifact_files()))
-    assert run([rotation if x == "ROTATION" else x for x in COMMANDS[name]] + ["--device", device]) == 1
+    assert (
+        run([rotation if x == "ROTATION" else x for x in COMMANDS[name]] + ["--device", device])
+        == 1
+    )
     assert len(started) == (2 if name == "serve" else 1)
     for flags in started:
         given = dict(x.split("=", 1) for x in flags if x.startswith("--") and "=" in x)

@@ -1,4 +1,5 @@
-"""`oscar-zoo plot`: a report from its JSON, spectra from moments, and what a tired person gets wrong."""
+"""`oscar-zoo plot`: a report from its JSON, spectra from moments, and what a tired person gets
+wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def small_report() -> ReportData:
     """With one chart, quick to draw."""
-    return sample_report(2).model_copy(update={"errors": (), "clip": None, "spectra": None, "headroom": None})
+    return sample_report(2).model_copy(
+        update={"errors": (), "clip": None, "spectra": None, "headroom": None}
+    )
 
 
 @pytest.fixture
@@ -50,7 +53,9 @@ def test_the_page_appears_beside_the_report(report: Path) -> None:
 def test_a_folder_means_the_report_beside_or_in_it(report: Path, tmp_path: Path) -> None:
     assert run("plot", tmp_path / "artifact").returncode == 0
     assert run("plot", tmp_path, "--output", tmp_path / "again.html").returncode == 0
-    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "artifact.report.html").read_bytes()
+    assert (tmp_path / "again.html").read_bytes() == (
+        tmp_path / "artifact.report.html"
+    ).read_bytes()
 
 
 def test_the_ending_of_the_output_chooses_the_format(report: Path, tmp_path: Path) -> None:
@@ -77,7 +82,10 @@ def test_moments_give_their_spectra(tmp_path: Path) -> None:
 def test_a_report_needs_no_torch(report: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; from oscar_zoo.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "plot", str(report)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, "plot", str(report)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
@@ -100,7 +108,9 @@ def test_wrong_sources(tmp_path: Path) -> None:
     assert "a.report.json" in refused(2, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"<html>", b'{"schema":"oscar-zoo.report/1"}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"{}", b"<html>", b'{"schema":"oscar-zoo.report/1"}', b"\xff"]
+)
 def test_broken_reports(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "r.report.json").write_bytes(content)
     assert "r.report.json" in refused(4, tmp_path / "r.report.json")

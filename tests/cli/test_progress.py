@@ -1,4 +1,5 @@
-"""What is said about work that takes long: real units, a total that is known at the start, lines without a terminal."""
+"""What is said about work that takes long: real units, a total that is known at the start, lines
+without a terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.cli import render, watching
-from oscar_zoo.cli.course import EVERY_SECONDS, Course, Rarely
+from oscar_zoo.cli.render import progress, terminal
+from oscar_zoo.cli.render.course import EVERY_SECONDS, Course, Rarely
 from oscar_zoo.evaluate.phases import Phase
 
-PHASES = (Phase("load", "", 10), Phase("capture", "tokens", 30), Phase("perplexity", "sequences", 60))
+PHASES = (
+    Phase("load", "", 10),
+    Phase("capture", "tokens", 30),
+    Phase("perplexity", "sequences", 60),
+)
 
 
 @dataclass
@@ -34,7 +39,13 @@ def test_the_share_of_all_work_never_falls_and_ends_at_all() -> None:
     clock = Clock()
     course = Course(PHASES, clock)
     shares = []
-    for news in [(0, 0, "load"), (0, 50, "capture"), (25, 50, "capture"), (0, 0, "nobody's"), (1, 4, "perplexity")]:
+    for news in [
+        (0, 0, "load"),
+        (0, 50, "capture"),
+        (25, 50, "capture"),
+        (0, 0, "nobody's"),
+        (1, 4, "perplexity"),
+    ]:
         course.update(*news)
         clock.now += 1
         shares.append(course.share)
@@ -70,9 +81,11 @@ def test_the_time_left_follows_what_was_seen() -> None:
     assert untold.left == "about 3 minutes left"
 
 
-def test_a_line_for_every_later_phase_and_every_thirty_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_every_later_phase_and_every_thirty_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     clock = Clock()
-    with watching.course(PHASES, timed=True, enabled=True, clock=clock) as shown:
+    with progress.course(PHASES, timed=True, enabled=True, clock=clock) as shown:
         shown(0, 0, "load")
         for done in range(5):
             clock.now += 10
@@ -90,7 +103,7 @@ def test_a_line_for_every_later_phase_and_every_thirty_seconds(capsys: pytest.Ca
 
 
 def test_quiet_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching.course(PHASES, timed=True, enabled=False) as shown:
+    with progress.course(PHASES, timed=True, enabled=False) as shown:
         shown(0, 0, "load")
         shown.note("a remark")
     assert capsys.readouterr() == ("", "")
@@ -100,8 +113,8 @@ def test_files_that_are_fetched_are_told_of_rarely(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(render, "Rarely", lambda _: Rarely(clock))
-    with render.progress("bytes", enabled=True) as advance:
+    monkeypatch.setattr(terminal, "Rarely", lambda _: Rarely(clock))
+    with terminal.progress("bytes", enabled=True) as advance:
         for done in (0, 4_000_000, 8_000_000):
             advance(done, 8_000_000, "k.pt")
             clock.now += 0.6 * EVERY_SECONDS
@@ -118,17 +131,24 @@ with watching.course(phases, timed=True, enabled=True) as shown:
     shown(200, 400, "capture")
     shown.note("a remark")
     input()
-"""
+"""  # noqa: E501
 
 
 def test_on_a_terminal_there_is_one_bar_with_the_unit_of_the_phase(tmp_path: Path) -> None:
-    seen = on_terminal([sys.executable, "-c", CHILD], lambda text: "remark" in text and "tokens" in text)
-    assert "capture (2 of 3)" in seen and "200 of 400 tokens" in seen and "about 2 minutes left" in seen
+    seen = on_terminal(
+        [sys.executable, "-c", CHILD], lambda text: "remark" in text and "tokens" in text
+    )
+    assert (
+        "capture (2 of 3)" in seen
+        and "200 of 400 tokens" in seen
+        and "about 2 minutes left" in seen
+    )
     assert "-:--" not in seen
 
 
 def on_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
-    """What a child draws on a terminal of 120 columns until it is enough, without control sequences."""
+    """What a child draws on a terminal of 120 columns until it is enough, without control
+    sequences."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
     child = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
@@ -136,7 +156,9 @@ def on_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
     seen = ""
     try:
         while not enough(seen):
-            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(ours, 4096).decode("utf-8", "replace"))
+            seen += re.sub(
+                r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(ours, 4096).decode("utf-8", "replace")
+            )
         os.write(ours, b"\n")
         assert child.wait(timeout=60) == 0
     finally:

@@ -56,13 +56,17 @@ def index_in(folder: Path) -> Index:
 
 
 def test_publish_tells_what_it_did_and_the_next_step(cli: Cli, folder: Path, hub: str) -> None:
-    assert cli(0, "publish", folder, "--hub", hub).startswith(f"Published: {NAME} on {hub}  sha256:")
+    assert cli(0, "publish", folder, "--hub", hub).startswith(
+        f"Published: {NAME} on {hub}  sha256:"
+    )
     assert cli.err == f"Next: oscar-zoo pull {NAME} --hub {hub}\n"
     assert cli(0, "publish", folder, "--hub", hub, "-q").startswith("Already published: ")
     assert cli.err == ""
 
 
-def test_publish_as_json_has_one_row_per_hub(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
+def test_publish_as_json_has_one_row_per_hub(
+    cli: Cli, folder: Path, hub: str, tmp_path: Path
+) -> None:
     second = f"file:{tmp_path}/second"
     (tmp_path / "second").mkdir()
     value = cli.json(0, "publish", folder, "--hub", hub, "--hub", second, "--alias", "hard")
@@ -72,9 +76,14 @@ def test_publish_as_json_has_one_row_per_hub(cli: Cli, folder: Path, hub: str, t
     assert [e.aliases for e in index_in(tmp_path / "second").artifacts] == [("hard",)]
 
 
-def test_a_hub_that_is_not_there_is_made_only_when_asked_for(cli: Cli, folder: Path, tmp_path: Path) -> None:
+def test_a_hub_that_is_not_there_is_made_only_when_asked_for(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
     typo = f"file:{tmp_path}/tpyo/zoo"
-    for words in (["publish", folder, "--hub", typo], ["publish", folder, "--hub", typo, "--dry-run"]):
+    for words in (
+        ["publish", folder, "--hub", typo],
+        ["publish", folder, "--hub", typo, "--dry-run"],
+    ):
         cli(3, *words)
         assert f"no such folder for a hub: {tmp_path}/tpyo/zoo" in cli.err and "--create" in cli.err
         assert not (tmp_path / "tpyo").exists()
@@ -97,10 +106,15 @@ def test_without_a_hub_the_zoo_of_this_user_is_used(
     assert (tmp_path / "data/zoo" / str(HARD) / FILE_NAME).exists()
 
 
-def test_the_first_hub_decides_and_a_later_one_is_reported(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
+def test_the_first_hub_decides_and_a_later_one_is_reported(
+    cli: Cli, folder: Path, hub: str, tmp_path: Path
+) -> None:
     taken = f"file:{tmp_path}/taken"
     put_version(LocalHub(tmp_path / "taken", must_exist=False), HARD, artifact_files(seed=1))
-    assert cli.json(7, "publish", folder, "--hub", taken, "--hub", hub)["error"]["code"] == "conflict.version"
+    assert (
+        cli.json(7, "publish", folder, "--hub", taken, "--hub", hub)["error"]["code"]
+        == "conflict.version"
+    )
     assert not list((tmp_path / "hub").iterdir())
     value = cli.json(7, "publish", folder, "--hub", hub, "--hub", taken)
     assert [row["hub"] for row in value["hubs"]] == [hub]
@@ -109,18 +123,28 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(cli: Cli, folder: Pat
     assert "Already published" in cli.out and "error: " in cli.err
 
 
-def test_a_dry_run_lists_what_would_be_sent(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
+def test_a_dry_run_lists_what_would_be_sent(
+    cli: Cli, folder: Path, hub: str, tmp_path: Path
+) -> None:
     (row,) = cli.json(0, "publish", folder, "--hub", hub, "--dry-run")["hubs"]
     text = cli(0, "publish", folder, "--hub", hub, "--dry-run")
     assert not list((tmp_path / "hub").iterdir())
     cli(0, "publish", folder, "--hub", hub)
     root = tmp_path / "hub"
-    sent = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name != ".lock"}
+    sent = {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_file() and p.name != ".lock"
+    }
     plan = row["plan"]
     assert {f["path"]: (f["size"], f["sha256"]) for f in plan["files"]} == {
         name: (len(data), sha256_hex(data)) for name, data in sent.items()
     }
-    assert (plan["serial"], plan["tag"], plan["message"]) == (1, None, f"Publish {HARD} ({row['digest'][:19]})")
+    assert (plan["serial"], plan["tag"], plan["message"]) == (
+        1,
+        None,
+        f"Publish {HARD} ({row['digest'][:19]})",
+    )
     assert all(file["path"] in text and file["sha256"] in text for file in plan["files"])
     assert cli(0, "publish", folder, "--hub", hub, "--dry-run").startswith("Already published: ")
 
@@ -149,18 +173,34 @@ def test_offline_mode_publishes_to_folders_only(
 
 
 def test_yank_unyank_and_deprecate(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
-    other = write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other", seed=1))
+    other = write_folder(
+        tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other", seed=1)
+    )
     cli(0, "publish", folder, "--hub", hub)
     cli(0, "publish", other, "--hub", hub)
-    assert cli(0, "yank", NAME, "--reason", "wrong data", "--hub", hub).startswith(f"Now yanked: wrong data  {NAME}")
+    assert cli(0, "yank", NAME, "--reason", "wrong data", "--hub", hub).startswith(
+        f"Now yanked: wrong data  {NAME}"
+    )
     assert cli(0, "yank", NAME, "--reason", "wrong data", "--hub", hub).startswith("Already yanked")
     cli(3, "pull", NAME, "--hub", hub)
     assert "wrong data" in cli.err
     assert cli(0, "unyank", NAME, "--hub", hub).startswith(f"Now active  {NAME}")
     cli(0, "pull", NAME, "--hub", hub)
-    words = ["deprecate", NAME, "--reason", "old", "--replaced-by", "tiny-qwen3-hard:other", "--hub", hub]
+    words = [
+        "deprecate",
+        NAME,
+        "--reason",
+        "old",
+        "--replaced-by",
+        "tiny-qwen3-hard:other",
+        "--hub",
+        hub,
+    ]
     (row,) = cli.json(0, *words)["hubs"]
-    assert (row["status"]["state"], row["status"]["replaced_by"]) == ("deprecated", "tiny-qwen3-hard:other")
+    assert (row["status"]["state"], row["status"]["replaced_by"]) == (
+        "deprecated",
+        "tiny-qwen3-hard:other",
+    )
     assert (row["changed"], row["serial"]) == (True, index_in(tmp_path / "hub").serial)
 
 
@@ -170,16 +210,26 @@ def test_a_reason_is_required(cli: Cli, folder: Path, hub: str, command: str) ->
     cli(2, command, NAME, "--hub", hub)
     assert "--reason" in cli.err
     assert cli.json(2, command, NAME, "--reason", "  ", "--hub", hub)["error"]["code"] == "usage"
-    assert cli.json(3, command, "nothing:tag", "--reason", "x", "--hub", hub)["error"]["code"] == "not_found.artifact"
-    assert cli.json(2, command, "tiny-qwen3-hard", "--reason", "x", "--hub", hub)["error"]["code"] == "usage"
+    assert (
+        cli.json(3, command, "nothing:tag", "--reason", "x", "--hub", hub)["error"]["code"]
+        == "not_found.artifact"
+    )
+    assert (
+        cli.json(2, command, "tiny-qwen3-hard", "--reason", "x", "--hub", hub)["error"]["code"]
+        == "usage"
+    )
 
 
 def test_mirror_copies_and_says_so(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     target = f"file:{tmp_path}/target"
     cli(0, "publish", folder, "--hub", hub)
-    assert cli(0, "mirror", hub, target, "--all", "--dry-run", "--create").startswith(f"Would copy: {NAME}")
+    assert cli(0, "mirror", hub, target, "--all", "--dry-run", "--create").startswith(
+        f"Would copy: {NAME}"
+    )
     assert not (tmp_path / "target").exists()
-    assert cli(0, "mirror", hub, target, "tiny-qwen3-hard", "--create").startswith(f"Copied: {NAME}")
+    assert cli(0, "mirror", hub, target, "tiny-qwen3-hard", "--create").startswith(
+        f"Copied: {NAME}"
+    )
     assert "the same digests" in cli.err
     (row,) = cli.json(0, "mirror", hub, target, "--all")["artifacts"]
     assert (row["id"], row["outcome"]) == (str(HARD), "already_there")

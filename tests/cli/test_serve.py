@@ -1,4 +1,5 @@
-"""`oscar-zoo serve` for real: the command line, stock SGLang on loopback, the example model, a fitted rotation."""
+"""`oscar-zoo serve` for real: the command line, stock SGLang on loopback, the example model, a
+fitted rotation."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from reference_server import ReferenceServer, equal_tokens
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.cli.main import run
-from oscar_zoo.evaluate.cache import CacheSpec
-from oscar_zoo.evaluate.models import load_model
-from oscar_zoo.sglang_plugin.metrics import METRICS
-from oscar_zoo.sglang_plugin.server import check_port_free
+from oscar_zoo.engines.sglang.launch.server import check_port_free
+from oscar_zoo.engines.sglang.metrics import METRICS
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import load_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 
@@ -62,23 +63,39 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(artifact: Path, port: int, folder: Path, *extra: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(
+    artifact: Path, port: int, folder: Path, *extra: str, options: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     env = os.environ | {
         "TMPDIR": str(folder),
         "OSCAR_ZOO_STATE": str(folder),
         "OMP_NUM_THREADS": "1",
         "HF_TOKEN": CANARY,
     }
-    command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", "serve", str(artifact)]
+    command = [
+        sys.executable,
+        "-c",
+        "from oscar_zoo.cli.main import main; main()",
+        "serve",
+        str(artifact),
+    ]
     command += ["--model", str(MODEL), "--port", str(port), "--json", *options, "--", *extra]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def oscar_zoo(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Another command of the user whose servers' state is in `folder`."""
-    env = os.environ | {"TMPDIR": str(folder), "OSCAR_ZOO_STATE": str(folder), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {
+        "TMPDIR": str(folder),
+        "OSCAR_ZOO_STATE": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *arguments]
-    return subprocess.run(command, env=env, input=stdin, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, env=env, input=stdin, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +155,33 @@ def test_what_it_says_comes_from_the_server(served: Running) -> None:
     assert served.ready["context_tokens"] == model["max_model_len"]
     info = json.loads(served.ask("/server_info"))
     told = info["internal_states"][0]["oscar_int2"]
-    assert served.ready["capacity_tokens"] == info["max_total_num_tokens"] == told["memory"]["token_slots"]
+    assert (
+        served.ready["capacity_tokens"]
+        == info["max_total_num_tokens"]
+        == told["memory"]["token_slots"]
+    )
     assert served.ready["bits_per_element"] == told["bits_per_element"] == 2.5
-    assert served.ready["windows"] == {"sink": told["recipe"]["sink"], "recent": told["recipe"]["recent"]}
-    assert served.ready["max_running_requests"] == 16 and served.ready["sglang"] == version("sglang")
+    assert served.ready["windows"] == {
+        "sink": told["recipe"]["sink"],
+        "recent": told["recipe"]["recent"],
+    }
+    assert served.ready["max_running_requests"] == 16 and served.ready["sglang"] == version(
+        "sglang"
+    )
     assert served.ready["bf16_capacity_tokens"] is None  # a flag limits the tokens
 
 
 def test_the_curl_line_works_when_pasted(served: Running) -> None:
     line = served.ready["curl"]
     assert KEY not in line and '"model": "oscar-zoo/tiny-qwen3-hard"' in line
-    done = subprocess.run(["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        ["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=300, check=True
+    )
     reply = json.loads(done.stdout)  # a sampled answer of a tiny model, which may end at once
-    assert reply["choices"][0]["message"]["role"] == "assistant" and reply["usage"]["completion_tokens"] > 0
+    assert (
+        reply["choices"][0]["message"]["role"] == "assistant"
+        and reply["usage"]["completion_tokens"] > 0
+    )
 
 
 def test_another_terminal_sees_it(served: Running) -> None:
@@ -158,13 +189,24 @@ def test_another_terminal_sees_it(served: Running) -> None:
     assert (row["port"], row["pid"], row["state"]) == (served.port, served.process.pid, "ready")
     (record,) = (served.temp / "servers").glob("*.json")
     assert record.stat().st_mode & 0o777 == 0o600 and record.parent.stat().st_mode & 0o777 == 0o700
-    again = oscar_zoo(served.temp, "serve", str(served.artifact), "--model", str(MODEL), "--port", str(served.port))
+    again = oscar_zoo(
+        served.temp,
+        "serve",
+        str(served.artifact),
+        "--model",
+        str(MODEL),
+        "--port",
+        str(served.port),
+    )
     assert again.returncode == 1 and f"oscar-zoo stop {served.port}" in again.stderr
     assert oscar_zoo(served.temp, "stop", "Qwen3-8B").returncode == 3
 
 
 def test_it_answers_over_the_openai_api(served: Running) -> None:
-    reply = served.post("/v1/completions", {"model": "any", "prompt": "The quick", "max_tokens": 4, "temperature": 0})
+    reply = served.post(
+        "/v1/completions",
+        {"model": "any", "prompt": "The quick", "max_tokens": 4, "temperature": 0},
+    )
     assert reply["choices"][0]["text"] and reply["usage"]["completion_tokens"] == 4
     chat = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     assert served.post("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
@@ -187,13 +229,18 @@ def test_ten_requests_at_once_give_the_tokens_of_the_reference(served: Running) 
 
     def ask(prompt: list[int]) -> list[int]:
         sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
-        return list(served.post("/generate", {"input_ids": prompt, "sampling_params": sampling})["output_ids"])
+        return list(
+            served.post("/generate", {"input_ids": prompt, "sampling_params": sampling})[
+                "output_ids"
+            ]
+        )
 
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(ask, prompts))
     reference = reference_server(served.artifact)
     equal = sum(
-        equal_tokens(answer, reference.generate(prompt, NEW)) for prompt, answer in zip(prompts, answers, strict=True)
+        equal_tokens(answer, reference.generate(prompt, NEW))
+        for prompt, answer in zip(prompts, answers, strict=True)
     )
     assert equal > 0.8 * NEW * len(prompts)
 
@@ -215,10 +262,18 @@ def test_server_info_names_artifact_and_recipe(served: Running) -> None:
         (state,) = json.loads(served.ask(path))["internal_states"]
         told, recipe = state["oscar_int2"], served.ready["recipe"]
         assert told["artifact"]["name"].endswith(f"@{served.ready['digest']}")
-        assert told["artifact"]["digest"].startswith("sha256:") and told["artifact"]["format_version"] == 1
+        assert (
+            told["artifact"]["digest"].startswith("sha256:")
+            and told["artifact"]["format_version"] == 1
+        )
         windows = recipe["windows"]
-        assert (told["recipe"]["sink"], told["recipe"]["recent"]) == (windows["sink"], windows["recent"])
-        assert told["recipe"]["group_size"] == recipe["group_size"] and set(told["origins"].values()) == {"flag"}
+        assert (told["recipe"]["sink"], told["recipe"]["recent"]) == (
+            windows["sink"],
+            windows["recent"],
+        )
+        assert told["recipe"]["group_size"] == recipe["group_size"] and set(
+            told["origins"].values()
+        ) == {"flag"}
         assert told["memory"]["request_rows"] == 17
 
 
@@ -235,7 +290,9 @@ def test_beam_search_is_refused_and_the_server_goes_on(served: Running) -> None:
 def test_the_comparison_depends_on_the_rotation(served: Running) -> None:
     """INT2 history without a transform gives other tokens, so the test above does see the cache."""
     reference = reference_server(served.artifact)
-    bare = ReferenceServer(reference.model, CacheSpec(None, None, reference.spec.recipe), WHOLE_PROMPTS)
+    bare = ReferenceServer(
+        reference.model, CacheSpec(None, None, reference.spec.recipe), WHOLE_PROMPTS
+    )
     prompts = [text_tokens()[at : at + 450] for at in (1000, 4000)]
     assert any(bare.generate(p, NEW).answer != reference.generate(p, NEW).answer for p in prompts)
 
@@ -248,7 +305,9 @@ def reference_server(artifact: Path) -> ReferenceServer:
         assert entry is not None
         sides.append(read_rotation((artifact / entry.path).read_bytes(), what=entry.path))
     recipe = manifest.recipe
-    return ReferenceServer(load_model(str(MODEL), dtype="float32"), CacheSpec(*sides, recipe), WHOLE_PROMPTS)
+    return ReferenceServer(
+        load_model(str(MODEL), dtype="float32"), CacheSpec(*sides, recipe), WHOLE_PROMPTS
+    )
 
 
 def test_secrets_and_loaders_stay_out_of_the_children(served: Running) -> None:
@@ -266,7 +325,9 @@ def test_only_loopback_is_listened_on(served: Running) -> None:
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     port = f"{served.port:04X}"
     local = [line.split()[1] for table in tables for line in table if line.split()[3] == "0A"]
-    assert [address.split(":")[0] for address in local if address.endswith(f":{port}")] == ["0100007F"]
+    assert [address.split(":")[0] for address in local if address.endswith(f":{port}")] == [
+        "0100007F"
+    ]
 
 
 def test_sigterm_leaves_nothing_behind(served: Running) -> None:
@@ -281,9 +342,13 @@ def test_sigterm_leaves_nothing_behind(served: Running) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--detach",)])
-def test_ctrl_c_while_starting_leaves_nothing_behind(artifact: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_ctrl_c_while_starting_leaves_nothing_behind(
+    artifact: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     process = start(artifact, free_port(), tmp_path, options=options)
-    while not (tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]):
+    while not (
+        tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
+    ):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
@@ -293,12 +358,17 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(artifact: Path, tmp_path: P
 
 
 def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> None:
-    """In the background, too: the child of `--detach` fails as `serve` does, and its words are passed on."""
+    """In the background, too: the child of `--detach` fails as `serve` does, and its words are
+    passed on."""
     process = start(artifact, free_port(), tmp_path, "--oscar-group-size=48", options=("--detach",))
     out, _ = process.communicate(timeout=300)
     error = json.loads(out)["error"]
-    assert process.returncode == 1 and error["message"].startswith("the server ended while starting (")
-    assert error["message"].endswith(": INT2 rows of this model: group_size 48 does not divide head_dim 64.")
+    assert process.returncode == 1 and error["message"].startswith(
+        "the server ended while starting ("
+    )
+    assert error["message"].endswith(
+        ": INT2 rows of this model: group_size 48 does not divide head_dim 64."
+    )
     assert "Traceback" not in error["message"] and "log: " in error["hint"]
     log = Path(error["hint"].rpartition("log: ")[2]).read_text()
     assert "group_size 48" in log and not list((tmp_path / "servers").iterdir())
@@ -312,16 +382,24 @@ def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path:
     phases = [line.rpartition(" (")[0] for line in begun.stderr.splitlines()[1:]]
     assert phases[0] == "starting SGLang" and {"loading weights", "warming up"} & set(phases)
     block = dict(line.split(maxsplit=1) for line in begun.stdout.splitlines())
-    assert block["Model"].startswith("my-model, SGLang") and f"stop with oscar-zoo stop {port}" in block["Ready"]
+    assert (
+        block["Model"].startswith("my-model, SGLang")
+        and f"stop with oscar-zoo stop {port}" in block["Ready"]
+    )
     (row,) = json.loads(oscar_zoo(tmp_path, "ps", "--json").stdout)["servers"]
     assert (row["port"], row["model_id"]) == (port, "my-model")
     assert "my-model" in oscar_zoo(tmp_path, "ps").stdout
     try:
-        answer = subprocess.run(["sh", "-c", block["Try"]], capture_output=True, text=True, timeout=300, check=True)
+        answer = subprocess.run(
+            ["sh", "-c", block["Try"]], capture_output=True, text=True, timeout=300, check=True
+        )
         assert json.loads(answer.stdout)["model"] == "my-model"
         talked = oscar_zoo(tmp_path, "chat", "my-model", "--max-tokens", "4", stdin="Hello\n")
         assert talked.returncode == 0 and talked.stdout.endswith("\n")
-        assert talked.stderr in ("", "note: the answer was cut off; for longer ones: --max-tokens N\n")
+        assert talked.stderr in (
+            "",
+            "note: the answer was cut off; for longer ones: --max-tokens N\n",
+        )
         tree = all_children(row["pid"])
         assert "The server is fired up" in oscar_zoo(tmp_path, "logs", "-n", "1000").stdout
     finally:
@@ -334,7 +412,11 @@ def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path:
 
 
 def all_children(pid: int) -> list[int]:
-    direct = [int(p) for task in Path(f"/proc/{pid}/task").glob("*/children") for p in task.read_text().split()]
+    direct = [
+        int(p)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for p in task.read_text().split()
+    ]
     return [found for child in direct for found in (child, *all_children(child))]
 
 

@@ -1,4 +1,5 @@
-"""The command line of `serve`: what an error suggests for it, and how a parsed one is written again."""
+"""The command line of `serve`: what an error suggests for it, and how a parsed one is written
+again."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.serve_command import PORT, TIMEOUT, arguments, command_line
 from oscar_zoo.cli.serving import without_model
+from oscar_zoo.engines.sglang.launch.server import check_port_free
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.sglang_plugin.server import check_port_free
 
 MEANT = {
     "X --tp 2": "X -- --tp=2",
@@ -26,7 +27,9 @@ MEANT = {
     "--enable-metrics X --clip 0.9,0.9": "X --clip 0.9,0.9 -- --enable-metrics",
     "X --chat-template 'a b'": "X -- '--chat-template=a b'",
     "X --host 0.0.0.0": "X --expose 0.0.0.0 --api-key-file FILE",
-    "X --host=0.0.0.0 --api-key-file key -- --tp=2": "X --expose=0.0.0.0 --api-key-file key -- --tp=2",
+    "X --host=0.0.0.0 --api-key-file key -- --tp=2": (
+        "X --expose=0.0.0.0 --api-key-file key -- --tp=2"
+    ),
     "X --daemon": "X --detach",
     "X --model-path ./m": "X --model ./m",
 }
@@ -62,11 +65,15 @@ def test_what_has_no_other_line(text: str, words: str, capsys: pytest.CaptureFix
 def test_known_flags_are_none_of_ours() -> None:
     from oscar_zoo.cli.engine_flags import KNOWN, OURS
 
-    ours = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+    ours = {
+        name for param in command.params if isinstance(param, click.Option) for name in param.opts
+    }
     assert not ours & (KNOWN | OURS.keys())
 
 
-@pytest.mark.parametrize("words", [["serve"], ["serve", "--print"], ["bench", "serve"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["serve"], ["serve", "--print"], ["bench", "serve"]], ids=" ".join
+)
 def test_offline_asks_no_hub(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,9 +81,13 @@ def test_offline_asks_no_hub(
         monkeypatch.setenv(variable, "")  # so that what the command sets is gone afterwards
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
     for module in ("serving", "benching"):
-        monkeypatch.setattr(f"oscar_zoo.cli.{module}.require_serve", lambda: None)  # not what this is about
+        monkeypatch.setattr(
+            f"oscar_zoo.cli.{module}.require_serve", lambda: None
+        )  # not what this is about
     assert run([*words, "Qwen3-8B", "--offline", "--device", "cpu"]) == 5
-    assert "Qwen3-8B is not on this machine, and offline mode asks no hub" in capsys.readouterr().err
+    assert (
+        "Qwen3-8B is not on this machine, and offline mode asks no hub" in capsys.readouterr().err
+    )
 
 
 def parsed(words: list[str]) -> ServeRequest:
@@ -89,8 +100,14 @@ def parsed(words: list[str]) -> ServeRequest:
     "text",
     [
         "Qwen3-8B",
-        "./a\\ b --model ./m --revision abc --port 31000 --clip 0.9,0.8 --device cuda:1 -- --tp=2 --name='x y'",
-        "X --expose 0.0.0.0 --api-key-file key --timeout 60.5 --hub file:/a --hub hf:b/c --json --quiet",
+        (
+            "./a\\ b --model ./m --revision abc --port 31000 --clip 0.9,0.8 --device cuda:1 --"
+            " --tp=2 --name='x y'"
+        ),
+        (
+            "X --expose 0.0.0.0 --api-key-file key --timeout 60.5 --hub file:/a --hub hf:b/c --json"
+            " --quiet"
+        ),
         "X --compute --calib-data manuals --detach --offline",
     ],
 )
@@ -110,12 +127,17 @@ def test_the_defaults_are_those_of_the_options() -> None:
 def test_a_taken_port_shows_the_command_with_a_free_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.cli.serving.require_serve", lambda: None)  # not what this is about
+    monkeypatch.setattr(
+        "oscar_zoo.cli.serving.require_serve", lambda: None
+    )  # not what this is about
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert run(["serve", "Qwen3-8B", "--port", str(port), "--clip", "0.9,0.9", "--", "--tp=2"]) == 1
+        assert (
+            run(["serve", "Qwen3-8B", "--port", str(port), "--clip", "0.9,0.9", "--", "--tp=2"])
+            == 1
+        )
         line = capsys.readouterr().err.strip()
         assert f"port {port} on 127.0.0.1 is taken" in line
         again = parsed(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
@@ -131,8 +153,13 @@ def test_a_taken_port_shows_the_command_with_a_free_one(
         ("ValueError: --frob", False),
     ],
 )
-def test_a_model_that_no_hub_has_may_lie_in_a_folder(tmp_path: Path, said: str, helps: bool) -> None:
-    failed, request = ServerFailed(f"the server ended: {said}.", hint="log: x"), parsed(["X", "--port", "31000"])
+def test_a_model_that_no_hub_has_may_lie_in_a_folder(
+    tmp_path: Path, said: str, helps: bool
+) -> None:
+    failed, request = (
+        ServerFailed(f"the server ended: {said}.", hint="log: x"),
+        parsed(["X", "--port", "31000"]),
+    )
     told = without_model(request, "a/b", failed)
     assert told.message == failed.message and str(told.hint).endswith("log: x")
     assert ("oscar-zoo serve X --model DIR --port 31000" in str(told.hint)) == helps

@@ -1,4 +1,5 @@
-"""`serve --print`: a command that a shell can run as it stands, for stock SGLang and for the published fork."""
+"""`serve --print`: a command that a shell can run as it stands, for stock SGLang and for the
+published fork."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
-from oscar_zoo.evaluate import graphics
+from oscar_zoo.engines.sglang import served_artifact, settings
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
-from oscar_zoo.sglang_plugin import launch, loading, settings
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
@@ -37,7 +39,9 @@ def artifact(tmp_path: Path) -> Path:
 @pytest.fixture
 def installed() -> str:
     """The name of an artifact in the store of this test."""
-    Store().put(ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64"), artifact_files(), source="test")
+    Store().put(
+        ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64"), artifact_files(), source="test"
+    )
     return NAME
 
 
@@ -48,13 +52,17 @@ def per_head(side: str, version: int) -> RotationSet:
         objective = {"k": "qqt_r_h_pbr", "v": "sst_r_h_pbr"}[side]
         return RotationSet(2, objective, "kv_head", "oscar", True, False, tuple(layers))
     scale = np.linspace(0.5, 2, 64, dtype=np.float32)
-    pairs = tuple(replace(one, forward=one.forward * scale, partner=one.partner / scale) for one in layers)
+    pairs = tuple(
+        replace(one, forward=one.forward * scale, partner=one.partner / scale) for one in layers
+    )
     return RotationSet(3, f"wush_{side}", "kv_head", "wush", False, False, pairs, {}, side)  # type: ignore[arg-type]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """What `serve --print` writes to stdout; its exit code must be 0."""
-    assert run(["serve", "--print", "--model", str(MODEL), *map(str, arguments)]) == 0, capsys.readouterr().err
+    assert run(["serve", "--print", "--model", str(MODEL), *map(str, arguments)]) == 0, (
+        capsys.readouterr().err
+    )
     return capsys.readouterr().out
 
 
@@ -64,8 +72,11 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, A
     return facts
 
 
-def test_the_plugin_reads_what_the_command_names(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
-    """The flags pass through the plugin's own options, and lead to the artifact with the digest in the command."""
+def test_the_plugin_reads_what_the_command_names(
+    capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
+    """The flags pass through the plugin's own options, and lead to the artifact with the digest in
+    the command."""
     facts = shown(capsys, artifact, "--device", "cuda", "--clip", "0.5,0.25")
     environ: dict[str, str] = {}
     given = dict(part.split("=", 1) for part in facts["argv"][3:])
@@ -73,30 +84,39 @@ def test_the_plugin_reads_what_the_command_names(capsys: pytest.CaptureFixture[s
         if option.flag in given:
             settings.write_flag(option, given[option.flag], environ)
     chosen = settings.read_settings(environ)
-    served = loading.load(chosen.source.value, chosen.expected_digest)
+    served = served_artifact.load(chosen.source.value, chosen.expected_digest)
     assert served.digest == facts["digest"] and served.where == str(artifact)
     assert (chosen.k_clip.value, chosen.v_clip.value) == (0.5, 0.25)
     assert given["--kv-cache-dtype"] == "int2" and given["--host"] == "127.0.0.1"
-    assert given["--model-path"] == str(MODEL) and given["--cuda-graph-backend-prefill"] == "disabled"
+    assert (
+        given["--model-path"] == str(MODEL) and given["--cuda-graph-backend-prefill"] == "disabled"
+    )
     assert "--cuda-graph-backend-decode" not in given
 
 
-def test_an_installed_artifact_goes_by_its_name(capsys: pytest.CaptureFixture[str], installed: str) -> None:
+def test_an_installed_artifact_goes_by_its_name(
+    capsys: pytest.CaptureFixture[str], installed: str
+) -> None:
     facts = shown(capsys, "tiny-qwen3-hard", "--device", "cuda:2", "--", "--tp=2")
     assert f"--oscar-artifact={installed}" in facts["argv"] and facts["argv"][-1] == "--tp=2"
     assert "--base-gpu-id=2" in facts["argv"] and facts["tensor_parallel"] == 2
     assert facts["env"]["OSCAR_ZOO_CACHE"] == os.environ["OSCAR_ZOO_CACHE"]
-    chosen = settings.Source(artifact=installed)
-    assert loading.load(chosen).digest == facts["digest"]
+    chosen = settings.ArtifactSource(artifact=installed)
+    assert served_artifact.load(chosen).digest == facts["digest"]
 
 
-def test_a_tree_has_the_artifact_of_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_tree_has_the_artifact_of_the_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """As downloaded from a hub: `<Model>/<tag>`. The model decides; what it leaves open is told."""
     tree = tmp_path / "oscar_rotations"
     mine = write_folder(tree / "tiny-qwen3-hard" / "gpqa_group64", payload())
     write_folder(tree / "Qwen3-8B" / "gpqa_group128", payload())
     for model in (str(MODEL), "tiny-qwen3-hard", "oscar-zoo/Tiny-Qwen3-Hard"):
-        assert run(["serve", str(tree), "--model", model, "--print", "--json", "--device", "cuda"]) == 0
+        assert (
+            run(["serve", str(tree), "--model", model, "--print", "--json", "--device", "cuda"])
+            == 0
+        )
         assert f"--oscar-rotation-path={mine}" in json.loads(capsys.readouterr().out)["argv"]
     write_folder(tree / "tiny-qwen3-hard" / "other_group64", payload())
     assert run(["serve", str(tree), "--model", str(MODEL), "--print"]) == 2
@@ -108,19 +128,26 @@ def test_a_tree_has_the_artifact_of_the_model(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_shell_gets_exactly_that(
-    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The text is given to a real shell; a stand-in for the interpreter writes down what arrives."""
+    """The text is given to a real shell; a stand-in for the interpreter writes down what
+    arrives."""
     stand_in = tmp_path / "python $(touch x) 'here'"
     stand_in.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:],"
+        " dict(os.environ)]))\n"
     )
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     arguments = (artifact, "--device", "cuda", "--", '--served-model-name=a "b" $c')
     facts, text = shown(capsys, *arguments), printed(capsys, *arguments)
-    done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        ["sh", "-c", text], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
     argv, environ = json.loads(done.stdout)
     assert argv == facts["argv"][1:] and not (tmp_path / "x").exists()
     assert facts["env"].items() <= environ.items()
@@ -130,14 +157,11 @@ def test_a_shell_gets_exactly_that(
 
 def test_it_starts_nothing_and_needs_neither_torch_nor_sglang(installed: str) -> None:
     code = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('torch', 'sglang', 'transformers', 'triton'):\n"
-        "            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from oscar_zoo.cli.main import run\n"
-        f"sys.exit(run(['serve', {installed!r}, '--model', {str(MODEL)!r}, '--print', '--device', 'cuda']))\n"
+        "import sys\nclass Absent:\n    def find_spec(self, name, path=None, target=None):\n      "
+        "  if name.split('.')[0] in ('torch', 'sglang', 'transformers', 'triton'):\n           "
+        " raise ModuleNotFoundError(name)\nsys.meta_path.insert(0, Absent())\nfrom"
+        f" oscar_zoo.cli.main import run\nsys.exit(run(['serve', {installed!r}, '--model',"
+        f" {str(MODEL)!r}, '--print', '--device', 'cuda']))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -147,9 +171,15 @@ def test_it_starts_nothing_and_needs_neither_torch_nor_sglang(installed: str) ->
 def test_the_fork_gets_its_own_names(capsys: pytest.CaptureFixture[str], installed: str) -> None:
     facts = shown(capsys, installed, "--engine", "oscar-fork", "--port", "31000")
     env = facts["env"]
-    k_file, v_file = Path(env["SGLANG_OSCAR_K_ROTATION_PATH"]), Path(env["SGLANG_OSCAR_V_ROTATION_PATH"])
+    k_file, v_file = (
+        Path(env["SGLANG_OSCAR_K_ROTATION_PATH"]),
+        Path(env["SGLANG_OSCAR_V_ROTATION_PATH"]),
+    )
     assert (k_file.read_bytes(), v_file.read_bytes()) == tuple(payload().values())
-    assert (env["SGLANG_MIXED_KV_PREFIX_TOKENS"], env["SGLANG_MIXED_KV_RECENT_TOKENS"]) == ("64", "256")
+    assert (env["SGLANG_MIXED_KV_PREFIX_TOKENS"], env["SGLANG_MIXED_KV_RECENT_TOKENS"]) == (
+        "64",
+        "256",
+    )
     assert (env["SGLANG_OSCAR_K_CLIP_RATIO"], env["SGLANG_OSCAR_V_CLIP_RATIO"]) == ("0.96", "0.92")
     assert env["SGLANG_ENABLE_MIXED_KV_WINDOWS"] == "1" and env["SGLANG_LLOYD_MAX"] == "0"
     flags = facts["argv"]
@@ -157,9 +187,13 @@ def test_the_fork_gets_its_own_names(capsys: pytest.CaptureFixture[str], install
     assert {"--host=127.0.0.1", "--tensor-parallel-size=1"} <= set(flags)
     assert {"--disable-radix-cache", "--disable-custom-all-reduce"} <= set(flags)
     assert env["HADAMARD_ORDER"] == "64"  # the head of this model; the cards say 128 for theirs
-    assert env["SGLANG_OSCAR_ABSORB_V_ROTATION"] == "1" and env["SGLANG_MIXED_KV_HP_MAX_SPLITS"] == "8"
+    assert (
+        env["SGLANG_OSCAR_ABSORB_V_ROTATION"] == "1" and env["SGLANG_MIXED_KV_HP_MAX_SPLITS"] == "8"
+    )
     assert not any(part.startswith("--oscar") for part in flags)
-    settings.read_settings({k: v for k, v in env.items() if k.startswith("SGLANG_")})  # our plugin reads them too
+    settings.read_settings(
+        {k: v for k, v in env.items() if k.startswith("SGLANG_")}
+    )  # our plugin reads them too
 
 
 @pytest.mark.parametrize(("version", "what"), [(2, "one matrix per KV head"), (3, "no rotations")])
@@ -171,11 +205,18 @@ def test_the_fork_is_not_given_what_it_would_misread(
     command = ["serve", str(folder), "--model", str(MODEL), "--print", "--engine", "oscar-fork"]
     assert run(command) == 2
     line = capsys.readouterr().err.strip()
-    assert f"format_version {version}" in line and what in line and "--compat" in line and "\n" not in line
+    assert (
+        f"format_version {version}" in line
+        and what in line
+        and "--compat" in line
+        and "\n" not in line
+    )
     assert run(command[:-2]) == 0
 
 
-def test_no_key_is_ever_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+def test_no_key_is_ever_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
     key = tmp_path / "key"
     key.write_text("secret-canary")
     base = ["serve", str(artifact), "--model", str(MODEL), "--print"]
@@ -189,22 +230,34 @@ def test_no_key_is_ever_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_zoo_says_on_how_many_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphics, "default_device", lambda: "cpu")
+    monkeypatch.setattr(nvidia_smi, "default_device", lambda: "cpu")
     recipe = Catalog.packaged().recipe("Qwen3-32B")
     assert recipe is not None
     folder = str(write_folder(tmp_path / "Qwen3-32B", payload(geometry=recipe.geometry)))
     command = ["serve", folder, "--print", "--json"]
     answers = []
-    for more in (["--device", "cuda"], ["--engine", "oscar-fork"], ["--device", "cuda", "--", "--tp=2"], []):
+    for more in (
+        ["--device", "cuda"],
+        ["--engine", "oscar-fork"],
+        ["--device", "cuda", "--", "--tp=2"],
+        [],
+    ):
         assert run([*command, *more]) == 0
         answers.append(json.loads(capsys.readouterr().out))
-    assert [one["tensor_parallel"] for one in answers] == [4, 4, 2, 1]  # the last one is for this CPU
+    assert [one["tensor_parallel"] for one in answers] == [
+        4,
+        4,
+        2,
+        1,
+    ]  # the last one is for this CPU
     assert "--tp-size=4" in answers[0]["argv"] and "--tensor-parallel-size=4" in answers[1]["argv"]
     assert not any("--tp-size" in part for part in answers[2]["argv"])
     assert answers[0]["model"] == recipe.hf_id
 
 
-def test_a_model_of_the_zoo_that_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_the_zoo_that_cannot_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Stock SGLang with the plugin serves no linear layers; the fork has a branch that does."""
     recipe = Catalog.packaged().recipe("Qwen3.5-4B")
     assert recipe is not None
@@ -212,10 +265,23 @@ def test_a_model_of_the_zoo_that_cannot_be_served(tmp_path: Path, capsys: pytest
     assert run(["serve", folder, "--print", "--device", "cuda"]) == 1
     captured = capsys.readouterr()
     assert "a model with linear-attention layers does not work" in captured.err and not captured.out
-    assert run(["serve", folder, "--print", "--engine", "oscar-fork", "--", "--attention-backend=triton"]) == 0
+    assert (
+        run(
+            [
+                "serve",
+                folder,
+                "--print",
+                "--engine",
+                "oscar-fork",
+                "--",
+                "--attention-backend=triton",
+            ]
+        )
+        == 0
+    )
 
 
 def test_values_of_flags_in_every_spelling() -> None:
-    assert launch.flag_value(["--tp", "2", "--tp-size=4"], *launch.TENSOR_PARALLEL) == "4"
-    assert launch.flag_value(["--tensor_parallel_size=8"], *launch.TENSOR_PARALLEL) == "8"
-    assert launch.flag_value([], "--tp") is None and launch.flag_value(["--tp"], "--tp") is None
+    assert plan.flag_value(["--tp", "2", "--tp-size=4"], *plan.TENSOR_PARALLEL) == "4"
+    assert plan.flag_value(["--tensor_parallel_size=8"], *plan.TENSOR_PARALLEL) == "8"
+    assert plan.flag_value([], "--tp") is None and plan.flag_value(["--tp"], "--tp") is None

@@ -1,4 +1,5 @@
-"""What `serve` cannot do: one line with cause and next step, before a server starts or weights are read."""
+"""What `serve` cannot do: one line with cause and next step, before a server starts or weights are
+read."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import pytest
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli import main as cli
-from oscar_zoo.sglang_plugin import server
+from oscar_zoo.engines.sglang.launch import server
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
@@ -36,7 +37,9 @@ class Table:
         """Change `config.json`; `None` removes a value."""
         path = self.model / "config.json"
         values = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+        path.write_text(
+            json.dumps({name: value for name, value in values.items() if value is not None})
+        )
         return []
 
     def sglang(self, version: str | None) -> list[str]:
@@ -48,7 +51,7 @@ class Table:
         else:
             known = importlib.metadata.version
             told = lambda name: version if name == "sglang" else known(name)  # noqa: E731
-            self.monkeypatch.setattr("oscar_zoo.sglang_plugin.compat.versions.version", told)
+            self.monkeypatch.setattr("oscar_zoo.engines.sglang.compat.versions.version", told)
         return []
 
     def weights(self, size: int) -> list[str]:
@@ -70,11 +73,22 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
     "an artifact for fewer layers": (
         lambda t: t.config(num_hidden_layers=6),
         1,
-        ("this K rotation is for layers [0, 1, 2, 3]; a-model has [0, 1, 2, 3, 4, 5]", "oscar-zoo list --for a-model"),
+        (
+            "this K rotation is for layers [0, 1, 2, 3]; a-model has [0, 1, 2, 3, 4, 5]",
+            "oscar-zoo list --for a-model",
+        ),
     ),
-    "an artifact for another head": (lambda t: t.config(head_dim=128), 1, ("head_dim 64; a-model has 128",)),
+    "an artifact for another head": (
+        lambda t: t.config(head_dim=128),
+        1,
+        ("head_dim 64; a-model has 128",),
+    ),
     "no GPU": (lambda t: ["--device", "cuda"], 1, ("--device cpu",)),
-    "no such device": (lambda t: ["--device", "tpu"], 2, ("'tpu' is not a device", "cpu, cuda or cuda:0")),
+    "no such device": (
+        lambda t: ["--device", "tpu"],
+        2,
+        ("'tpu' is not a device", "cpu, cuda or cuda:0"),
+    ),
     "weights larger than memory": (
         lambda t: t.weights(4 * 10**12),
         1,
@@ -83,21 +97,48 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
     "too many requests at a time": (
         lambda t: ["--", "--max-running-requests=90000000"],
         1,
-        ("a-model needs about", "windows of 90000000 requests", "50% of what is free", "-- --max-running-requests="),
+        (
+            "a-model needs about",
+            "windows of 90000000 requests",
+            "50% of what is free",
+            "-- --max-running-requests=",
+        ),
     ),
-    "no SGLang": (lambda t: t.sglang(None), 1, ("this needs sglang", "pip install 'oscar-zoo[serve]'")),
-    "an SGLang too old": (lambda t: t.sglang("0.5.10"), 1, ("sglang 0.5.10 is outside", ">=0.5.17,<0.5.24")),
-    "an SGLang too new": (lambda t: t.sglang("0.6.0rc1"), 1, ("sglang 0.6.0rc1 is outside", "pip install")),
+    "no SGLang": (
+        lambda t: t.sglang(None),
+        1,
+        ("this needs sglang", "pip install 'oscar-zoo[serve]'"),
+    ),
+    "an SGLang too old": (
+        lambda t: t.sglang("0.5.10"),
+        1,
+        ("sglang 0.5.10 is outside", ">=0.5.17,<0.5.24"),
+    ),
+    "an SGLang too new": (
+        lambda t: t.sglang("0.6.0rc1"),
+        1,
+        ("sglang 0.6.0rc1 is outside", "pip install"),
+    ),
     "sliding windows": (
-        lambda t: t.config(layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=128),
+        lambda t: t.config(
+            layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=128
+        ),
         1,
         ("sliding-window", "INT2 KV cache", "--kv-cache-dtype auto"),
     ),
     "sliding windows everywhere": (lambda t: t.config(sliding_window=512), 1, ("sliding-window",)),
     "MLA": (lambda t: t.config(kv_lora_rank=512), 1, ("MLA does not work", "one latent vector")),
-    "chunked attention": (lambda t: t.config(attention_chunk_size=8192), 1, ("chunked local attention",)),
+    "chunked attention": (
+        lambda t: t.config(attention_chunk_size=8192),
+        1,
+        ("chunked local attention",),
+    ),
     "linear attention": (lambda t: t.config(full_attention_interval=4), 1, ("linear-attention",)),
-    "capped logits": (lambda t: t.config(attn_logit_softcapping=50.0), 1, ("attn_logit_softcapping",)),
+    "capped logits": (
+        lambda t: t.config(attn_logit_softcapping=50.0),
+        1,
+        ("attn_logit_softcapping",),
+    ),
     "an encoder": (lambda t: t.config(is_encoder_decoder=True), 1, ("an encoder-decoder model",)),
     "no config.json": (lambda t: t.remove("config.json"), 1, ("no config.json",)),
     "a broken config.json": (
@@ -141,7 +182,11 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         2,
         ("SGLANG_USE_HND_KVCACHE does not work", "Unset SGLANG_USE_HND_KVCACHE"),
     ),
-    "a flag that opens a port": (lambda t: ["--", "--grpc-port=1"], 2, ("--grpc-port is not allowed",)),
+    "a flag that opens a port": (
+        lambda t: ["--", "--grpc-port=1"],
+        2,
+        ("--grpc-port is not allowed",),
+    ),
     "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
     "the fork": (lambda t: ["--engine", "oscar-fork"], 2, ("stock SGLang only", "--print")),
 }
@@ -192,7 +237,15 @@ def refusal(table: Table, arguments: list[str], code: int) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = ["serve", str(table.artifact), "--model", str(table.model), "--port", str(port), *arguments]
+    command = [
+        "serve",
+        str(table.artifact),
+        "--model",
+        str(table.model),
+        "--port",
+        str(port),
+        *arguments,
+    ]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.run(command)

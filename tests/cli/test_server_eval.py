@@ -1,4 +1,5 @@
-"""`oscar-zoo eval --engine sglang` for real: stock SGLang on loopback, the example model, and the reference."""
+"""`oscar-zoo eval --engine sglang` for real: stock SGLang on loopback, the example model, and the
+reference."""
 
 from __future__ import annotations
 
@@ -24,21 +25,33 @@ SAME = 0.0005
 @pytest.mark.timeout(900)
 @needs_sglang
 def test_a_server_agrees_with_this_process(tmp_path: Path) -> None:
-    """One server with pages and a prefix cache: perplexity cold and after a hit, and conversations that reuse it."""
+    """One server with pages and a prefix cache: perplexity cold and after a hit, and conversations
+    that reuse it."""
     (tmp_path / "tmp").mkdir()
     cli = Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     sizes = ["--windows=1", "--answers=3", "--page-size=16", "--csv=a.csv", "--json"]
-    done = cli("eval", str(artifact), "--model", str(MODEL), "--engine", "sglang", *sizes, timeout=800)
+    done = cli(
+        "eval", str(artifact), "--model", str(MODEL), "--engine", "sglang", *sizes, timeout=800
+    )
     report = done.json
     assert report.get("schema") == "oscar-zoo.eval-server/1" and report["failures"] == [], report
     (row,) = report["servers"]
-    assert (row["chunk"], row["page_size"], row["radix"], row["tensor_parallel"]) == (512, 16, True, 1)
+    assert (row["chunk"], row["page_size"], row["radix"], row["tensor_parallel"]) == (
+        512,
+        16,
+        True,
+        1,
+    )
     cold, warm = row["perplexity"], row["perplexity_after_hit"]
     assert abs(cold["deviation"]) < SAME
-    assert abs(cold["server"] / cold["exact"] - 1) > LIMIT, "so that a server without quantization would be noticed"
+    assert abs(cold["server"] / cold["exact"] - 1) > LIMIT, (
+        "so that a server without quantization would be noticed"
+    )
     assert abs(warm["deviation"]) < SAME
-    assert abs(warm["server"] / row["perplexity_after_hit_without_sinks"] - 1) > SAME, "lost sinks would be noticed"
+    assert abs(warm["server"] / row["perplexity_after_hit_without_sinks"] - 1) > SAME, (
+        "lost sinks would be noticed"
+    )
     assert row["reused_tokens"] == [report["shared_tokens"]]
     assert row["recall"]["answers"] == 3
     assert (done.code, row["violations"]) == (0, [])
@@ -53,11 +66,27 @@ def test_a_server_agrees_with_this_process(tmp_path: Path) -> None:
         (["--chunk", "64"], "--chunk needs --engine sglang", 2),
         (["--sweep"], "--sweep needs --engine sglang", 2),
         (["--", "--mem-fraction-static=0.5"], "--mem-fraction-static=0.5 is for an engine", 2),
-        (["--engine", "sglang", "--chunk", "100", "--page-size", "16"], "chunks of 100 tokens are not whole pages", 2),
+        (
+            ["--engine", "sglang", "--chunk", "100", "--page-size", "16"],
+            "chunks of 100 tokens are not whole pages",
+            2,
+        ),
         (["--engine", "sglang", "--radix", "maybe"], "--radix 'maybe' is not on, off, or both", 2),
-        (["--engine", "sglang", "--url", "localhost:3"], "'localhost:3' is not the address of a server", 2),
-        (["--engine", "sglang", "--url", "http://127.0.0.1:9", "--tp", "2"], "--url measures a server as it is", 2),
-        (["--engine", "sglang", "--sweep", "--chunk", "64"], "--sweep and --chunk exclude each other", 2),
+        (
+            ["--engine", "sglang", "--url", "localhost:3"],
+            "'localhost:3' is not the address of a server",
+            2,
+        ),
+        (
+            ["--engine", "sglang", "--url", "http://127.0.0.1:9", "--tp", "2"],
+            "--url measures a server as it is",
+            2,
+        ),
+        (
+            ["--engine", "sglang", "--sweep", "--chunk", "64"],
+            "--sweep and --chunk exclude each other",
+            2,
+        ),
         (["--engine", "sglang", "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
         (["--engine", "sglang", "--", "--tp=2"], "--tp is not allowed after --", 2),
         (["--engine", "sglang", "--", "--host=0.0.0.0"], "--host is not allowed after --", 2),
@@ -72,15 +101,25 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert seen in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     options = ["--engine", "sglang", "--url", "http://127.0.0.1:9", "--task", "perplexity"]
     assert run(["eval", str(artifact), "--model", str(MODEL), *options]) == 1
     assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
 
 
-def test_a_server_with_other_settings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = {"version": "0.5.21", "kv_cache_dtype": "int2", "dtype": "float32", "device": "cpu", "page_size": 1}
+def test_a_server_with_other_settings_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "version": "0.5.21",
+        "kv_cache_dtype": "int2",
+        "dtype": "float32",
+        "device": "cpu",
+        "page_size": 1,
+    }
     told |= {"chunked_prefill_size": 512, "disable_radix_cache": False, "tp_size": 1}
     told |= {"max_total_num_tokens": 9000, "max_req_input_len": 2042}
     told |= {"internal_states": [{"oscar_int2": {"recipe": {"sink": 64, "recent": 32}}}]}
@@ -96,7 +135,14 @@ def test_a_server_with_other_settings_is_refused(tmp_path: Path, capsys: pytest.
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = ["--engine", "sglang", "--url", f"http://127.0.0.1:{server.server_port}", "--task", "perplexity"]
+        options = [
+            "--engine",
+            "sglang",
+            "--url",
+            f"http://127.0.0.1:{server.server_port}",
+            "--task",
+            "perplexity",
+        ]
         assert run(["eval", str(artifact), "--model", str(MODEL), *options]) == 2
         server.shutdown()
     assert "the server has recent 32, the artifact's recipe says 256" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Records of servers: a reused process id is never taken for a server, and what is left behind goes away."""
+"""Records of servers: a reused process id is never taken for a server, and what is left behind goes
+away."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from oscar_zoo.cli import server_control, server_records
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.server_records import ServerRecord
 from oscar_zoo.cli.serving import log_file
+from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
-from oscar_zoo.sglang_plugin.processes import Process
 
 SLEEPER = "print('up', flush=True); import time; time.sleep(600)"
 
@@ -42,7 +43,9 @@ def identity(process: subprocess.Popen[str]) -> Process:
 def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") -> ServerRecord:
     url = f"http://127.0.0.1:{port}/v1"
     label = "Qwen3-8B:seq20000_prompt83_group128"
-    return ServerRecord(process, port, url, model, label, f"/tmp/{port}.log", server_records.now(), "ready")
+    return ServerRecord(
+        process, port, url, model, label, f"/tmp/{port}.log", server_records.now(), "ready"
+    )
 
 
 def left(one: ServerRecord) -> Path:
@@ -56,14 +59,19 @@ def left(one: ServerRecord) -> Path:
 
 def test_a_record_is_private_and_gone_afterwards(child: subprocess.Popen[str]) -> None:
     with server_records.registered(replace(record(identity(child)), state="starting")) as entry:
-        assert entry.path.stat().st_mode & 0o777 == 0o600 and entry.path.parent.stat().st_mode & 0o777 == 0o700
+        assert (
+            entry.path.stat().st_mode & 0o777 == 0o600
+            and entry.path.parent.stat().st_mode & 0o777 == 0o700
+        )
         entry.change(state="ready", model="a-name")
         (found,) = server_records.running()
         assert (found.state, found.model) == ("ready", "a-name") and found == entry.record
     assert not entry.path.exists() and server_records.running() == []
 
 
-def test_another_process_with_the_same_number_is_not_the_server(child: subprocess.Popen[str]) -> None:
+def test_another_process_with_the_same_number_is_not_the_server(
+    child: subprocess.Popen[str],
+) -> None:
     """The number was given to a process that started later; it must not get a signal."""
     earlier = replace(identity(child), start=identity(child).start - 1)
     path = left(record(earlier))
@@ -72,7 +80,9 @@ def test_another_process_with_the_same_number_is_not_the_server(child: subproces
     assert not path.exists() and child.poll() is None
 
 
-@pytest.mark.parametrize(("change", "kept"), [({"boot": "another"}, False), ({"place": "other-host/1"}, True)])
+@pytest.mark.parametrize(
+    ("change", "kept"), [({"boot": "another"}, False), ({"place": "other-host/1"}, True)]
+)
 def test_records_of_before_a_restart_go_and_those_of_other_machines_stay(
     child: subprocess.Popen[str], change: dict[str, str], kept: bool
 ) -> None:
@@ -81,7 +91,9 @@ def test_records_of_before_a_restart_go_and_those_of_other_machines_stay(
     assert run(["stop"]) == 3 and child.poll() is None
 
 
-def test_a_process_that_has_ended_is_gone_before_its_parent_looks(child: subprocess.Popen[str]) -> None:
+def test_a_process_that_has_ended_is_gone_before_its_parent_looks(
+    child: subprocess.Popen[str],
+) -> None:
     one = identity(child)
     assert one.alive and not one.wait(0)
     assert one.send(signal.SIGKILL) and one.wait(60)
@@ -89,7 +101,9 @@ def test_a_process_that_has_ended_is_gone_before_its_parent_looks(child: subproc
 
 
 def test_what_is_no_record_is_ignored(child: subprocess.Popen[str]) -> None:
-    for number, text in enumerate(("{", "[]", '{"process": {}}', '{"process": {"pid": 1}, "odd": 2}')):
+    for number, text in enumerate(
+        ("{", "[]", '{"process": {}}', '{"process": {"pid": 1}, "odd": 2}')
+    ):
         left(record(identity(child))).with_name(f"{number}.json").write_text(text)
     assert len(server_records.running()) == 1
 
@@ -101,17 +115,25 @@ def test_a_server_is_called_by_port_model_or_artifact(
     left(record(one))
     for name in ("30000", "qwen3-8b", "Qwen/Qwen3-8B", "Qwen3-8B:seq20000_prompt83_group128", None):
         assert server_records.find(name, "stop").port == 30000
-    with pytest.raises(ServerNotFound, match=r"no server here is called 30001: Qwen/Qwen3-8B on port 30000"):
+    with pytest.raises(
+        ServerNotFound, match=r"no server here is called 30001: Qwen/Qwen3-8B on port 30000"
+    ):
         server_records.find("30001", "stop")
     left(record(one, port=30001))
     with pytest.raises(UsageError, match="2 servers run") as caught:
         server_records.find("qwen3-8b", "logs")
     assert str(caught.value.hint).endswith("oscar-zoo logs 30000")
     assert run(["ps"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["PORT", "30000", "30001"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "PORT",
+        "30000",
+        "30001",
+    ]
 
 
-def test_stop_waits_for_the_end(child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_waits_for_the_end(
+    child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     left(record(identity(child)))
     assert run(["stop", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -152,7 +174,9 @@ def test_without_a_server_the_newest_log_is_named(capsys: pytest.CaptureFixture[
     assert run(["stop"]) == 3 and "oscar-zoo logs" not in capsys.readouterr().err
 
 
-def test_follow_shows_what_was_written_just_before_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_shows_what_was_written_just_before_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "log"
     log.write_text("first\n")
     answers = iter((True, False))

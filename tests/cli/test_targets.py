@@ -1,4 +1,5 @@
-"""A name is a name and a folder is written as one; what lies in the current folder decides nothing."""
+"""A name is a name and a folder is written as one; what lies in the current folder decides
+nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ OTHER = "0" * 12
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with an artifact where `compute` writes it, which is not the one in the store."""
+    """The current folder, with an artifact where `compute` writes it, which is not the one in the
+    store."""
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / NAME / TAG, artifact_files(seed=1))
     return tmp_path
@@ -94,7 +96,9 @@ def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
     assert "Did you mean the file ./rotation?" in failure(capsys, 3, command, "rotation", *hub)
 
 
-def test_files_are_paths_by_their_ending(capsys: pytest.CaptureFixture[str], here: Path, stored: str) -> None:
+def test_files_are_paths_by_their_ending(
+    capsys: pytest.CaptureFixture[str], here: Path, stored: str
+) -> None:
     for name, data in artifact_files().items():
         (here / name).write_bytes(data)
         assert run(["verify", name]) == 0, name
@@ -131,21 +135,30 @@ def test_pull_computes_for_a_folder_that_is_written_as_one(
     assert row["model"] == "./my-model"
 
 
-def test_a_model_is_a_folder_a_name_of_the_zoo_or_an_id(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_model_is_a_folder_a_name_of_the_zoo_or_an_id(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
     shutil.copytree(MODEL, here / "tiny")
     assert choose_model("tiny").source == choose_model("./tiny").source == "./tiny"
     assert choose_model(Path("tiny")).source == "./tiny"
-    assert choose_model("Qwen3-8B").source == choose_model("qwen/qwen3-8b").source == "Qwen/Qwen3-8B"
+    assert (
+        choose_model("Qwen3-8B").source == choose_model("qwen/qwen3-8b").source == "Qwen/Qwen3-8B"
+    )
     assert choose_model("someone/else").source == "someone/else"
     (here / "Qwen3-8B").mkdir()
     assert choose_model("Qwen3-8B").source == "Qwen/Qwen3-8B"
     assert capsys.readouterr().err == ""
 
 
-def test_a_name_of_the_zoo_wins_over_a_model_in_a_folder(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_name_of_the_zoo_wins_over_a_model_in_a_folder(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
     shutil.copytree(MODEL, here / "Qwen3-8B")
     assert choose_model("Qwen3-8B").source == "Qwen/Qwen3-8B"
-    assert capsys.readouterr().err == "note: Qwen3-8B is taken as a name; the folder of that name is ./Qwen3-8B\n"
+    assert (
+        capsys.readouterr().err
+        == "note: Qwen3-8B is taken as a name; the folder of that name is ./Qwen3-8B\n"
+    )
     assert choose_model("./Qwen3-8B").source == "./Qwen3-8B"
     assert capsys.readouterr().err == ""
 
@@ -158,7 +171,10 @@ def test_an_id_means_the_folder_that_loaders_would_take(
     assert choose_model(model).source == model
     shutil.copytree(MODEL, here / model, dirs_exist_ok=True)
     assert choose_model(model).source == f"./{model}"
-    assert capsys.readouterr().err == f"note: {model} is the folder ./{model} here, not the model of that id on a hub\n"
+    assert (
+        capsys.readouterr().err
+        == f"note: {model} is the folder ./{model} here, not the model of that id on a hub\n"
+    )
 
 
 def test_what_is_no_model_says_so(here: Path) -> None:
@@ -179,7 +195,8 @@ def test_what_is_no_model_says_so(here: Path) -> None:
 def test_an_alias_works_everywhere(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An alias that `publish` gave is known to every command, offline too once the hub is a folder here."""
+    """An alias that `publish` gave is known to every command, offline too once the hub is a folder
+    here."""
     monkeypatch.setenv("OSCAR_ZOO_OFFLINE", "1")
     assert run(["publish", f"./{NAME}/{TAG}", "--alias", "small"]) == 0
     assert run(["pull", "small"]) == 0
@@ -192,7 +209,9 @@ def test_an_alias_works_everywhere(
     assert facts["name"] == NAME and [row["id"] for row in facts["installed"]] == [f"{NAME}/{TAG}"]
     assert run(["list", "--for", "small", "--json"]) == 0
     assert [row["tag"] for row in json.loads(capsys.readouterr().out)["artifacts"]] == [TAG]
-    assert run(["serve", "small", "--print", "--model", str(MODEL), "--device", "cpu", "--json"]) == 0
+    assert (
+        run(["serve", "small", "--print", "--model", str(MODEL), "--device", "cpu", "--json"]) == 0
+    )
     assert f"--oscar-artifact={NAME}:{TAG}" in json.loads(capsys.readouterr().out)["argv"]
     assert choose_model("small").name == NAME
     assert choose_model("qwen3-4b-thinking").name == "Qwen3-4B-Thinking-2507"

@@ -35,7 +35,9 @@ def on_a_terminal(columns: int, *words: str) -> str:
     """What a command shows on a terminal of so many columns, without colours."""
     ours, theirs = pty.openpty()
     variables = os.environ | {"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}
-    with subprocess.Popen([*PROGRAM, *words], stdout=theirs, stderr=subprocess.PIPE, env=variables) as child:
+    with subprocess.Popen(
+        [*PROGRAM, *words], stdout=theirs, stderr=subprocess.PIPE, env=variables
+    ) as child:
         os.close(theirs)
         shown = b""
         while True:
@@ -81,9 +83,15 @@ def test_a_table_that_does_not_fit_becomes_a_block_per_row(columns: int) -> None
 
 def test_what_is_not_a_terminal_gets_every_row_in_one_line() -> None:
     done = subprocess.run(
-        [*PROGRAM, "list", "--offline"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "30"}
+        [*PROGRAM, "list", "--offline"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "30"},
     )
-    assert any("GLM-4.7-FP8" in line and "seq10000_prompt43_group128" in line for line in done.stdout.splitlines())
+    assert any(
+        "GLM-4.7-FP8" in line and "seq10000_prompt43_group128" in line
+        for line in done.stdout.splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,34 +103,55 @@ def test_what_is_not_a_terminal_gets_every_row_in_one_line() -> None:
     ],
     ids=["latin-1", "ascii", "C"],
 )
-def test_an_encoding_that_lacks_characters_gets_others(variables: dict[str, str], tmp_path: Path) -> None:
+def test_an_encoding_that_lacks_characters_gets_others(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
     write_folder(tmp_path / "größe→", artifact_files())
     place = f"{tmp_path}/größe→"
-    commands = (["list", "--offline"], ["info", "Qwen3-8B", "--offline"], ["verify", place], ["verify", f"{place}/x"])
+    commands = (
+        ["list", "--offline"],
+        ["info", "Qwen3-8B", "--offline"],
+        ["verify", place],
+        ["verify", f"{place}/x"],
+    )
     for words in commands:
         for more in ([], ["--json"]):
-            done = subprocess.run([*PROGRAM, *words, *more], capture_output=True, env=os.environ | variables)
+            done = subprocess.run(
+                [*PROGRAM, *words, *more], capture_output=True, env=os.environ | variables
+            )
             shown = (done.stdout + done.stderr).decode("latin-1")
             assert done.returncode == (3 if words[-1].endswith("/x") else 0), shown
             assert "internal" not in shown and "Traceback" not in shown
             if more:
-                json.loads(done.stdout.decode("ascii" if "latin-1" not in variables.values() else "latin-1"))
-    listed = subprocess.run([*PROGRAM, "list", "--offline"], capture_output=True, env=os.environ | variables).stdout
+                json.loads(
+                    done.stdout.decode(
+                        "ascii" if "latin-1" not in variables.values() else "latin-1"
+                    )
+                )
+    listed = subprocess.run(
+        [*PROGRAM, "list", "--offline"], capture_output=True, env=os.environ | variables
+    ).stdout
     assert b"56.67 -> 55.56 u" in listed
 
 
 def test_json_keeps_what_cannot_be_encoded() -> None:
     done = subprocess.run(
-        [*PROGRAM, "verify", "./→", "--json"], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+        [*PROGRAM, "verify", "./→", "--json"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
     assert json.loads(done.stdout)["error"]["message"].endswith("./→") and b"\\u2192" in done.stdout
 
 
 def test_characters_without_an_equivalent_are_question_marks() -> None:
-    assert ascii_text("a → b … “c” größe ᵘ ═ 漢") == 'a -> b ... "c" große u ? ?'.replace("ß", "?").replace("ö", "o")
+    assert ascii_text("a → b … “c” größe ᵘ ═ 漢") == 'a -> b ... "c" große u ? ?'.replace(
+        "ß", "?"
+    ).replace("ö", "o")
 
 
-def test_examples_go_on_as_one_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_go_on_as_one_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     assert run(["yank", "--help"]) == 0
     narrow = capsys.readouterr().out.partition("Examples:\n")[2].partition("\nOptions")[0]

@@ -59,8 +59,13 @@ def test_a_wrong_digest_fails_for_a_stored_artifact_as_for_a_folder(
         assert (found["outcome"], found["want"], found["got"]) == ("digest_mismatch", WRONG, stored)
         assert result(capsys, 0, target, "--digest", stored)["outcome"] == "verified"
         outcome = oscar_zoo.verify(target, digest=WRONG)
-        assert isinstance(outcome, DigestMismatch) and (outcome.want, outcome.got) == (WRONG, stored)
-        assert isinstance(oscar_zoo.verify(target, digest=stored.removeprefix("sha256:").upper()), Verified)
+        assert isinstance(outcome, DigestMismatch) and (outcome.want, outcome.got) == (
+            WRONG,
+            stored,
+        )
+        assert isinstance(
+            oscar_zoo.verify(target, digest=stored.removeprefix("sha256:").upper()), Verified
+        )
 
 
 def test_another_model_fails_for_a_stored_artifact_as_for_a_folder(
@@ -72,7 +77,10 @@ def test_another_model_fails_for_a_stored_artifact_as_for_a_folder(
     (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
     for target in (NAME, folder):
         for model in ("Qwen3-8B", str(other)):
-            assert result(capsys, 4, target, "--model", model)["code"] in ("layers.missing", "model.geometry")
+            assert result(capsys, 4, target, "--model", model)["code"] in (
+                "layers.missing",
+                "model.geometry",
+            )
             assert isinstance(oscar_zoo.verify(target, model=model), Rejected)
         for model in (NAME, str(MODEL)):
             assert result(capsys, 0, target, "--model", model)["outcome"] == "verified"
@@ -90,15 +98,22 @@ def test_strict_counts_for_a_stored_artifact(capsys: pytest.CaptureFixture[str])
     assert isinstance(strict, Rejected) and strict.code == "role.file_name"
 
 
-def test_a_damaged_stored_file_is_an_outcome(capsys: pytest.CaptureFixture[str], stored: str) -> None:
+def test_a_damaged_stored_file_is_an_outcome(
+    capsys: pytest.CaptureFixture[str], stored: str
+) -> None:
     damage(next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}")))
     found = result(capsys, 4, NAME)
     outcome = oscar_zoo.verify(NAME)
     assert isinstance(outcome, DigestMismatch) and found["outcome"] == "digest_mismatch"
-    assert (outcome.want, outcome.got) == (found["want"], found["got"]) and outcome.want != outcome.got
+    assert (outcome.want, outcome.got) == (
+        found["want"],
+        found["got"],
+    ) and outcome.want != outcome.got
 
 
-def test_a_stored_file_that_is_missing_is_an_outcome(capsys: pytest.CaptureFixture[str], stored: str) -> None:
+def test_a_stored_file_that_is_missing_is_an_outcome(
+    capsys: pytest.CaptureFixture[str], stored: str
+) -> None:
     next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}")).unlink()
     assert result(capsys, 4, NAME)["got"] == "no file"
     assert isinstance(oscar_zoo.verify(NAME), DigestMismatch)
@@ -106,7 +121,9 @@ def test_a_stored_file_that_is_missing_is_an_outcome(capsys: pytest.CaptureFixtu
 
 def test_an_artifact_has_a_short_form(stored: str) -> None:
     (artifact,) = oscar_zoo.installed(NAME)
-    assert repr(artifact) == f"Artifact('{NAME}/{TAG}', '{stored[:19]}', path={str(artifact.path)!r})"
+    assert (
+        repr(artifact) == f"Artifact('{NAME}/{TAG}', '{stored[:19]}', path={str(artifact.path)!r})"
+    )
 
 
 def test_what_python_cannot_verify_is_an_error(folder: Path, tmp_path: Path) -> None:
@@ -144,21 +161,32 @@ def test_a_misfit_names_the_model_that_was_asked_for(
 ) -> None:
     for target in (str(folder), NAME):
         assert run(["verify", target, "--model", "Qwen3-8B"]) == 4
-        assert "Next: it does not fit Qwen3-8B; name the model that it was made for" in capsys.readouterr().err
+        assert (
+            "Next: it does not fit Qwen3-8B; name the model that it was made for"
+            in capsys.readouterr().err
+        )
 
 
-def test_quiet_prints_failures_only(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+def test_quiet_prints_failures_only(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
     assert run(["verify", str(folder), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     bad = write_folder(tmp_path / "bad", artifact_files())
     damage(bad / K_NAME)
     assert run(["verify", str(folder), str(bad), "-q"]) == 4
     out, err = capsys.readouterr()
-    assert f"{bad}  FAILED" in out.replace("\n", "") and f"{folder}  OK" not in out and "passed" not in out
+    assert (
+        f"{bad}  FAILED" in out.replace("\n", "")
+        and f"{folder}  OK" not in out
+        and "passed" not in out
+    )
     assert "Next, " in err
 
 
-def test_layers_with_gaps_pass_where_the_model_is_not_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_layers_with_gaps_pass_where_the_model_is_not_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     folder = write_folder(tmp_path / "some", payload(geometry=SPARSE))
     assert run(["verify", str(folder)]) == 0
     text = capsys.readouterr().out

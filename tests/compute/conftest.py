@@ -1,4 +1,5 @@
-"""One thread for small matrices: on a busy machine, waiting for a second one costs many times what it saves."""
+"""One thread for small matrices: on a busy machine, waiting for a second one costs many times what
+it saves."""
 
 from __future__ import annotations
 

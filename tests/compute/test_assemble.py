@@ -1,4 +1,5 @@
-"""What callers hand over stands in the manifest, and nothing is written that no engine may serve."""
+"""What callers hand over stands in the manifest, and nothing is written that no engine may
+serve."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def manifest(result: FitResult, facts: Facts) -> Manifest:
 
 
 def test_the_blocks_of_the_caller_stand_in_the_manifest(oscar: FitResult) -> None:
-    selection = {"rule": "auto/1", "candidates": ({"method": "oscar", "ppl": 9.5},), "chosen": "oscar"}
+    selection = {
+        "rule": "auto/1",
+        "candidates": ({"method": "oscar", "ppl": 9.5},),
+        "chosen": "oscar",
+    }
     source = MomentsFile(sha256="ab" * 32, size=12, location="moments.safetensors")
     facts = replace(
         FACTS,
@@ -84,8 +89,12 @@ def test_headroom_and_condition_of_a_partnered_method_are_recorded(wush: FitResu
     assert quality is not None
     assert quality["gates"] == []
     for role, forecast in wush.forecasts.items():
-        assert quality["headroom_per_layer"][role] == pytest.approx(forecast.headroom.mean(-1), rel=1e-3)
-        assert quality["condition_per_layer"][role] == pytest.approx(forecast.condition.max(-1), rel=1e-3)
+        assert quality["headroom_per_layer"][role] == pytest.approx(
+            forecast.headroom.mean(-1), rel=1e-3
+        )
+        assert quality["condition_per_layer"][role] == pytest.approx(
+            forecast.condition.max(-1), rel=1e-3
+        )
     assert np.min(quality["headroom_per_layer"]["k"]) >= 1
 
 
@@ -93,7 +102,9 @@ def test_the_same_fit_gives_the_same_files(wush: FitResult) -> None:
     again = fit(random_moments(), METHODS["wush"])
     assert assemble(wush, FACTS) == assemble(again, FACTS)
     other = assemble(fit(random_moments(seed=1), METHODS["wush"]), FACTS)
-    ids = [Manifest.from_bytes(files[FILE_NAME]).fit.fit_id for files in (assemble(wush, FACTS), other)]
+    ids = [
+        Manifest.from_bytes(files[FILE_NAME]).fit.fit_id for files in (assemble(wush, FACTS), other)
+    ]
     assert ids[0] != ids[1]
 
 

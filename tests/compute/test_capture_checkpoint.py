@@ -1,4 +1,5 @@
-"""A capture that is killed goes on where it stood and ends with the same bits; nothing foreign is gone on with."""
+"""A capture that is killed goes on where it stood and ends with the same bits; nothing foreign is
+gone on with."""
 
 from __future__ import annotations
 
@@ -30,16 +31,26 @@ LENGTHS = [40, 23, 33]
 FACTS = {"model": "tests/model", "data": "abc"}
 MODEL = build("Qwen3", num_hidden_layers=6, head_dim=8)
 INFO = MomentsInfo(
-    model=MODEL.block, calibration=None, coverage=None, numerics=numerics(MODEL), sequences=(), partial=True
+    model=MODEL.block,
+    calibration=None,
+    coverage=None,
+    numerics=numerics(MODEL),
+    sequences=(),
+    partial=True,
 )
-REPORTS = {False: 13, True: 8}  # of a whole capture: 1 + 4 layers x 3 sequences; 2 + 2 passes x 3 sequences
+REPORTS = {
+    False: 13,
+    True: 8,
+}  # of a whole capture: 1 + 4 layers x 3 sequences; 2 + 2 passes x 3 sequences
 
 
 def run_child(jobs: list[dict[str, Any]], folder: Path) -> list[int]:
     """Exit codes of the captures."""
     place = folder / "job.json"
     place.write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, str(CHILD), str(place)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(place)], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     codes: list[int] = json.loads(Path(f"{place}.codes").read_text())
     return codes
@@ -56,7 +67,9 @@ class Killed:
             for report in range(1, REPORTS[passes] + 1, 1 if passes else 2):
                 self.killed(f"{engine} at report {report}", passes=passes, kill_at=report)
             for number, when in itertools.product((1, 2, 4), ("before", "after")):
-                self.killed(f"{engine} {when} save {number}", passes=passes, kill_in_save=[number, when])
+                self.killed(
+                    f"{engine} {when} save {number}", passes=passes, kill_in_save=[number, when]
+                )
         self.killed("layers without hidden states", kill_at=9, largest=4096)
         self.killed("layers, twice", kill_at=5, then=8)
         self.codes = dict(zip(self.names, run_child(self.jobs, folder), strict=True))
@@ -117,7 +130,11 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     layers = {layer: random_sums(layer) for layer in range(6)}
     keeper = Checkpoint(tmp_path / "rank-0", FACTS, INFO)
     keeper.save(
-        Position("layers", 3), dict(list(layers.items())[:3]), sequences=1, add=True, hidden=[torch.ones(1, 7, 8)]
+        Position("layers", 3),
+        dict(list(layers.items())[:3]),
+        sequences=1,
+        add=True,
+        hidden=[torch.ones(1, 7, 8)],
     )
     few, many = dict(list(layers.items())[3:]), torch.ones(1, 900, 8)
     keeper.save(Position("layers", 6), few, sequences=1, add=True, hidden=[many])
@@ -127,8 +144,15 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert saved.hidden is None  # larger than a file may be
     for layer, want in layers.items():
         got = saved.layers[layer]
-        assert (got.tokens, got.query_rows, got.output_rows, got.weighted_tokens) == (layer, 2 * layer, 3, 4)
-        assert all(same_sum(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo"))
+        assert (got.tokens, got.query_rows, got.output_rows, got.weighted_tokens) == (
+            layer,
+            2 * layer,
+            3,
+            4,
+        )
+        assert all(
+            same_sum(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo")
+        )
     sizes = [path.stat().st_size for path in (tmp_path / "rank-0").glob("*.safetensors")]
     assert len(sizes) == 4
     assert max(sizes) <= 15_000
@@ -142,7 +166,9 @@ def test_a_new_capture_forgets_the_old_state(tmp_path: Path) -> None:
     assert keeper.load() is None
 
 
-@pytest.mark.parametrize("changed", [{"data": "other"}, {"model": "tests/another"}, {"needs": "rows"}])
+@pytest.mark.parametrize(
+    "changed", [{"data": "other"}, {"model": "tests/another"}, {"needs": "rows"}]
+)
 def test_the_state_of_something_else_is_refused(tmp_path: Path, changed: dict[str, str]) -> None:
     save_one(Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"}, INFO))
     with pytest.raises(OutputExists, match=next(iter(changed))) as refusal:
@@ -151,14 +177,18 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, changed: dict[st
     assert next(iter(changed.values())) in refusal.value.message
 
 
-@pytest.mark.parametrize("damage", ["state cut", "state of another version", "sums cut", "sums gone"])
+@pytest.mark.parametrize(
+    "damage", ["state cut", "state of another version", "sums cut", "sums gone"]
+)
 def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS, INFO))
     place, sums = tmp_path / "state.json", next(tmp_path.glob("moments-*"))
     if damage == "state cut":
         place.write_bytes(place.read_bytes()[:-9])
     elif damage == "state of another version":
-        place.write_bytes(place.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9"))
+        place.write_bytes(
+            place.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9")
+        )
     elif damage == "sums cut":
         os.truncate(sums, 900)
     else:

@@ -1,4 +1,5 @@
-"""Two processes started by torchrun give the sums of one, also where they go on from different places."""
+"""Two processes started by torchrun give the sums of one, also where they go on from different
+places."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from oscar_zoo.errors import ComputeFailed, UsageError
 
 CHILD = Path(__file__).parents[1] / "support" / "capture_child.py"
 ENGINES = ("layers", "passes")
-STOPS = {"layers": 6, "passes": 7}  # of 1 + 4 layers x 2 sequences each, or 2 + 2 passes x 2 sequences each
+STOPS = {
+    "layers": 6,
+    "passes": 7,
+}  # of 1 + 4 layers x 2 sequences each, or 2 + 2 passes x 2 sequences each
 
 
 class Runs:
@@ -46,7 +50,13 @@ class Runs:
     def start(self, processes: int, jobs: list[dict[str, Any]]) -> None:
         place = self.folder / "job.json"
         place.write_text(json.dumps(jobs))
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(processes),
+        ]
         command = [sys.executable, *(torchrun if processes > 1 else ()), str(CHILD), str(place)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
             try:
@@ -111,7 +121,9 @@ def test_the_environment_of_torchrun_is_read(monkeypatch: pytest.MonkeyPatch) ->
         ("0", "many", "WORLD_SIZE is 'many'"),
     ],
 )
-def test_an_impossible_environment_is_refused(monkeypatch: pytest.MonkeyPatch, rank: str, size: str, said: str) -> None:
+def test_an_impossible_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, rank: str, size: str, said: str
+) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(UsageError, match=said):

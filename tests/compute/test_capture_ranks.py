@@ -17,8 +17,15 @@ from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.errors import ComputeFailed, MissingDependency, UnsupportedModel
 
 LENGTHS = (9, 4)
-FACTS: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "accumulate": "float64", "weights": "0"}
-WHOLE = Geometry(num_layers=3, num_q_heads=8, num_kv_heads=2, head_dim=6, v_head_dim=4, attention_layers=(0, 2))
+FACTS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "accumulate": "float64",
+    "weights": "0",
+}
+WHOLE = Geometry(
+    num_layers=3, num_q_heads=8, num_kv_heads=2, head_dim=6, v_head_dim=4, attention_layers=(0, 2)
+)
 
 
 def rows(layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -52,7 +59,9 @@ def report(sums: LayerMoments, lengths: Sequence[int] = LENGTHS) -> ranks.LayerR
     )
 
 
-def write(folder: Path, name: str, layers: dict[int, LayerMoments], geometry: Geometry = WHOLE) -> None:
+def write(
+    folder: Path, name: str, layers: dict[int, LayerMoments], geometry: Geometry = WHOLE
+) -> None:
     own = geometry.model_copy(update={"attention_layers": tuple(layers)})
     reports = {layer: report(sums) for layer, sums in layers.items()}
     ranks.write_rank(folder, name, ranks.RankReport(**FACTS, geometry=own, layers=reports), layers)
@@ -65,7 +74,9 @@ def assert_whole(folder: Path, count: int) -> None:
     for layer, sums in moments.layers.items():
         want = part(layer, range(8), range(2))
         for name in (*ROW_SUMS, *WEIGHTED_SUMS, "wo"):
-            torch.testing.assert_close(getattr(sums, name), getattr(want, name), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                getattr(sums, name), getattr(want, name), rtol=1e-12, atol=1e-12
+            )
 
 
 def test_one_rank(tmp_path: Path) -> None:
@@ -83,7 +94,11 @@ def test_ranks_with_heads_of_their_own(tmp_path: Path) -> None:
 def test_ranks_that_share_heads_and_pipeline_stages(tmp_path: Path) -> None:
     for stage, layer in enumerate((0, 2)):
         for rank in range(4):
-            write(tmp_path, f"pp{stage}-tp{rank}", {layer: part(layer, range(2 * rank, 2 * rank + 2), [rank // 2])})
+            write(
+                tmp_path,
+                f"pp{stage}-tp{rank}",
+                {layer: part(layer, range(2 * rank, 2 * rank + 2), [rank // 2])},
+            )
     assert_whole(tmp_path, 8)
 
 
@@ -103,7 +118,9 @@ def test_a_rank_that_is_missing_is_missed(tmp_path: Path) -> None:
         ((9, 4, 1), "saw 2 of 3 sequences"),
     ],
 )
-def test_other_tokens_than_were_sent_are_noticed(tmp_path: Path, sent: tuple[int, ...], text: str) -> None:
+def test_other_tokens_than_were_sent_are_noticed(
+    tmp_path: Path, sent: tuple[int, ...], text: str
+) -> None:
     write(tmp_path, "pp0-tp0", {0: part(0, range(8), range(2))})
     with pytest.raises(ComputeFailed, match=text):
         ranks.join_ranks(tmp_path, 1, sent, weighted=True)
@@ -111,14 +128,24 @@ def test_other_tokens_than_were_sent_are_noticed(tmp_path: Path, sent: tuple[int
 
 def test_a_second_pass_that_nobody_sent_is_noticed(tmp_path: Path) -> None:
     write(tmp_path, "pp0-tp0", {0: part(0, range(8), range(2))})
-    with pytest.raises(ComputeFailed, match="second pass of layer 0 on rank pp0-tp0 saw 2 of 0 sequences"):
+    with pytest.raises(
+        ComputeFailed, match="second pass of layer 0 on rank pp0-tp0 saw 2 of 0 sequences"
+    ):
         ranks.join_ranks(tmp_path, 1, LENGTHS, weighted=False)
 
 
 def test_ranks_of_different_models_do_not_join(tmp_path: Path) -> None:
     write(tmp_path, "pp0-tp0", {0: part(0, range(4), [0])})
-    write(tmp_path, "pp0-tp1", {0: part(0, range(4, 8), [1])}, WHOLE.model_copy(update={"num_q_heads": 16}))
-    with pytest.raises(ComputeFailed, match="pp0-tp0 and pp0-tp1 run different models: num_q_heads is 8 here and 16"):
+    write(
+        tmp_path,
+        "pp0-tp1",
+        {0: part(0, range(4, 8), [1])},
+        WHOLE.model_copy(update={"num_q_heads": 16}),
+    )
+    with pytest.raises(
+        ComputeFailed,
+        match="pp0-tp0 and pp0-tp1 run different models: num_q_heads is 8 here and 16",
+    ):
         ranks.join_ranks(tmp_path, 2, LENGTHS, weighted=True)
 
 
@@ -132,7 +159,9 @@ def test_what_a_rank_left_half_written_is_not_read(tmp_path: Path, damage: str) 
 
 
 @pytest.mark.parametrize("kind", [UnsupportedModel, ComputeFailed])
-def test_the_failure_of_any_rank_is_raised(tmp_path: Path, kind: type[UnsupportedModel | ComputeFailed]) -> None:
+def test_the_failure_of_any_rank_is_raised(
+    tmp_path: Path, kind: type[UnsupportedModel | ComputeFailed]
+) -> None:
     ranks.raise_failure(tmp_path)
     ranks.write_failure(tmp_path, "pp0-tp1", kind("layer 3 is odd.", hint="another"))
     with pytest.raises(kind) as caught:

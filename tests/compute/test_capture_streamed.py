@@ -1,4 +1,5 @@
-"""Models larger than their device: layer by layer from files, or over several devices, with the same numbers."""
+"""Models larger than their device: layer by layer from files, or over several devices, with the
+same numbers."""
 
 from __future__ import annotations
 
@@ -16,24 +17,28 @@ from saved_models import float8_pair, save_model
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture import layerwise
+from oscar_zoo.compute.capture.held_out_rows import collect
 from oscar_zoo.compute.capture.transformers import capture
-from oscar_zoo.compute.heldout import collect
 from oscar_zoo.compute.job import ComputeOptions, compute_artifact
 from oscar_zoo.compute.moments import Moments, Need
 from oscar_zoo.errors import NotEnoughMemory
-from oscar_zoo.evaluate import placing
-from oscar_zoo.evaluate.cache import CacheSpec
-from oscar_zoo.evaluate.models import LoadedModel, load_model
-from oscar_zoo.evaluate.residence import place
-from oscar_zoo.evaluate.tasks.base import Measurement, Prompt, measure
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.tasks.base import Measurement, TaskPrompt, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.models import placement
+from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.offload import place
 
 ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo", "sst_num", "sst_den", "wo")
 LAYERS = 12
 DATA = sequences(40, 23, 1, 33)
 TASK = Perplexity(
-    tuple(Prompt(torch.tensor(ids), torch.arange(5, len(ids) - 1)) for ids in DATA.sequences if len(ids) > 6)
+    tuple(
+        TaskPrompt(torch.tensor(ids), torch.arange(5, len(ids) - 1))
+        for ids in DATA.sequences
+        if len(ids) > 6
+    )
 )
 RECIPE = ServingRecipe(group_size=16, windows=Windows(sink=2, recent=4), clip=Clip(k=0.96, v=0.92))
 
@@ -41,7 +46,10 @@ RECIPE = ServingRecipe(group_size=16, windows=Windows(sink=2, recent=4), clip=Cl
 def assert_equal(one: Moments, other: Moments) -> None:
     for layer in one.layers:
         for name in SUMS:
-            assert same_sum(getattr(one.layers[layer], name), getattr(other.layers[layer], name)), (layer, name)
+            assert same_sum(getattr(one.layers[layer], name), getattr(other.layers[layer], name)), (
+                layer,
+                name,
+            )
 
 
 def measured(loaded: LoadedModel) -> list[Measurement]:
@@ -50,13 +58,16 @@ def measured(loaded: LoadedModel) -> list[Measurement]:
 
 @contextmanager
 def largest(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Bytes of this process beside mapped files, as the system counts them, at their most while layers run."""
+    """Bytes of this process beside mapped files, as the system counts them, at their most while
+    layers run."""
     most = [0]
 
     def count(*_: object) -> None:
         most[0] = max(most[0], own_bytes())
 
-    watched = [module for name, module in model.named_modules() if name.endswith(("q_proj", "down_proj"))]
+    watched = [
+        module for name, module in model.named_modules() if name.endswith(("q_proj", "down_proj"))
+    ]
     handles = [module.register_forward_hook(count) for module in watched]
     assert len(handles) == 2 * LAYERS
     yield most
@@ -65,7 +76,8 @@ def largest(model: torch.nn.Module) -> Iterator[list[int]]:
 
 
 def give_back_freed() -> None:
-    """Memory that earlier tests have freed, which the C library keeps and would use again: growth would not show."""
+    """Memory that earlier tests have freed, which the C library keeps and would use again: growth
+    would not show."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -91,7 +103,8 @@ def test_streamed_weights_give_the_bits_of_the_model_in_memory(family: str, tmp_
 def test_held_out_rows_are_the_same(tmp_path: Path) -> None:
     folder = str(save_model(tmp_path / "model"))
     one, other = (
-        collect(load_model(folder, stream=stream), DATA.sequences, RECIPE.windows) for stream in (True, False)
+        collect(load_model(folder, stream=stream), DATA.sequences, RECIPE.windows)
+        for stream in (True, False)
     )
     for layer in (0, 1):
         assert torch.equal(one(layer).o_proj, other(layer).o_proj)
@@ -117,7 +130,9 @@ def test_memory_that_ends_in_the_middle_of_a_job_is_one_line(tmp_path: Path) -> 
         method="wush",
         output_dir=tmp_path / "made" / "rotation",
     )
-    with pytest.raises(NotEnoughMemory, match=r"^model needs about \d+ GB on cpu, .* GB are free\.$"):
+    with pytest.raises(
+        NotEnoughMemory, match=r"^model needs about \d+ GB on cpu, .* GB are free\.$"
+    ):
         compute_artifact(options, progress=ends)
     assert not (tmp_path / "made").exists()
 
@@ -129,7 +144,9 @@ def test_tied_embeddings_in_bfloat16() -> None:
     assert_equal(capture(streamed, data, needs=ALL), capture(whole, data, needs=ALL))
 
 
-def test_float8_is_dequantized_layer_by_layer_and_its_output_weights_are_read(tmp_path: Path) -> None:
+def test_float8_is_dequantized_layer_by_layer_and_its_output_weights_are_read(
+    tmp_path: Path,
+) -> None:
     folders = float8_pair(EXAMPLE, tmp_path)
     data = sequences(64, 30, vocabulary=2048)
     streamed, whole, plain = (
@@ -141,7 +158,9 @@ def test_float8_is_dequantized_layer_by_layer_and_its_output_weights_are_read(tm
         assert_equal(capture(loaded, data, needs=ALL), want)
 
 
-def test_layers_that_run_whole_give_the_same_bits_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_layers_that_run_whole_give_the_same_bits_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Hidden states of all sequences do not fit: every pass reads every layer."""
     folder = str(save_model(tmp_path / "model"))
     want = capture(load_model(folder), DATA, needs=ALL)
@@ -149,7 +168,9 @@ def test_layers_that_run_whole_give_the_same_bits_too(monkeypatch: pytest.Monkey
     assert_equal(capture(load_model(folder, stream=True), DATA, needs=ALL), want)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the memory of this process")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="asks Linux for the memory of this process"
+)
 def test_two_layers_at_most_are_in_memory(tmp_path: Path) -> None:
     """Stored in bfloat16 and wanted in float32, so that weights in memory are no mapped file."""
     shape = {"num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 12_288}
@@ -169,8 +190,11 @@ def test_two_layers_at_most_are_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.6, 0.0], ids=["layers", "passes"])
-def test_layers_on_several_devices_and_on_disk(share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A processor is one device: what accelerate offloads still comes and goes as it does with several."""
+def test_layers_on_several_devices_and_on_disk(
+    share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A processor is one device: what accelerate offloads still comes and goes as it does with
+    several."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     monkeypatch.setattr(layerwise, "MEMORY_SHARE", share)
     folder = str(save_model(tmp_path / "model", num_hidden_layers=4))
@@ -178,7 +202,9 @@ def test_layers_on_several_devices_and_on_disk(share: float, monkeypatch: pytest
     rest = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
     layers = {f"model.layers.{number}": "disk" if number % 2 else "cpu" for number in range(4)}
     monkeypatch.setattr(
-        placing, "place", lambda model, device_map: place(model, rest | layers, str(tmp_path / "offload"))
+        placement,
+        "place",
+        lambda model, device_map: place(model, rest | layers, str(tmp_path / "offload")),
     )
     spread = load_model(folder, stream=False)
     assert spread.spread
@@ -189,4 +215,6 @@ def test_layers_on_several_devices_and_on_disk(share: float, monkeypatch: pytest
 
 
 def test_auto_without_a_gpu_is_the_processor() -> None:
-    assert load_model(str(EXAMPLE), device="auto").device == torch.device("cpu" if not torch.cuda.is_available() else 0)
+    assert load_model(str(EXAMPLE), device="auto").device == torch.device(
+        "cpu" if not torch.cuda.is_available() else 0
+    )

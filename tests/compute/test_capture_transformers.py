@@ -1,4 +1,5 @@
-"""The capture sees exactly the rows that attention sees, of any architecture, and stores none of them."""
+"""The capture sees exactly the rows that attention sees, of any architecture, and stores none of
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel
-from oscar_zoo.evaluate.models import LoadedModel, attention_scope, load_model
+from oscar_zoo.models.loading import LoadedModel, attention_scope, load_model
 
 ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 DATA = sequences(40, 23, 1, 33)
@@ -33,7 +34,9 @@ def direct_sums(rows: Rows, weight: Tensor, heads: int) -> dict[str, Tensor]:
     q, k, v, o = (grouped(x) for x in (rows.query, rows.key, rows.value, rows.output))
     target = q.mT @ q / q.shape[1]
     w = torch.einsum("htd,hde,hte->ht", k, target, k)
-    columns = weight.double().T.reshape(heads, -1, v.shape[-1], weight.shape[0])  # [kv head, g, dv, hidden]
+    columns = weight.double().T.reshape(
+        heads, -1, v.shape[-1], weight.shape[0]
+    )  # [kv head, g, dv, hidden]
     return {
         "qq": q.mT @ q,
         "kk": k.mT @ k,
@@ -56,7 +59,9 @@ def assert_sums(layer: LayerMoments, want: dict[str, Tensor], tolerance: float) 
 def assert_equal(one: Moments, other: Moments) -> None:
     for layer in one.layers:
         for name in SUMS:
-            assert torch.equal(getattr(one.layers[layer], name), getattr(other.layers[layer], name)), (layer, name)
+            assert torch.equal(
+                getattr(one.layers[layer], name), getattr(other.layers[layer], name)
+            ), (layer, name)
 
 
 def output_weight(loaded: LoadedModel, layer: int) -> Tensor:
@@ -67,7 +72,9 @@ def output_weight(loaded: LoadedModel, layer: int) -> Tensor:
 def captured(loaded: LoadedModel) -> tuple[Moments, set[str]]:
     """Everything, and the places that progress named."""
     places: set[str] = set()
-    return capture(loaded, DATA, needs=ALL, progress=lambda done, total, where: places.add(where)), places
+    return capture(
+        loaded, DATA, needs=ALL, progress=lambda done, total, where: places.add(where)
+    ), places
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,7 +84,9 @@ def test_sums_are_those_of_the_rows(family: str) -> None:
     moments, places = captured(loaded)
     moments.check_coverage(ALL)
     assert tuple(moments.layers) == loaded.block.attention_layers
-    assert places == {f"layer {n} of {loaded.block.num_layers}" for n in range(1, loaded.block.num_layers + 1)}
+    assert places == {
+        f"layer {n} of {loaded.block.num_layers}" for n in range(1, loaded.block.num_layers + 1)
+    }
     for layer, rows in want.items():
         sums = direct_sums(rows, output_weight(loaded, layer), loaded.block.num_kv_heads)
         assert_sums(moments.layers[layer], sums, 1e-12)
@@ -90,7 +99,9 @@ def test_bfloat16_rows_of_the_example_are_summed_as_they_are() -> None:
     for layer, rows in attention_rows(loaded, data.sequences).items():
         sums = direct_sums(rows, output_weight(loaded, layer), loaded.block.num_kv_heads)
         got = moments.layers[layer]
-        assert (got.oo - sums["oo"]).abs().max() <= 0.02 * sums["oo"].abs().max()  # attention itself in bfloat16
+        assert (got.oo - sums["oo"]).abs().max() <= 0.02 * sums[
+            "oo"
+        ].abs().max()  # attention itself in bfloat16
         assert_sums(got, {**sums, "oo": got.oo}, 1e-12)
 
 
@@ -115,7 +126,9 @@ def test_a_gpu_gives_the_same_bits_with_both_engines(monkeypatch: pytest.MonkeyP
     assert_equal(by_layer, whole)
     for layer, want in on_cpu.layers.items():
         difference = (by_layer.layers[layer].kk.cpu() - want.kk).abs().max()
-        assert difference <= 0.05 * want.kk.abs().max()  # forward passes in bfloat16 on another machine
+        assert (
+            difference <= 0.05 * want.kk.abs().max()
+        )  # forward passes in bfloat16 on another machine
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Gemma3Text"])
@@ -144,7 +157,9 @@ def talk_by_scale(first: torch.nn.Module, second: torch.nn.Module) -> None:
     def scaled(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return args, {**kwargs, "hidden_states": kwargs["hidden_states"] * first.scale}
 
-    first.register_forward_hook(lambda module, args, output: setattr(first, "scale", output.abs().mean()))
+    first.register_forward_hook(
+        lambda module, args, output: setattr(first, "scale", output.abs().mean())
+    )
     second.self_attn.register_forward_pre_hook(scaled, with_kwargs=True)
 
 
@@ -166,7 +181,9 @@ def test_layers_that_exchange_more_than_hidden_states_run_whole(talk: Callable[.
     moments, places = captured(loaded)
     assert "pass 2 of 2" in places
     for layer, rows in want.items():
-        assert_sums(moments.layers[layer], direct_sums(rows, output_weight(loaded, layer), 2), 1e-12)
+        assert_sums(
+            moments.layers[layer], direct_sums(rows, output_weight(loaded, layer), 2), 1e-12
+        )
 
 
 def test_the_model_computes_as_before() -> None:
@@ -182,7 +199,10 @@ def test_the_model_computes_as_before() -> None:
 def test_only_what_is_needed_is_summed() -> None:
     moments = capture(build("Qwen3"), DATA, needs=frozenset(("rows",)))
     moments.check_coverage({"rows"})
-    assert all(one.weighted_tokens == one.output_rows == 0 and one.wo is None for one in moments.layers.values())
+    assert all(
+        one.weighted_tokens == one.output_rows == 0 and one.wo is None
+        for one in moments.layers.values()
+    )
     assert capture(build("Qwen3"), DATA, needs=frozenset()).layers == {}
 
 
@@ -215,7 +235,9 @@ def test_an_interrupt_leaves_the_model_as_it_was() -> None:
         capture(loaded, DATA, needs=ALL, progress=interrupt)
     assert loaded.model.config._attn_implementation == "sdpa"
     assert [layer.forward for layer in loaded.model.model.layers] == forwards
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules()
+    )
 
 
 def test_nan_activations_name_the_first_layer() -> None:
@@ -234,7 +256,11 @@ def test_nan_activations_name_the_first_layer() -> None:
         ("Gemma2", {}, "soft-capping"),
         ("OPT", {"head_dim": None, "num_key_value_heads": None, "word_embed_proj_dim": 32}, "RoPE"),
         ("Mistral", {"sliding_window": 16}, "sliding-window"),
-        ("DeepseekV3", {"kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "MLA"),
+        (
+            "DeepseekV3",
+            {"kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+            "MLA",
+        ),
     ],
 )
 def test_attention_that_cannot_be_calibrated_is_refused_by_name(
@@ -247,7 +273,10 @@ def test_attention_that_cannot_be_calibrated_is_refused_by_name(
 
 @pytest.mark.parametrize("family", ["Mistral", "Phi3"])
 def test_a_sliding_window_as_long_as_the_context_hides_nothing(family: str) -> None:
-    windowed, plain = (build(family, torch.float32, sliding_window=window, pad_token_id=0) for window in (256, None))
+    windowed, plain = (
+        build(family, torch.float32, sliding_window=window, pad_token_id=0)
+        for window in (256, None)
+    )
     assert windowed.block.attention_layers == (0, 1, 2, 3)
     assert_equal(captured(windowed)[0], captured(plain)[0])
 
@@ -264,7 +293,8 @@ def test_quantized_output_weights_are_refused_where_they_are_read() -> None:
 
 
 def test_simulated_attention_leaves_sliding_windows_alone() -> None:
-    """`evaluate.attention_scope` replaces full attention only: the masks of other layers must still arrive."""
+    """`evaluate.attention_scope` replaces full attention only: the masks of other layers must still
+    arrive."""
     loaded = build("Gemma3Text")
     ids = torch.tensor([DATA.sequences[0]])
 

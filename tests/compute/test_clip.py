@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.compute.clip import ClipCurve, clip_indices, index_of, ratio_of
+from oscar_zoo.compute.select.clip import ClipCurve, clip_indices, index_of, ratio_of
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 128, 256])

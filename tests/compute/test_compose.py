@@ -41,7 +41,9 @@ def test_the_largest_entry_of_every_eigenvector_is_positive(d: int, seed: int) -
 
 def test_many_matrices_at_once_are_those_of_each() -> None:
     stack = torch.from_numpy(np.array([covariance(16, seed) for seed in range(3)]))
-    for together, one in zip(zip(*r_h_pbr(stack), strict=True), (r_h_pbr(matrix) for matrix in stack), strict=True):
+    for together, one in zip(
+        zip(*r_h_pbr(stack), strict=True), (r_h_pbr(matrix) for matrix in stack), strict=True
+    ):
         assert all(torch.equal(a, b) for a, b in zip(together, one, strict=True))
 
 
@@ -50,12 +52,15 @@ def test_signs_do_not_depend_on_what_the_solver_returns(monkeypatch: pytest.Monk
     want, _ = r_h_pbr(c)
     solve = torch.linalg.eigh
     flips = torch.from_numpy(np.resize([1.0, -1.0, -1.0], 16))
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * flips))
+    monkeypatch.setattr(
+        torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * flips)
+    )
     assert torch.equal(r_h_pbr(c)[0], want)
 
 
 def test_columns_alternate_between_strong_and_weak() -> None:
-    """With a diagonal covariance R is H P up to order: undoing H shows the bit-reversed eigenvectors."""
+    """With a diagonal covariance R is H P up to order: undoing H shows the bit-reversed
+    eigenvectors."""
     values = np.array([1.0, 2.0, 3.0, 4.0])
     rotation, got = (tensor.numpy() for tensor in r_h_pbr(torch.from_numpy(np.diag(values))))
     assert np.array_equal(got, values)

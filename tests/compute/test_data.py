@@ -17,11 +17,17 @@ from oscar_zoo.errors import PathNotFound, UsageError
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SEPARATOR = "<|endoftext|>"
 
-texts = st.lists(st.text("abcdefghij ", min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=12)
+texts = st.lists(
+    st.text("abcdefghij ", min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=12
+)
 
 
-def load(path: Path, tokens: int, seq_len: int, seed: int | None = None, heldout: int = 0) -> CalibrationData:
-    return load_calibration(path, Letters(), tokens=tokens, seq_len=seq_len, seed=seed, heldout_tokens=heldout)
+def load(
+    path: Path, tokens: int, seq_len: int, seed: int | None = None, heldout: int = 0
+) -> CalibrationData:
+    return load_calibration(
+        path, Letters(), tokens=tokens, seq_len=seq_len, seed=seed, heldout_tokens=heldout
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-# --- packing -------------------------------------------------------------------------------------------------------
+# --- packing ---
 
 
 def test_packing_is_the_stream_cut_at_the_budget(tmp_path: Path) -> None:
@@ -40,8 +46,12 @@ def test_packing_is_the_stream_cut_at_the_budget(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(budget=st.integers(1, 60), seq_len=st.integers(1, 20))
-def test_any_budget_is_met_exactly_until_the_data_ends(folder: Path, budget: int, seq_len: int) -> None:
-    data = load(write(folder, "abcdefghij<|endoftext|>klmnopqrst<|endoftext|>uvwxyz"), budget, seq_len)
+def test_any_budget_is_met_exactly_until_the_data_ends(
+    folder: Path, budget: int, seq_len: int
+) -> None:
+    data = load(
+        write(folder, "abcdefghij<|endoftext|>klmnopqrst<|endoftext|>uvwxyz"), budget, seq_len
+    )
     stream = [token for sequence in data.sequences for token in sequence]
     whole = [ord(c) for c in "abcdefghij\0klmnopqrst\0uvwxyz\0"]
     assert stream == whole[:budget]
@@ -67,20 +77,33 @@ def test_facts_name_the_tokens(tmp_path: Path) -> None:
     facts = data.facts()
     compact = b"[[97,98,99,100],[101,0]]"
     assert facts.prompts_sha256 == hashlib.sha256(compact).hexdigest()
-    assert data.sequence_sha256 == tuple(hashlib.sha256(c).hexdigest() for c in (b"[97,98,99,100]", b"[101,0]"))
+    assert data.sequence_sha256 == tuple(
+        hashlib.sha256(c).hexdigest() for c in (b"[97,98,99,100]", b"[101,0]")
+    )
     assert (facts.tokens_requested, facts.tokens_used, facts.sequences) == (100, 6, 2)
     assert facts.length is not None
     assert (facts.length.min, facts.length.median, facts.length.max) == (2, 2, 4)
-    assert (facts.dataset, facts.content, facts.chat_template, facts.seed) == ("data.txt", "prefill", False, None)
+    assert (facts.dataset, facts.content, facts.chat_template, facts.seed) == (
+        "data.txt",
+        "prefill",
+        False,
+        None,
+    )
     assert facts.revision is facts.split is facts.license is facts.disjoint_from is None
     assert facts.overlaps_with == ()
 
 
 @settings(deadline=None, max_examples=30)
 @given(documents=texts, seed=st.integers(0, 2**40))
-def test_one_seed_is_one_order_of_the_same_documents(folder: Path, documents: list[str], seed: int) -> None:
+def test_one_seed_is_one_order_of_the_same_documents(
+    folder: Path, documents: list[str], seed: int
+) -> None:
     path = write(folder, SEPARATOR.join(documents))
-    first, again, plain = load(path, 10_000, 8, seed), load(path, 10_000, 8, seed), load(path, 10_000, 8)
+    first, again, plain = (
+        load(path, 10_000, 8, seed),
+        load(path, 10_000, 8, seed),
+        load(path, 10_000, 8),
+    )
     assert first == again
     assert first.facts().seed == seed
     joined = ["".join(map(spell, data.sequences)) for data in (first, plain)]
@@ -94,7 +117,9 @@ def test_two_seeds_are_two_orders(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(text=st.text("abcd", min_size=2, max_size=40), at=st.integers(0, 39), seq_len=st.integers(1, 9))
+@given(
+    text=st.text("abcd", min_size=2, max_size=40), at=st.integers(0, 39), seq_len=st.integers(1, 9)
+)
 def test_the_hash_changes_with_any_token(folder: Path, text: str, at: int, seq_len: int) -> None:
     at %= len(text)
     other = text[:at] + "e" + text[at + 1 :]
@@ -114,7 +139,9 @@ def test_every_sequence_starts_as_the_tokenizer_starts_text(tmp_path: Path) -> N
     path = write(tmp_path, "abcdefg")
     data = load_calibration(path, Letters(prefix=(1, 2), eos=None), tokens=8, seq_len=4)
     assert data.sequences == ((1, 2, 97, 98), (1, 2, 99, 100))
-    held = load_calibration(path, Letters(prefix=(1, 2), eos=None), tokens=4, seq_len=4, heldout_tokens=32).heldout
+    held = load_calibration(
+        path, Letters(prefix=(1, 2), eos=None), tokens=4, seq_len=4, heldout_tokens=32
+    ).heldout
     assert held is not None
     assert [spell(sequence[2:]) for sequence in held.sequences] == ["c", "d", "e", "f", "g"]
     assert {sequence[:2] for sequence in held.sequences} == {(1, 2)}
@@ -135,7 +162,7 @@ def test_a_huge_document_is_tokenized_only_as_far_as_needed(tmp_path: Path) -> N
     assert (data.heldout.tokens, data.tokens_used) == (4100, 1000)
 
 
-# --- held out ------------------------------------------------------------------------------------------------------
+# --- held out ---
 
 
 def test_whole_later_documents_are_held_out(tmp_path: Path) -> None:
@@ -146,12 +173,19 @@ def test_whole_later_documents_are_held_out(tmp_path: Path) -> None:
     held = [spell(sequence) for sequence in data.heldout.sequences]
     assert held == ["cc", "cc", "cc", "cc", "c|", "dd", "dd", "dd"]
     assert data.heldout.tokens == 16
-    compact = json.dumps([list(sequence) for sequence in data.heldout.sequences], separators=(",", ":"))
+    compact = json.dumps(
+        [list(sequence) for sequence in data.heldout.sequences], separators=(",", ":")
+    )
     assert data.heldout.prompts_sha256 == hashlib.sha256(compact.encode()).hexdigest()
 
 
 @settings(deadline=None, max_examples=80)
-@given(documents=texts, tokens=st.integers(1, 200), seq_len=st.integers(1, 20), heldout=st.integers(1, 120))
+@given(
+    documents=texts,
+    tokens=st.integers(1, 200),
+    seq_len=st.integers(1, 20),
+    heldout=st.integers(1, 120),
+)
 def test_what_is_held_out_is_apart_and_changes_no_more_than_it_must(
     folder: Path, documents: list[str], tokens: int, seq_len: int, heldout: int
 ) -> None:
@@ -173,13 +207,17 @@ def test_what_is_held_out_is_apart_and_changes_no_more_than_it_must(
         assert not any("held out instead" in note for note in data.notes)
 
 
-def test_calibration_is_the_same_whatever_is_held_out_while_the_data_suffice(tmp_path: Path) -> None:
+def test_calibration_is_the_same_whatever_is_held_out_while_the_data_suffice(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, SEPARATOR.join(f"document {n} " * 20 for n in range(100)))
     hashes = {load(path, 5000, 100, 7, heldout).prompts_sha256 for heldout in (0, 8, 4096, 10_000)}
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize(("lengths", "tokens", "heldout"), [((100, 200), 110, 80), ((150, 60), 100, 110)])
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "heldout"), [((100, 200), 110, 80), ((150, 60), 100, 110)]
+)
 def test_a_document_is_divided_when_whole_ones_do_not_suffice(
     tmp_path: Path, lengths: tuple[int, ...], tokens: int, heldout: int
 ) -> None:
@@ -206,17 +244,23 @@ def test_data_that_end_early_are_shared_at_a_document_when_one_is_near(tmp_path:
 
 def test_documents_that_come_again_are_not_held_out(tmp_path: Path) -> None:
     once = [f"{n:03}{'y' * 60}" for n in range(10)]
-    path = write(tmp_path, SEPARATOR.join([*once, *once, *once, *(f"new{n}{'z' * 60}" for n in range(10))]))
+    path = write(
+        tmp_path, SEPARATOR.join([*once, *once, *once, *(f"new{n}{'z' * 60}" for n in range(10))])
+    )
     data = load(path, tokens=640, seq_len=64, heldout=320)
     assert data.heldout is not None
     assert spell(data.heldout.sequences[0]).startswith("new0")
-    repeated = load(write(tmp_path, SEPARATOR.join(once[:1] * 30)), tokens=640, seq_len=64, heldout=320)
+    repeated = load(
+        write(tmp_path, SEPARATOR.join(once[:1] * 30)), tokens=640, seq_len=64, heldout=320
+    )
     assert repeated.heldout is None
-    assert repeated.notes == ("the data has no text left to hold out, so nothing can be measured on it.",)
+    assert repeated.notes == (
+        "the data has no text left to hold out, so nothing can be measured on it.",
+    )
     assert repeated.tokens_used == 640
 
 
-# --- shards --------------------------------------------------------------------------------------------------------
+# --- shards ---
 
 
 @settings(deadline=None, max_examples=40)
@@ -224,7 +268,9 @@ def test_documents_that_come_again_are_not_held_out(tmp_path: Path) -> None:
 def test_shards_partition_the_sequences_in_order(number: int, world: int) -> None:
     data = CalibrationData(tuple((n,) for n in range(number)), number, "made up")
     if world > number:
-        with pytest.raises(UsageError, match=f"{world} processes cannot share {number} calibration"):
+        with pytest.raises(
+            UsageError, match=f"{world} processes cannot share {number} calibration"
+        ):
             shard(data, 0, world)
         return
     shards = [shard(data, rank, world).sequences for rank in range(world)]
@@ -242,7 +288,7 @@ def test_a_shard_keeps_the_rest_of_the_data(tmp_path: Path) -> None:
         shard(data, 3, 3)
 
 
-# --- chats ---------------------------------------------------------------------------------------------------------
+# --- chats ---
 
 CHATS = [
     {"messages": [{"role": "user", "content": "hi"}]},
@@ -254,7 +300,9 @@ def jsonl(folder: Path, *records: object, name: str = "chats.jsonl") -> Path:
     return write(folder, "\n".join(json.dumps(record) for record in records), name)
 
 
-def stream_of(path: Path, tokenizer: Letters, chat_template: bool | None = None) -> tuple[str, CalibrationData]:
+def stream_of(
+    path: Path, tokenizer: Letters, chat_template: bool | None = None
+) -> tuple[str, CalibrationData]:
     data = load_calibration(path, tokenizer, tokens=1000, seq_len=1000, chat_template=chat_template)
     return "".join(spell(sequence) for sequence in data.sequences), data
 
@@ -266,7 +314,9 @@ def test_chats_go_through_the_template_and_end_once(tmp_path: Path) -> None:
 
 
 def test_prompts_are_chats_of_one_message(tmp_path: Path) -> None:
-    text, data = stream_of(jsonl(tmp_path, {"prompt": "hi"}, {"prompt": CHATS[0]["messages"]}), ChatLetters())
+    text, data = stream_of(
+        jsonl(tmp_path, {"prompt": "hi"}, {"prompt": CHATS[0]["messages"]}), ChatLetters()
+    )
     assert text == "<u>hi<a>|<u>hi<a>|"
     assert (data.facts().chat_template, data.content) == (True, "prefill")
 
@@ -289,14 +339,18 @@ def test_a_template_that_begins_the_text_does_not_begin_it_twice(tmp_path: Path)
 
 def test_a_tokenizer_without_a_template_is_named_with_the_line(tmp_path: Path) -> None:
     path = jsonl(tmp_path, *CHATS)
-    with pytest.raises(UsageError, match=r"line 1 of .*chats\.jsonl is a chat, .* has no chat template") as caught:
+    with pytest.raises(
+        UsageError, match=r"line 1 of .*chats\.jsonl is a chat, .* has no chat template"
+    ) as caught:
         stream_of(path, Letters())
     assert "--no-chat-template" in str(caught.value.hint)
 
 
 def test_a_chat_the_template_refuses_is_named_with_the_line(tmp_path: Path) -> None:
     path = jsonl(tmp_path, CHATS[0], {"messages": [{"role": "system", "content": "s"}]})
-    with pytest.raises(UsageError, match=r"refuses line 2 of .*chats\.jsonl: no system turns here\.$"):
+    with pytest.raises(
+        UsageError, match=r"refuses line 2 of .*chats\.jsonl: no system turns here\.$"
+    ):
         stream_of(path, ChatLetters())
 
 
@@ -310,7 +364,7 @@ def test_the_example_model_renders_chats() -> None:
     assert data.chat_template
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------
+# --- refusals ---
 
 
 @pytest.mark.parametrize("content", ["", "  \n\n", "<|endoftext|>\n<|endoftext|>"])

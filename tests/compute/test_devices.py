@@ -1,7 +1,9 @@
-"""Tensors of a computation meet only tensors on the device of the model, wherever that is: no GPU is needed to see it.
+"""Tensors of a computation meet only tensors on the device of the model, wherever that is: no GPU
+is needed to see it.
 
-Here models, rows and sums are on the CPU and everything made without a device is on `meta`. There the first operation
-on both fails as it does on a GPU with a tensor left on the CPU, and nothing can be read back.
+Here models, rows and sums are on the CPU and everything made without a device is on `meta`. There
+the first operation on both fails as it does on a GPU with a tensor left on the CPU, and nothing can
+be read back.
 """
 
 from __future__ import annotations
@@ -25,27 +27,29 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import capturing, choosing, moments_file
+from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.calibration_rows import CalibrationRows, collect_rows
 from oscar_zoo.compute.capture import layerwise
+from oscar_zoo.compute.capture import run as capturing
 from oscar_zoo.compute.capture.base import no_progress
+from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
+from oscar_zoo.compute.capture.run import Captured
 from oscar_zoo.compute.capture.transformers import capture
-from oscar_zoo.compute.capturing import Captured
-from oscar_zoo.compute.choosing import choose
 from oscar_zoo.compute.data import CalibrationData, load_calibration
 from oscar_zoo.compute.estimate import matmul_speed
 from oscar_zoo.compute.fit import METHODS, TUNED, Fits, fit, fit_all, with_tuned
 from oscar_zoo.compute.merging import merge_files
 from oscar_zoo.compute.methods import parallel, tuned, wush
 from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.report.of_moments import report_of_moments
-from oscar_zoo.compute.reporting import report_of, save_report
+from oscar_zoo.compute.select import choose as choosing
+from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.evaluate import run
-from oscar_zoo.evaluate.cache import CacheSpec, hadamard_set
-from oscar_zoo.evaluate.chunked import prefill_log_probabilities
+from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
 from oscar_zoo.evaluate.generate import greedy_generate
-from oscar_zoo.evaluate.models import LoadedModel, load_model
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
+from oscar_zoo.models.loading import LoadedModel, load_model
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
 RECIPE = ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=4, recent=16))
@@ -57,7 +61,9 @@ CPU = torch.device("cpu")
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A default device on which nothing else is, in this thread and in those of fits."""
     start = partial(torch.set_default_device, "meta")
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=start))
+    monkeypatch.setattr(
+        parallel, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=start)
+    )
     start()
     yield
     torch.set_default_device(None)
@@ -109,23 +115,34 @@ def test_a_tuned_method_fits(
     monkeypatch.setattr(tuned, "STEPS", 4)
     rows = collect_rows(loaded, data.sequences, 16)
     fits = with_tuned(
-        fit_all(moments, ["wush"]), moments, Rows(lambda *at: rows.of(*at).to(dtype)), tick=lambda *at: None
+        fit_all(moments, ["wush"]),
+        moments,
+        Rows(lambda *at: rows.of(*at).to(dtype)),
+        tick=lambda *at: None,
     )
     assert not fits.refused
     assert list(fits.results) == ["wush", *TUNED]
 
 
 @pytest.mark.parametrize("damping", ["diagonal", "identity"])
-def test_the_matrices_of_a_transform_are_where_the_sums_are(damping: wush.Damping, elsewhere: None) -> None:
+def test_the_matrices_of_a_transform_are_where_the_sums_are(
+    damping: wush.Damping, elsewhere: None
+) -> None:
     """As `each_layer` and `tuned` call them, in this thread."""
     square = torch.rand(2, 16, 16, dtype=torch.float64, device=CPU)
     gram, hessian = square @ square.mT, square.mT @ square
     made = wush.transform(gram, hessian, damping=damping)
     forward, partner = wush.as_stored(made.forward)
-    assert wush.headroom(gram, hessian).device == wush.rounding_error(forward, partner, gram, hessian).device == CPU
+    assert (
+        wush.headroom(gram, hessian).device
+        == wush.rounding_error(forward, partner, gram, hessian).device
+        == CPU
+    )
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Qwen3Moe", "Qwen3Next", "Gemma3Text", "Bamba"])
+@pytest.mark.parametrize(
+    "family", ["Llama", "Qwen3", "Qwen3Moe", "Qwen3Next", "Gemma3Text", "Bamba"]
+)
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_a_model_is_captured(
     family: str, by_layer: bool, elsewhere: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -134,7 +151,9 @@ def test_a_model_is_captured(
         model, text = capture_models.build(family, torch.float32), capture_models.sequences(40, 33)
     if not by_layer:
         monkeypatch.setattr(layerwise, "start_states", lambda *args: None)
-    captured = capturing.capture(model, text, NEEDS, work=tmp_path / "work", resume=False, progress=no_progress)
+    captured = capturing.capture(
+        model, text, NEEDS, work=tmp_path / "work", resume=False, progress=no_progress
+    )
     captured.moments.check_coverage(NEEDS)
     assert all(layer.qq.device == CPU for layer in captured.moments.layers.values())
 
@@ -194,13 +213,22 @@ def test_moments_are_saved_merged_drawn_and_fitted_again(
 def test_an_evaluation_and_a_server_are_simulated(loaded: LoadedModel, elsewhere: None) -> None:
     cache = CacheSpec(hadamard_set(loaded.block, "k"), hadamard_set(loaded.block, "v"), RECIPE)
     report = run.evaluate(
-        loaded, TEXT.read_text("utf-8")[:9000], artifact=None, recipe=RECIPE, windows=1, length=800, answers=1
+        loaded,
+        TEXT.read_text("utf-8")[:9000],
+        artifact=None,
+        recipe=RECIPE,
+        windows=1,
+        length=800,
+        answers=1,
     )
     assert all(row.perplexity is not None for row in report.rows)
     ids = list(range(3, 60))
     for spec in (cache, None):
         assert len(greedy_generate(loaded, ids, cache=spec, max_new_tokens=3, chunk_size=25)) == 3
-        assert len(prefill_log_probabilities(loaded, ids, cache=spec, chunk_size=25, hit=25)) == len(ids) - 26
+        assert (
+            len(prefill_log_probabilities(loaded, ids, cache=spec, chunk_size=25, hit=25))
+            == len(ids) - 26
+        )
 
 
 def test_the_speed_of_a_device_is_measured_there(elsewhere: None) -> None:

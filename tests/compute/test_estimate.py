@@ -13,7 +13,7 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
 from oscar_zoo.compute.options import ComputeOptions
 from oscar_zoo.compute.phases import expected_phases
-from oscar_zoo.evaluate.models import ModelSize, inspect_model, model_size
+from oscar_zoo.models.loading import ModelSize, inspect_model, model_size
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
 BLOCK = inspect_model(str(MODEL))
@@ -40,9 +40,20 @@ def test_the_outline_has_the_parameters_of_the_file() -> None:
 
 
 def test_of_a_mixture_a_token_meets_only_its_experts(tmp_path: Path) -> None:
-    """Made wider by experts that stay idle, a model has more parameters, and a token meets only the router's."""
-    config = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config |= {"num_key_value_heads": 1, "head_dim": 32, "vocab_size": 128, "moe_intermediate_size": 32}
+    """Made wider by experts that stay idle, a model has more parameters, and a token meets only the
+    router's."""
+    config = {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config |= {
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 128,
+        "moe_intermediate_size": 32,
+    }
     sizes = []
     for experts in (4, 8):
         folder = tmp_path / str(experts)
@@ -75,7 +86,9 @@ def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {name: estimate(options, BLOCK) for name, options in costs.items()}
     seconds = [cost.seconds for cost in found.values() if cost is not None]
     assert len(seconds) == 5 and seconds == sorted(set(seconds))
-    assert {cost.weight_bytes for cost in found.values() if cost} == {2 * ModelSize(3_476_224, 0).parameters}
+    assert {cost.weight_bytes for cost in found.values() if cost} == {
+        2 * ModelSize(3_476_224, 0).parameters
+    }
 
 
 def test_a_speed_is_measured_on_the_device() -> None:
@@ -113,5 +126,7 @@ def test_the_phases_of_an_estimate_are_those_that_the_options_ask_for() -> None:
     ):
         found = estimate(options, BLOCK)
         assert found is not None
-        assert [(one.name, one.unit) for one in found.phases] == [(p.name, p.unit) for p in expected_phases(options)]
+        assert [(one.name, one.unit) for one in found.phases] == [
+            (p.name, p.unit) for p in expected_phases(options)
+        ]
         assert found.seconds == sum(one.seconds for one in found.phases)

@@ -29,7 +29,8 @@ def attention(query: Rows, key: Rows, value: Rows) -> Rows:
 
 
 def value_covariance_of_the_paper(query: Rows, key: Rows, value: Rows, head: int) -> Rows:
-    """V^T S^T S V with the causal score matrix of every query head of the group, as the paper writes it."""
+    """V^T S^T S V with the causal score matrix of every query head of the group, as the paper
+    writes it."""
     total = np.zeros((value.shape[-1],) * 2)
     for j in range(head * GROUP, (head + 1) * GROUP):
         for start, end in SEQUENCES:
@@ -59,7 +60,10 @@ def brute_force(query: Rows, key: Rows, value: Rows, weights: Rows) -> dict[str,
         result["kk/1"].append(np.mean([np.outer(k, k) for k in key[h]], axis=0))
         result["vv/1"].append(np.mean([np.outer(v, v) for v in value[h]], axis=0))
         result["oo/1"].append(value_covariance_of_the_paper(query, key, value, h))
-        columns = [weights[:, j * VALUE_DIM : (j + 1) * VALUE_DIM] for j in range(h * group, (h + 1) * group)]
+        columns = [
+            weights[:, j * VALUE_DIM : (j + 1) * VALUE_DIM]
+            for j in range(h * group, (h + 1) * group)
+        ]
         result["wo/1"].append(np.sum([w.T @ w for w in columns], axis=0))
     return {name: np.array(matrices) for name, matrices in result.items()}
 

@@ -13,7 +13,9 @@ from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.errors import OutputExists, StorageError, UsageError
 
-PACKAGED = Path(__file__).resolve().parents[2] / "manifests/Qwen3-8B/seq20000_prompt83_group128.json"
+PACKAGED = (
+    Path(__file__).resolve().parents[2] / "manifests/Qwen3-8B/seq20000_prompt83_group128.json"
+)
 FILES = {"a.pt": b"new a", "oscar.json": b"{}"}
 
 

@@ -1,4 +1,5 @@
-"""The whole computation on the example model: what is written, what it says, and what happens when it cannot be."""
+"""The whole computation on the example model: what is written, what it says, and what happens when
+it cannot be."""
 
 from __future__ import annotations
 
@@ -86,14 +87,21 @@ def test_the_manifest_says_what_was_done(result: ComputeResult) -> None:
     assert manifest.fit.composition.id == "r_h_pbr"
     calibration = manifest.fit.calibration
     assert calibration is not None
-    assert (calibration.tokens_requested, calibration.tokens_used, calibration.sequences) == (TOKENS, TOKENS, 3)
+    assert (calibration.tokens_requested, calibration.tokens_used, calibration.sequences) == (
+        TOKENS,
+        TOKENS,
+        3,
+    )
     assert calibration.dataset == "calibration.txt"
     coverage = manifest.fit.coverage
     assert coverage is not None
     assert (coverage.layers, coverage.q_heads, coverage.kv_heads) == (4, 4, 2)
     assert (coverage.tokens_min, coverage.tokens_max) == (TOKENS, TOKENS)
     assert manifest.fit.numerics is not None
-    assert (manifest.fit.numerics.forward_dtype, manifest.fit.numerics.accumulate) == ("bfloat16", "float64")
+    assert (manifest.fit.numerics.forward_dtype, manifest.fit.numerics.accumulate) == (
+        "bfloat16",
+        "float64",
+    )
     assert manifest.model.config_sha256 == sha256_hex((EXAMPLE / "config.json").read_bytes())
     assert manifest.recipe == RECIPE
     assert manifest.provenance.kind == "computed"
@@ -128,7 +136,9 @@ def test_the_same_options_give_the_same_bytes(result: ComputeResult, tmp_path: P
     assert content(again.path) == content(result.path)
 
 
-def test_time_and_file_name_are_no_part_of_the_digest(result: ComputeResult, tmp_path: Path) -> None:
+def test_time_and_file_name_are_no_part_of_the_digest(
+    result: ComputeResult, tmp_path: Path
+) -> None:
     renamed = tmp_path / "renamed.txt"
     renamed.write_bytes(TEXT.read_bytes())
     other = compute_artifact(options(tmp_path / "out", created=None, calib_data=renamed))
@@ -142,7 +152,9 @@ def test_other_data_gives_another_fit(result: ComputeResult, tmp_path: Path) -> 
     assert other.manifest.digest != result.manifest.digest
 
 
-def test_the_default_folder_is_named_after_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_named_after_the_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = compute_artifact(options(None, calib_tokens=300, method="hadamard"))
     assert (tmp_path / "tiny-qwen3-hard/seq300_prompt3_group64-hadamard/oscar.json").is_file()
@@ -151,7 +163,11 @@ def test_the_default_folder_is_named_after_the_artifact(tmp_path: Path, monkeypa
 
 def test_hadamard_needs_no_statistics(tmp_path: Path) -> None:
     result = compute_artifact(options(tmp_path / "out", method="hadamard"))
-    assert set(content(result.path)) == {"k_rotation_hadamard.pt", "v_rotation_hadamard.pt", "oscar.json"}
+    assert set(content(result.path)) == {
+        "k_rotation_hadamard.pt",
+        "v_rotation_hadamard.pt",
+        "oscar.json",
+    }
     assert (result.manifest.fit.method, result.manifest.fit.estimator) == ("hadamard", None)
     assert result.manifest.fit.calibration is None
     assert result.verified.k is not None
@@ -202,10 +218,14 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_result_that_fails_verification_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_fails_verification_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broken solver: eigenvectors that are not orthogonal."""
     solve = torch.linalg.eigh
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01))
+    monkeypatch.setattr(
+        torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01)
+    )
     with pytest.raises(ComputeFailed, match="failed its own verification: "):
         compute_artifact(options(tmp_path / "out", calib_tokens=200))
     assert not list(tmp_path.iterdir())
@@ -248,7 +268,10 @@ def test_the_prompt_hash_is_of_the_token_lists(result: ComputeResult) -> None:
     tokenizer = AutoTokenizer.from_pretrained(EXAMPLE)
     stream: list[int] = []
     for document in TEXT.read_text("utf-8").split("<|endoftext|>"):
-        stream += [*tokenizer(document.strip("\n"), verbose=False)["input_ids"], tokenizer.eos_token_id]
+        stream += [
+            *tokenizer(document.strip("\n"), verbose=False)["input_ids"],
+            tokenizer.eos_token_id,
+        ]
         if len(stream) > TOKENS:
             break
     lists = [stream[0:120], stream[120:240], stream[240:300]]

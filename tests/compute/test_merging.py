@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_moments import MODEL, NUMERICS, add, describe, layer_rows, random_moments, records, weigh
+from random_moments import (
+    MODEL,
+    NUMERICS,
+    add,
+    describe,
+    layer_rows,
+    random_moments,
+    records,
+    weigh,
+)
 
 from oscar_zoo.artifact.manifest import Disjoint
 from oscar_zoo.artifact.specs import Harness
@@ -38,7 +47,9 @@ def part_of_tokens(folder: Path, number: int, *, weighted: bool = False) -> Path
     return save(folder, f"tokens{number}", moments, describe(moments, SEQUENCES[number]))
 
 
-def rank(folder: Path, name: str, heads: Sequence[int], queries: slice, layers: Sequence[int] = (0, 2)) -> Path:
+def rank(
+    folder: Path, name: str, heads: Sequence[int], queries: slice, layers: Sequence[int] = (0, 2)
+) -> Path:
     """What a rank that holds these KV heads, query heads and layers writes after both passes."""
     sums = {}
     for layer in layers:
@@ -47,7 +58,9 @@ def rank(folder: Path, name: str, heads: Sequence[int], queries: slice, layers: 
         k, v = (torch.from_numpy(x[list(heads)]) for x in (rows.key, rows.value))
         sums[layer] = LayerMoments.zeros(len(heads), 16, 8, heads=heads)
         sums[layer].add(q, k, v, o)
-        sums[layer].set_weights(torch.from_numpy(rows.weights[:, queries.start * 8 : queries.stop * 8]))
+        sums[layer].set_weights(
+            torch.from_numpy(rows.weights[:, queries.start * 8 : queries.stop * 8])
+        )
         sums[layer].add_weighted(k, v, sums[layer].qq / sums[layer].query_rows)
     moments = Moments(MODEL.geometry, sums)
     return save(folder, name, moments, describe(moments, records(200), partial=True))
@@ -93,7 +106,12 @@ def test_weights_that_knew_only_a_part_of_the_data_are_left_out(tmp_path: Path) 
     result = merge_files(paths, tmp_path / "out")
     assert result.notes == (LOST_WEIGHTS,)
     assert_whole(result, tmp_path / "out", weighted=False)
-    assert possible_methods(load_moments(tmp_path / "out")[0]) == ("identity", "hadamard", "oscar-exact", "wush")
+    assert possible_methods(load_moments(tmp_path / "out")[0]) == (
+        "identity",
+        "hadamard",
+        "oscar-exact",
+        "wush",
+    )
 
 
 def test_heads_of_ranks_join(tmp_path: Path) -> None:
@@ -173,16 +191,28 @@ def test_parts_of_other_models_or_numerics_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             merge_files([first, other], tmp_path / "out")
 
-    refused("different models: id is oscar-zoo/random here and x/y there", model=MODEL.model_copy(update={"id": "x/y"}))
+    refused(
+        "different models: id is oscar-zoo/random here and x/y there",
+        model=MODEL.model_copy(update={"id": "x/y"}),
+    )
     refused("revision is None here", model=MODEL.model_copy(update={"revision": "a" * 40}))
-    refused("forward_dtype is float32 here", numerics=NUMERICS.model_copy(update={"forward_dtype": "bfloat16"}))
+    refused(
+        "forward_dtype is float32 here",
+        numerics=NUMERICS.model_copy(update={"forward_dtype": "bfloat16"}),
+    )
     engine = Harness(name="rows", version="2")
-    refused("engine is rows 1 here and rows 2 there", numerics=NUMERICS.model_copy(update={"engine": engine}))
+    refused(
+        "engine is rows 1 here and rows 2 there",
+        numerics=NUMERICS.model_copy(update={"engine": engine}),
+    )
     refused("accumulate", numerics=NUMERICS.model_copy(update={"accumulate": "float32-chunked"}))
     refused("does not say which sequences", partial=True, coverage=None, sequences=())
     wider = Moments.zeros(MODEL.geometry.model_copy(update={"num_q_heads": 8}))
     for layer, sums in wider.layers.items():
-        rows = [torch.from_numpy(x) for x in (layer_rows(layer).query, layer_rows(layer).key, layer_rows(layer).value)]
+        rows = [
+            torch.from_numpy(x)
+            for x in (layer_rows(layer).query, layer_rows(layer).key, layer_rows(layer).value)
+        ]
         sums.add(torch.cat([rows[0], rows[0]]), rows[1], rows[2])
     whole = describe(wider, records(200, seed=7)).model_copy(
         update={"model": MODEL.model_copy(update={"num_q_heads": 8})}
@@ -205,12 +235,22 @@ def test_calibration_blocks_become_one(tmp_path: Path) -> None:
     }
     calibration = info.calibration.model_copy(update=changes)
     numerics = NUMERICS.model_copy(update={"device": "y"})
-    other = save(tmp_path, "other", moments, info.model_copy(update={"calibration": calibration, "numerics": numerics}))
+    other = save(
+        tmp_path,
+        "other",
+        moments,
+        info.model_copy(update={"calibration": calibration, "numerics": numerics}),
+    )
     merged = merge_files([first, other], tmp_path / "out").info
     block = merged.calibration
     assert block is not None
     assert {*str(block.dataset).split(" + ")} == {"random", "chat"}
-    assert (block.prompts_sha256, block.seed, block.content, block.chat_template) == (None, None, "mixed", False)
+    assert (block.prompts_sha256, block.seed, block.content, block.chat_template) == (
+        None,
+        None,
+        "mixed",
+        False,
+    )
     assert (block.sequences, block.tokens_requested, block.tokens_used) == (2, 90, 90)
     assert block.length is not None
     assert (block.length.min, block.length.median, block.length.max) == (30, 30, 60)

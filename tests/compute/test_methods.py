@@ -1,4 +1,5 @@
-"""Every method against its formulas on the same rows, and as an artifact that passes its own verification."""
+"""Every method against its formulas on the same rows, and as an artifact that passes its own
+verification."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from random_moments import GROUP, MODEL, NUMERICS, LayerRows, describe, layer_rows, random_moments
 
+from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.artifact.transforms import hadamard
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.fit import METHODS, FitResult, find_method, fit, fit_all, possible_methods
@@ -153,7 +154,9 @@ def test_the_number_of_threads_changes_nothing(name: str) -> None:
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
-        results.append([layer.forward.tobytes() for side in (result.k, result.v) for layer in side.layers])
+        results.append(
+            [layer.forward.tobytes() for side in (result.k, result.v) for layer in side.layers]
+        )
     assert results[0] == results[1]
 
 
@@ -177,7 +180,12 @@ def test_all_methods_fit_from_complete_moments() -> None:
     assert found.refused == {}
     coverage = found.results["wush"].coverage
     assert coverage is not None
-    assert (coverage.layers, coverage.q_heads, coverage.kv_heads, coverage.tokens_max) == (2, 4, 2, 200)
+    assert (coverage.layers, coverage.q_heads, coverage.kv_heads, coverage.tokens_max) == (
+        2,
+        4,
+        2,
+        200,
+    )
 
 
 def test_methods_that_lack_their_sums_are_not_offered() -> None:

@@ -17,9 +17,9 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import choosing, job
+from oscar_zoo.compute import job
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.calibration_rows import collect_rows, most_tokens, pick
+from oscar_zoo.compute.capture.calibration_rows import collect_rows, most_tokens, pick
 from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, fit
 from oscar_zoo.compute.job import ComputeOptions, compute_artifact
 from oscar_zoo.compute.methods import tuned
@@ -27,8 +27,9 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.phases import MORE_RECALL, expected_phases
 from oscar_zoo.compute.refit import refit
+from oscar_zoo.compute.select import choose
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.models import load_model
+from oscar_zoo.models.loading import load_model
 
 GROUP, TOKENS, CPU = 8, 3000, torch.device("cpu")
 TUNED_WUSH = TUNED["wush-tuned"]
@@ -65,7 +66,9 @@ def lost(result: FitResult, role: Role, rows: RandomRows) -> Tensor:
     """Real error of every layer and head."""
     hessians = torch.from_numpy(result.targets["qq" if role == "k" else "wo"])
     side = result.k if role == "k" else result.v
-    matrices = [[torch.from_numpy(x).double() for x in (one.forward, one.partner)] for one in side.layers]
+    matrices = [
+        [torch.from_numpy(x).double() for x in (one.forward, one.partner)] for one in side.layers
+    ]
     found = [
         tuned.loss(rows.of(role, one.layer_id), *pair, hessian, GROUP)
         for one, pair, hessian in zip(side.layers, matrices, hessians, strict=True)
@@ -111,20 +114,27 @@ def test_pairs_are_inverse_and_said_how_well_conditioned(result: FitResult) -> N
 
 def test_the_same_rows_give_the_same_bits(moments: Moments, result: FitResult) -> None:
     again = fit(moments, TUNED_WUSH, RandomRows())
-    for mine, theirs in zip((*again.k.layers, *again.v.layers), (*result.k.layers, *result.v.layers), strict=True):
+    for mine, theirs in zip(
+        (*again.k.layers, *again.v.layers), (*result.k.layers, *result.v.layers), strict=True
+    ):
         assert np.array_equal(mine.forward, theirs.forward)
         assert np.array_equal(mine.partner, theirs.partner)
 
 
-def test_a_head_that_tuning_harms_keeps_wush(moments: Moments, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are far too long: what comes out is random, and hardly ever better on the rows kept to check."""
+def test_a_head_that_tuning_harms_keeps_wush(
+    moments: Moments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that are far too long: what comes out is random, and hardly ever better on the rows
+    kept to check."""
     monkeypatch.setattr(tuned, "RATE", 30.0)
     monkeypatch.setattr(tuned, "STEPS", 3)
     found, wush = fit(moments, TUNED_WUSH, RandomRows()), fit(moments, METHODS["wush"])
     kept = 0
     for role in SIDES:
         mine, theirs = (one.k if role == "k" else one.v for one in (found, wush))
-        errors = [lost(one, role, RandomRows(last=TOKENS // tuned.CHECKED)) for one in (found, wush)]
+        errors = [
+            lost(one, role, RandomRows(last=TOKENS // tuned.CHECKED)) for one in (found, wush)
+        ]
         for layer, (own, other) in enumerate(zip(mine.layers, theirs.layers, strict=True)):
             for head in range(MODEL.num_kv_heads):
                 same = np.array_equal(own.forward[head], other.forward[head])
@@ -150,7 +160,9 @@ def test_moments_alone_are_not_enough(moments: Moments, tmp_path: Path) -> None:
     assert "compute MODEL" in (caught.value.hint or "")
 
 
-def test_the_artifact_is_verified_and_says_how_it_was_tuned(moments: Moments, result: FitResult) -> None:
+def test_the_artifact_is_verified_and_says_how_it_was_tuned(
+    moments: Moments, result: FitResult
+) -> None:
     facts = Facts(
         artifact_id=ArtifactId("random", "seq3000_prompt1_group8-wush-tuned"),
         model=MODEL,
@@ -168,7 +180,10 @@ def test_the_artifact_is_verified_and_says_how_it_was_tuned(moments: Moments, re
     assert manifest.fit.method == "wush-tuned"
     assert manifest.fit.composition is None
     assert manifest.fit.estimator is not None
-    assert [manifest.fit.estimator.k.id, manifest.fit.estimator.v.id] == ["wush-tuned-k/1", "wush-tuned-v/1"]
+    assert [manifest.fit.estimator.k.id, manifest.fit.estimator.v.id] == [
+        "wush-tuned-k/1",
+        "wush-tuned-v/1",
+    ]
     assert manifest.fit.estimator.k.params["steps"] == tuned.STEPS
 
 
@@ -195,7 +210,7 @@ def options(output_dir: Path, **changes: object) -> ComputeOptions:
 
 def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the outlier model no other method but WUSH's comes near it."""
-    monkeypatch.setattr(choosing, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
     monkeypatch.setattr(tuned, "STEPS", 60)
     news: list[tuple[int, int, str]] = []
     wanted = options(tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True)
@@ -218,10 +233,14 @@ def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.Mo
         assert all(done <= total for done, total in told)
 
 
-def test_what_takes_too_long_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "RECALL_ANSWERS", 8)
+def test_what_takes_too_long_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
     monkeypatch.setattr(job, "LONGEST_TUNING", 0.0)
-    wanted = options(tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True, calib_tokens=300)
+    wanted = options(
+        tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True, calib_tokens=300
+    )
     found = compute_artifact(wanted)
     assert found is not None
     assert any("wush-tuned was left out: tuning takes about" in note for note in found.notes)

@@ -15,7 +15,9 @@ from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Mom
 from oscar_zoo.compute.products import CHUNK_ROWS, symmetric
 from oscar_zoo.errors import ComputeFailed
 
-GEOMETRY = Geometry(num_layers=3, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=4, attention_layers=(0, 2))
+GEOMETRY = Geometry(
+    num_layers=3, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=4, attention_layers=(0, 2)
+)
 ALL: frozenset[Need] = frozenset({"rows", "weighted", "outputs", "weights"})
 ROWS: frozenset[Need] = frozenset({"rows"})
 COUNTS = ("heads", "tokens", "query_rows", "output_rows", "weighted_tokens")
@@ -197,7 +199,9 @@ def test_heads_of_ranks_join_to_those_of_one_process(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("common_target", [True, False])
-def test_ranks_that_share_a_key_value_head_add_only_what_belongs_to_queries(common_target: bool) -> None:
+def test_ranks_that_share_a_key_value_head_add_only_what_belongs_to_queries(
+    common_target: bool,
+) -> None:
     query, key, value, output = rows(30)
     whole = LayerMoments.zeros(2, 8, 4)
     whole.add(query, key, value, output)
@@ -211,7 +215,9 @@ def test_ranks_that_share_a_key_value_head_add_only_what_belongs_to_queries(comm
         part.add(query[j, None], key[head, None], value[head, None], output[j, None])
         part.set_weights(projection()[:, 4 * j : 4 * j + 4])
         own = part.qq / part.query_rows
-        part.add_weighted(key[head, None], value[head, None], target[head, None] if common_target else own)
+        part.add_weighted(
+            key[head, None], value[head, None], target[head, None] if common_target else own
+        )
         parts.append(part)
     assert_equal(LayerMoments.cat_heads(parts), whole)
     parts[3].kk *= 1.001

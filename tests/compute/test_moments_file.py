@@ -1,4 +1,5 @@
-"""The moments file: nothing is lost, the same moments give the same bytes, and no file of others is believed."""
+"""The moments file: nothing is lost, the same moments give the same bytes, and no file of others is
+believed."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def assert_same(got: Moments, want: Moments) -> None:
     assert sorted(got.layers) == sorted(want.layers)
     for layer, mine in got.layers.items():
         theirs = want.layers[layer]
-        assert [getattr(mine, name) for name in COUNTS] == [getattr(theirs, name) for name in COUNTS]
+        assert [getattr(mine, name) for name in COUNTS] == [
+            getattr(theirs, name) for name in COUNTS
+        ]
         for name in (*ROW_SUMS, *WEIGHTED_SUMS, "wo"):
             one, other = getattr(mine, name), getattr(theirs, name)
             assert (one is None) == (other is None), name
@@ -62,11 +65,20 @@ def test_what_is_loaded_is_what_was_saved(moments: Moments, tmp_path: Path) -> N
     info = describe(moments)
     said = save_moments(tmp_path / "moments.safetensors", moments, info)
     data = (tmp_path / "moments.safetensors").read_bytes()
-    assert (said.sha256, said.size, said.location) == (sha256_hex(data), len(data), "moments.safetensors")
+    assert (said.sha256, said.size, said.location) == (
+        sha256_hex(data),
+        len(data),
+        "moments.safetensors",
+    )
     got, found = load_moments(tmp_path / "moments.safetensors")
     assert found == info
     assert_same(got, moments)
-    got.layers[0].add(*(torch.from_numpy(x) for x in (layer_rows(0).query, layer_rows(0).key, layer_rows(0).value)))
+    got.layers[0].add(
+        *(
+            torch.from_numpy(x)
+            for x in (layer_rows(0).query, layer_rows(0).key, layer_rows(0).value)
+        )
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["moments.safetensors"]
 
 
@@ -76,7 +88,9 @@ def test_the_same_moments_give_the_same_bytes(moments: Moments, content: bytes) 
     assert moments_bytes(replace(moments, layers=layers), describe(moments)) == content
 
 
-def test_other_readers_see_lower_triangles(moments: Moments, content: bytes, tmp_path: Path) -> None:
+def test_other_readers_see_lower_triangles(
+    moments: Moments, content: bytes, tmp_path: Path
+) -> None:
     (tmp_path / "m.safetensors").write_bytes(content)
     tensors = load_file(tmp_path / "m.safetensors")
     assert tensors["qq"].shape == (2, 2, 16 * 17 // 2)
@@ -103,7 +117,9 @@ def test_a_part_of_a_capture_resumes(tmp_path: Path) -> None:
     """One head, layers at different stages, one sequence of two."""
     part = Moments.zeros(MODEL.geometry, heads=[1])
     first = layer_rows(0)
-    part.layers[0].add(*(torch.from_numpy(x) for x in (first.query[2:], first.key[1:], first.value[1:])))
+    part.layers[0].add(
+        *(torch.from_numpy(x) for x in (first.query[2:], first.key[1:], first.value[1:]))
+    )
     info = describe(part, records(200), partial=True)
     save_moments(tmp_path / "part", part, info)
     got, found = load_moments(tmp_path / "part")
@@ -122,7 +138,7 @@ def test_records_name_sequences(ids: list[int]) -> None:
     assert record.sha256 == sha256_hex(json.dumps(ids, separators=(",", ":")).encode())
 
 
-# --- refusals at saving -----------------------------------------------------------------------------------------------
+# --- refusals at saving ---
 
 
 def broken(change: Callable[[LayerMoments], None]) -> Moments:
@@ -136,7 +152,9 @@ def test_moments_that_are_not_what_they_are_described_as_are_not_saved(tmp_path:
     info = describe(whole)
     path = tmp_path / "moments.safetensors"
     path.write_bytes(b"old")
-    fewer = broken(lambda layer: layer.add(*(torch.ones(n, 1, d) for n, d in ((4, 16), (2, 16), (2, 8)))))
+    fewer = broken(
+        lambda layer: layer.add(*(torch.ones(n, 1, d) for n, d in ((4, 16), (2, 16), (2, 8))))
+    )
     unlike = Moments(MODEL.geometry.model_copy(update={"num_layers": 4}), whole.layers)
 
     def spoil(layer: LayerMoments) -> None:
@@ -165,7 +183,7 @@ def test_moments_that_are_not_what_they_are_described_as_are_not_saved(tmp_path:
         save_moments(tmp_path / "missing" / "m", whole, info)
 
 
-# --- files of others --------------------------------------------------------------------------------------------------
+# --- files of others ---
 
 
 def rebuilt(content: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], None]) -> bytes:
@@ -298,7 +316,9 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=120)
 @given(st.data())
-def test_damaged_bytes_give_an_error_or_complete_moments(content: bytes, data: st.DataObject) -> None:
+def test_damaged_bytes_give_an_error_or_complete_moments(
+    content: bytes, data: st.DataObject
+) -> None:
     position = data.draw(st.integers(0, 3000))
     damaged = bytearray(content)
     if data.draw(st.booleans()):

@@ -1,4 +1,5 @@
-"""Questions of an evaluation set are found in calibration text however they are written, and only they."""
+"""Questions of an evaluation set are found in calibration text however they are written, and only
+they."""
 
 from __future__ import annotations
 
@@ -23,10 +24,16 @@ from oscar_zoo.compute.data import (
 )
 from oscar_zoo.errors import PathNotFound, UsageError
 
-QUESTION = "A train leaves the station at noon; its speed, 80 km/h, is constant. When does it arrive 200 km away?"
+QUESTION = (
+    "A train leaves the station at noon; its speed, 80 km/h, is constant. When does it arrive 200"
+    " km away?"
+)
 SHORT = "Name the seven colours of rainbows."
 TRIVIAL = "What is 2 + 2?"
-OTHER = "The quick brown fox jumps over the lazy dog while seventeen owls watch from their branches in the old oak."
+OTHER = (
+    "The quick brown fox jumps over the lazy dog while seventeen owls watch from their branches in"
+    " the old oak."
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +53,7 @@ def found(text: str, *items: str) -> tuple[int, int, int]:
     return result.compared, result.partial, result.whole
 
 
-# --- the measure ---------------------------------------------------------------------------------------------------
+# --- the measure ---
 
 
 @pytest.mark.parametrize(
@@ -91,18 +98,23 @@ def test_the_measure_is_that_of_a_search_word_by_word(
     text = [*before, *question[:cut], *after]
     length = min(13, len(question))
     runs = {tuple(text[at : at + length]) for at in range(len(text))}
-    expected = [tuple(question[at : at + length]) in runs for at in range(max(1, len(question) - length + 1))]
+    expected = [
+        tuple(question[at : at + length]) in runs
+        for at in range(max(1, len(question) - length + 1))
+    ]
     compared, partial, whole = found(" ".join(text), " ".join(question) or "?")
     assert compared == (len(question) >= 6)
     assert partial == (len(question) >= 6 and any(expected))
     assert whole == (compared and f" {' '.join(question)} " in f" {' '.join(text)} ")
 
 
-# --- the result ----------------------------------------------------------------------------------------------------
+# --- the result ---
 
 
 def test_disjoint_sets_are_recorded_with_the_method() -> None:
-    checked = check_overlap(data(OTHER), [EvaluationSet("a", (QUESTION, TRIVIAL)), EvaluationSet("b", (SHORT,))])
+    checked = check_overlap(
+        data(OTHER), [EvaluationSet("a", (QUESTION, TRIVIAL)), EvaluationSet("b", (SHORT,))]
+    )
     facts = checked.facts()
     assert facts.disjoint_from is not None
     assert [(d.dataset, d.method) for d in facts.disjoint_from] == [
@@ -118,8 +130,10 @@ def test_an_overlap_is_refused_with_its_numbers() -> None:
     text = f"{SHORT} {' '.join(QUESTION.split()[:15])}"
     with pytest.raises(UsageError) as caught:
         check_overlap(data(text), sets)
-    assert caught.value.message == (
-        "text.txt holds 2 of 3 questions of quiz (1 whole, the others by 13 words in a row; the first is number 2)."
+    assert (
+        caught.value.message
+        == "text.txt holds 2 of 3 questions of quiz (1 whole, the others by 13 words in a row; the"
+        " first is number 2)."
     )
     assert "--allow-overlap" in str(caught.value.hint)
     allowed = check_overlap(data(text), sets, allow_overlap=True)
@@ -150,7 +164,7 @@ def test_held_out_text_is_compared_too(tmp_path: Path) -> None:
         check_overlap(held, [EvaluationSet("quiz", (QUESTION,))])
 
 
-# --- the sets ------------------------------------------------------------------------------------------------------
+# --- the sets ---
 
 
 @pytest.mark.parametrize(
@@ -158,7 +172,10 @@ def test_held_out_text_is_compared_too(tmp_path: Path) -> None:
     [
         ("q.txt", f"{QUESTION}<|endoftext|>\n{SHORT}"),
         ("q.jsonl", f'{{"id": 1, "Question": "{QUESTION}"}}\n{{"question": "{SHORT}"}}'),
-        ("q.jsonl", f'{{"text": "{QUESTION}"}}\n{{"messages": [{{"role": "user", "content": "{SHORT}"}}]}}'),
+        (
+            "q.jsonl",
+            f'{{"text": "{QUESTION}"}}\n{{"messages": [{{"role": "user", "content": "{SHORT}"}}]}}',
+        ),
         ("q.csv", f'Answer,Question\n1,"{QUESTION}"\n2,{SHORT}\n'),
     ],
 )
@@ -178,7 +195,9 @@ def test_a_set_is_read_from_a_file(tmp_path: Path, name: str, content: str) -> N
         ("q.txt", " \n", "is empty"),
     ],
 )
-def test_a_set_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: Any, why: str) -> None:
+def test_a_set_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: Any, why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         evaluation_set(write(tmp_path, content, name))
 
@@ -199,7 +218,11 @@ def hub_cache(own_state: Path) -> Path:
     gpqa = own_state / "hf/hub/datasets--Idavidrein--gpqa/snapshots/abc"
     write(gpqa, f'Question,Answer\n"{QUESTION}",1\n', "gpqa_diamond.csv")
     write(gpqa, "Question\nanother set\n", "gpqa_main.csv")
-    write(own_state / "hf/hub/datasets--HuggingFaceH4--MATH-500/snapshots/abc", '{"x": 1}', "test.jsonl")
+    write(
+        own_state / "hf/hub/datasets--HuggingFaceH4--MATH-500/snapshots/abc",
+        '{"x": 1}',
+        "test.jsonl",
+    )
     return own_state
 
 
@@ -219,16 +242,24 @@ def test_a_copy_of_the_user_comes_first(hub_cache: Path) -> None:
 def test_an_evaluation_set_can_be_calibrated_on_and_says_so() -> None:
     loaded = load_calibration("gpqa_diamond", ChatLetters(), tokens=500, seq_len=64)
     checked = check_overlap(loaded)
-    assert (checked.source, checked.chat_template, checked.overlaps_with) == ("gpqa_diamond", True, ("gpqa_diamond",))
+    assert (checked.source, checked.chat_template, checked.overlaps_with) == (
+        "gpqa_diamond",
+        True,
+        ("gpqa_diamond",),
+    )
     assert checked.disjoint_from == ()
     assert "is an evaluation set" in checked.notes[0]
 
 
-def test_a_parquet_copy_is_read_where_the_library_is(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_copy_is_read_where_the_library_is(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed")
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setenv("HF_HUB_CACHE", str(own_state / "hub"))
     folder = own_state / "hub/datasets--openai--openai_humaneval/snapshots/abc/openai_humaneval"
     folder.mkdir(parents=True)
-    parquet.write_table(arrow.table({"task_id": ["1"], "prompt": [QUESTION]}), folder / "test-0.parquet")
+    parquet.write_table(
+        arrow.table({"task_id": ["1"], "prompt": [QUESTION]}), folder / "test-0.parquet"
+    )
     assert sets_on_this_machine() == (EvaluationSet("humaneval", (QUESTION,)),)

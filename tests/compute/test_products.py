@@ -27,7 +27,9 @@ class Sums:
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, target: Tensor) -> Sums:
-        sums = cls(*(torch.zeros(shape, dtype=torch.float64, device=key.device) for shape in SHAPES))
+        sums = cls(
+            *(torch.zeros(shape, dtype=torch.float64, device=key.device) for shape in SHAPES)
+        )
         products.add_gram(sums.gram, query)
         products.add_sum(sums.key_sum, key)
         products.add_weighted_gram(sums.weighted, sums.weights, key, value, target)
@@ -45,21 +47,33 @@ class Sums:
         for name in ("gram", "weighted", "weights"):
             one, other = getattr(self, name), getattr(want, name)
             assert float((one - other).abs().max() / other.abs().max()) <= relative, name
-        error = (self.key_sum - want.key_sum).abs().max() / key.double().abs().sum(1).max()  # terms cancel
+        error = (self.key_sum - want.key_sum).abs().max() / key.double().abs().sum(
+            1
+        ).max()  # terms cancel
         assert float(error) <= relative, "key_sum"
 
 
 SHAPES = ((HEADS, WIDTH, WIDTH), (HEADS, WIDTH), (HEADS, WIDTH, WIDTH), (HEADS,))
 
 
-def rows(tokens: int, dtype: torch.dtype, *, inside: bool, device: str = "cpu") -> tuple[Tensor, ...]:
-    """q, k, v and a target; heads side by side in a token, as models keep them, or one head after the other."""
+def rows(
+    tokens: int, dtype: torch.dtype, *, inside: bool, device: str = "cpu"
+) -> tuple[Tensor, ...]:
+    """q, k, v and a target; heads side by side in a token, as models keep them, or one head after
+    the other."""
     generator = torch.Generator().manual_seed(tokens)
     scale = torch.logspace(-2, 2, WIDTH)  # channels as unequal as those of real keys
-    q, k, v = (torch.randn(tokens, n, WIDTH, generator=generator) * scale for n in (HEADS * GROUP, HEADS, HEADS))
+    q, k, v = (
+        torch.randn(tokens, n, WIDTH, generator=generator) * scale
+        for n in (HEADS * GROUP, HEADS, HEADS)
+    )
     query, key, value = (x.to(device, dtype).transpose(0, 1) for x in (q, k, v))
     target = torch.einsum("hti,htj->hij", *[query.double().reshape(HEADS, -1, WIDTH)] * 2) / tokens
-    return (query, key, value, target) if inside else (*(x.contiguous() for x in (query, key, value)), target)
+    return (
+        (query, key, value, target)
+        if inside
+        else (*(x.contiguous() for x in (query, key, value)), target)
+    )
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -72,8 +86,11 @@ def test_a_processor_sums_exactly(tokens: int, dtype: torch.dtype, inside: bool)
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("tokens", LENGTHS)
-def test_a_gpu_takes_every_row_once(monkeypatch: pytest.MonkeyPatch, tokens: int, inside: bool) -> None:
-    """Its way through the rows, with the products of a processor in place of those of its matrix units."""
+def test_a_gpu_takes_every_row_once(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, inside: bool
+) -> None:
+    """Its way through the rows, with the products of a processor in place of those of its matrix
+    units."""
     monkeypatch.setattr(products, "accumulation", lambda rows: "float32-chunked")
     monkeypatch.setattr(products, "_multiply", lambda x, y: x.float().mT @ y.float())
     given = rows(tokens, torch.bfloat16, inside=inside)

@@ -1,4 +1,5 @@
-"""The report: numbers that survive their file, a page that needs and trusts nothing, a picture of the same."""
+"""The report: numbers that survive their file, a page that needs and trusts nothing, a picture of
+the same."""
 
 from __future__ import annotations
 
@@ -20,9 +21,16 @@ from random_moments import describe, random_moments
 from sample_reports import BF16, METHODS, sample_report
 
 from oscar_zoo.compute.estimators import estimate
-from oscar_zoo.compute.report import wording
+from oscar_zoo.compute.report import text
 from oscar_zoo.compute.report.axes import apart
-from oscar_zoo.compute.report.data import MAX_POINTS, Candidate, Comparison, ReportData, Spectrum, kept_ranks
+from oscar_zoo.compute.report.data import (
+    MAX_POINTS,
+    Candidate,
+    Comparison,
+    ReportData,
+    Spectrum,
+    kept_ranks,
+)
 from oscar_zoo.compute.report.of_moments import report_of_moments
 from oscar_zoo.compute.report.page import render_html, render_png, write_report
 from oscar_zoo.errors import ComputeFailed, MalformedFile, MissingDependency, StorageError
@@ -53,7 +61,7 @@ class Tags(HTMLParser):
             self.before += data
 
 
-# --- data ----------------------------------------------------------------------------------------------------------
+# --- data ---
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -93,7 +101,12 @@ def test_what_is_no_report_is_refused(change: dict[str, Any], reason: str) -> No
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "file.empty"), (b"<html>", "file.html"), (b"[1]", "report.version"), (b'{"a": NaN}', "json.number")],
+    [
+        (b"", "file.empty"),
+        (b"<html>", "file.html"),
+        (b"[1]", "report.version"),
+        (b'{"a": NaN}', "json.number"),
+    ],
 )
 def test_what_is_no_json_of_ours_is_refused(content: bytes, reason: str) -> None:
     with pytest.raises(MalformedFile) as caught:
@@ -120,13 +133,13 @@ def test_a_spectrum_keeps_few_points_and_both_ends(dim: int) -> None:
     assert list(ranks) == sorted(set(ranks))
 
 
-# --- words ---------------------------------------------------------------------------------------------------------
+# --- words ---
 
 
 def test_the_table_names_every_candidate_and_marks_the_one_that_was_kept() -> None:
     comparison = sample_report().comparison
     assert comparison is not None
-    table = wording.table(comparison)
+    table = text.table(comparison)
     assert [row.cells[0] for row in table.rows] == ["BF16", *METHODS]
     assert [row.cells[0] for row in table.rows if row.kept] == ["wush"]
     perplexities = [row.cells[table.heads.index("Perplexity")] for row in table.rows]
@@ -136,29 +149,44 @@ def test_the_table_names_every_candidate_and_marks_the_one_that_was_kept() -> No
 
 def test_what_was_not_measured_says_so_or_has_no_column() -> None:
     rows = (Candidate(method="oscar", perplexity=10.0), Candidate(method="wush"))
-    table = wording.table(Comparison(candidates=rows))
+    table = text.table(Comparison(candidates=rows))
     assert table.heads == ("Method", "Perplexity")
     assert [row.cells for row in table.rows] == [
-        ("BF16", wording.NOT_MEASURED),
+        ("BF16", text.NOT_MEASURED),
         ("oscar", "10.00"),
-        ("wush", wording.NOT_MEASURED),
+        ("wush", text.NOT_MEASURED),
     ]
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(9.6544, "9.654"), (9.9996, "10.00"), (20.5, "20.50"), (4753.6, "4,754"), (0.001234, "0.001234"), (0.0, "0")],
+    [
+        (9.6544, "9.654"),
+        (9.9996, "10.00"),
+        (20.5, "20.50"),
+        (4753.6, "4,754"),
+        (0.001234, "0.001234"),
+        (0.0, "0"),
+    ],
 )
 def test_perplexities_have_four_digits(value: float, text: str) -> None:
-    assert wording.perplexity(value) == text
+    assert text.perplexity(value) == text
 
 
 def test_a_method_tried_with_and_without_clipping_has_one_row_and_its_best_number() -> None:
     rows = tuple(
-        Candidate(method="wush", clip_k=clip, clip_v=clip, perplexity=BF16 * (1 + change / 100), change_percent=change)
+        Candidate(
+            method="wush",
+            clip_k=clip,
+            clip_v=clip,
+            perplexity=BF16 * (1 + change / 100),
+            change_percent=change,
+        )
         for clip, change in ((0.96, 1.36), (0.0, 2.2))
     )
-    data = ReportData(title="x", layers=(0,), comparison=Comparison(candidates=rows, bf16_perplexity=BF16))
+    data = ReportData(
+        title="x", layers=(0,), comparison=Comparison(candidates=rows, bf16_perplexity=BF16)
+    )
     page = render_html(data).decode()
     drawn = page[page.index("<svg") :]
     assert drawn.count(">wush<") == 1 and "+1.36 %" in drawn and "+2.20 %" not in drawn
@@ -167,24 +195,31 @@ def test_a_method_tried_with_and_without_clipping_has_one_row_and_its_best_numbe
 
 def test_a_broken_model_is_called_broken() -> None:
     row = Candidate(method="identity", perplexity=1e9, change_percent=1e9, standard_error=1e9)
-    table = wording.table(Comparison(candidates=(row,)))
-    assert table.rows[1].cells == ("identity", "1.000e+09", "broken", wording.NOT_APPLICABLE)
+    table = text.table(Comparison(candidates=(row,)))
+    assert table.rows[1].cells == ("identity", "1.000e+09", "broken", text.NOT_APPLICABLE)
 
 
-# --- the page ------------------------------------------------------------------------------------------------------
+# --- the page ---
 
 
 def test_the_page_says_the_answer_before_anything_is_drawn(html: str) -> None:
     before = Tags(html).before
     answer = before.index("wush was kept: perplexity 9.675 (+0.22 % against BF16)")
-    assert answer < before.index("Why: lowest perplexity.") < before.index("Output error") < before.index("org/tiny")
+    assert (
+        answer
+        < before.index("Why: lowest perplexity.")
+        < before.index("Output error")
+        < before.index("org/tiny")
+    )
     assert html.count("<svg ") == 5 and html.count("<figcaption>") == 5
 
 
 def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> None:
     """In the first column, which stays in sight while the table scrolls inside its own box."""
     assert html.count("← kept") == 1
-    assert re.search(r'<tr class="kept"><th scope="row">wush <span class="mark">← kept</span></th>', html)
+    assert re.search(
+        r'<tr class="kept"><th scope="row">wush <span class="mark">← kept</span></th>', html
+    )
     assert re.search(r'<div class="table">\n<table>', html) and "width=device-width" in html
     assert re.search(r"\.table \{[^}]*overflow-x: auto", html)
     assert re.search(r"th:first-child \{[^}]*position: sticky; left: 0", html)
@@ -192,20 +227,35 @@ def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> 
 
 def test_the_page_asks_nobody_and_runs_nothing(html: str) -> None:
     tags = Tags(html).tags
-    assert not {tag for tag, _ in tags} & {"script", "link", "img", "iframe", "object", "embed", "image", "a", "base"}
+    assert not {tag for tag, _ in tags} & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "image",
+        "a",
+        "base",
+    }
     for _, attributes in tags:
         for name, value in attributes.items():
             assert not name.startswith("on") and name not in ("src", "href", "action", "srcset")
             assert not (name == "xlink:href" and not str(value).startswith("#"))
     assert set(re.findall(r"url\((.)", html)) <= {"#"}
     assert "@import" not in html and "default-src 'none'" in html
-    assert set(re.findall(r"\w+://[^\"' ]*", html)) == {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"\w+://[^\"' ]*", html)) == {
+        "http://www.w3.org/1999/xlink",
+        "http://www.w3.org/2000/svg",
+    }
 
 
 def test_every_reference_in_the_page_leads_to_one_element(html: str) -> None:
     ids = [attributes["id"] for _, attributes in Tags(html).tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
-    assert set(re.findall(r"url\(#([^)]*)\)", html)) | set(re.findall(r'xlink:href="#([^"]*)"', html)) <= set(ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", html)) | set(
+        re.findall(r'xlink:href="#([^"]*)"', html)
+    ) <= set(ids)
 
 
 def test_every_colour_of_a_drawing_follows_the_page(html: str) -> None:
@@ -226,7 +276,11 @@ def test_text_of_others_stays_text(where: str) -> None:
     elif where == "reason":
         value["comparison"]["reason"] = HOSTILE
     else:
-        value[where] = {"title": HOSTILE, "facts": [{"label": HOSTILE, "value": HOSTILE}], "notes": [HOSTILE]}[where]
+        value[where] = {
+            "title": HOSTILE,
+            "facts": [{"label": HOSTILE, "value": HOSTILE}],
+            "notes": [HOSTILE],
+        }[where]
     page = render_html(ReportData.from_json(value)).decode()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "frac{1}" in page
     assert "<script" not in page and "\u202e" not in page
@@ -234,7 +288,12 @@ def test_text_of_others_stays_text(where: str) -> None:
 
 
 def test_the_same_data_gives_the_same_bytes_whatever_matplotlib_is_set_to(html: str) -> None:
-    settings = {"lines.linewidth": 9.0, "font.size": 30.0, "text.parse_math": True, "svg.fonttype": "path"}
+    settings = {
+        "lines.linewidth": 9.0,
+        "font.size": 30.0,
+        "text.parse_math": True,
+        "svg.fonttype": "path",
+    }
     with matplotlib.rc_context(settings):
         assert render_html(sample_report()).decode() == html
         assert matplotlib.rcParams["font.size"] == 30.0
@@ -251,24 +310,35 @@ def test_any_block_alone_makes_a_page(block: str) -> None:
 
 def test_a_fast_fit_has_no_perplexity() -> None:
     data = sample_report(fast=True)
-    page = render_html(data.model_copy(update={"spectra": None, "clip": None, "headroom": None})).decode()
+    page = render_html(
+        data.model_copy(update={"spectra": None, "clip": None, "headroom": None})
+    ).decode()
     before = Tags(page).before
-    assert "wush was kept: output error" in before and "erplexity" not in before.replace("Why: lowest perplexity.", "")
+    assert "wush was kept: output error" in before and "erplexity" not in before.replace(
+        "Why: lowest perplexity.", ""
+    )
     assert page.count("<svg ") == 1
 
 
 @pytest.mark.parametrize("changes", [(0.1, -0.2), (1.0, 14.0), (0.2, 4e5)])
 def test_perplexities_near_and_far_can_be_drawn(changes: tuple[float, float]) -> None:
     rows = [
-        Candidate(method=name, perplexity=BF16 * (1 + change / 100), change_percent=change, standard_error=0.3)
+        Candidate(
+            method=name,
+            perplexity=BF16 * (1 + change / 100),
+            change_percent=change,
+            standard_error=0.3,
+        )
         for name, change in zip(("oscar", "wush"), changes, strict=True)
     ]
-    data = ReportData(title="x", layers=(0,), comparison=Comparison(candidates=tuple(rows), bf16_perplexity=BF16))
+    data = ReportData(
+        title="x", layers=(0,), comparison=Comparison(candidates=tuple(rows), bf16_perplexity=BF16)
+    )
     page = render_html(data).decode()
-    assert all(wording.change(change) in page[page.index("<svg") :] for change in changes)
+    assert all(text.change(change) in page[page.index("<svg") :] for change in changes)
 
 
-# --- the picture and the files -------------------------------------------------------------------------------------
+# --- the picture and the files ---
 
 
 def test_the_picture_is_one_png_of_the_page(tmp_path: Path) -> None:
@@ -303,12 +373,13 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_reading_a_report_needs_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys; import oscar_zoo.compute.report.page; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+        "import sys; import oscar_zoo.compute.report.page; sys.exit(bool({'torch', 'matplotlib'} &"
+        " set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-# --- layout --------------------------------------------------------------------------------------------------------
+# --- layout ---
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.2))
@@ -327,7 +398,7 @@ def test_labels_that_fit_stay_inside(heights: list[float]) -> None:
     assert min(placed) >= -1e-9 and max(placed) <= 1 + 1e-9
 
 
-# --- moments -------------------------------------------------------------------------------------------------------
+# --- moments ---
 
 
 def test_moments_show_the_spectra_that_a_fit_would_see() -> None:

@@ -17,7 +17,14 @@ from oscar_zoo.compute.data.dataset_names import DatasetName
 from oscar_zoo.compute.data.documents import read_file
 from oscar_zoo.compute.data.known import DEFAULT_PARTS
 from oscar_zoo.compute.data.sources import open_source
-from oscar_zoo.errors import MissingDependency, NetworkError, OscarZooError, PathNotFound, StorageError, UsageError
+from oscar_zoo.errors import (
+    MissingDependency,
+    NetworkError,
+    OscarZooError,
+    PathNotFound,
+    StorageError,
+    UsageError,
+)
 
 
 def texts(source: Path | str) -> list[str]:
@@ -40,11 +47,13 @@ def refusal(source: Path | str, kind: type[OscarZooError] = UsageError) -> Oscar
     return caught.value
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
+# --- files ---
 
 
 def test_documents_are_separated_and_trimmed(tmp_path: Path) -> None:
-    path = write(tmp_path, "one\ntwo\n<|endoftext|>\n\n<|endoftext|>three<|endoftext|>four\r\nfive\n")
+    path = write(
+        tmp_path, "one\ntwo\n<|endoftext|>\n\n<|endoftext|>three<|endoftext|>four\r\nfive\n"
+    )
     assert texts(path) == ["one\ntwo", "three", "four\nfive"]
     assert [d.where for d in read_file(path)] == [f"line {n} of {path}" for n in (1, 5, 5)]
 
@@ -62,13 +71,19 @@ def test_text_wins_over_messages_over_a_prompt(tmp_path: Path) -> None:
 
 
 def test_another_field_of_a_file_can_be_named(tmp_path: Path) -> None:
-    path = write(tmp_path, '{"question": "q"}\n{"question": [{"role": "user", "content": "c"}]}', "data.jsonl")
+    path = write(
+        tmp_path,
+        '{"question": "q"}\n{"question": [{"role": "user", "content": "c"}]}',
+        "data.jsonl",
+    )
     assert stream(load(f"{path}#question")) == "q|<u>c<a>|"
     assert 'no "text", "messages" or "prompt", only "question"' in refusal(path).message
     assert 'no "answer", only "question"' in refusal(f"{path}#answer").message
 
 
-@pytest.mark.parametrize("content", [b"PK\x03\x04\x00\x00", b"text \xff\xfe text", b"\x80\x02}q\x00", b"cut \xe2\x82"])
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04\x00\x00", b"text \xff\xfe text", b"\x80\x02}q\x00", b"cut \xe2\x82"]
+)
 @pytest.mark.parametrize("name", ["data.txt", "data.jsonl"])
 def test_binary_data_is_named_with_its_line(tmp_path: Path, content: bytes, name: str) -> None:
     message = refusal(write(tmp_path, b'{"text": "good"}\n' * 2 + content, name)).message
@@ -104,11 +119,22 @@ def test_a_bad_line_of_jsonl_is_named(tmp_path: Path, line: str, why: str) -> No
 
 @pytest.mark.parametrize(
     "messages",
-    [[], "", {}, 3, ["hi"], [{"role": "user"}], [{"role": 1, "content": "a"}], [{"role": "user", "content": ["a"]}]],
+    [
+        [],
+        "",
+        {},
+        3,
+        ["hi"],
+        [{"role": "user"}],
+        [{"role": 1, "content": "a"}],
+        [{"role": "user", "content": ["a"]}],
+    ],
 )
 def test_bad_messages_are_named(tmp_path: Path, messages: object) -> None:
     good = {"messages": [{"role": "user", "content": "a"}]}
-    path = write(tmp_path, f"{json.dumps(good)}\n\n{json.dumps({'messages': messages})}\n", "data.jsonl")
+    path = write(
+        tmp_path, f"{json.dumps(good)}\n\n{json.dumps({'messages': messages})}\n", "data.jsonl"
+    )
     if messages == "":
         assert texts(path) == ["a"]
     else:
@@ -129,7 +155,7 @@ def test_a_file_nobody_may_read_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert "Permission denied" in refusal(path, StorageError).message
 
 
-# --- folders and names ---------------------------------------------------------------------------------------------
+# --- folders and names ---
 
 
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
@@ -162,7 +188,9 @@ def test_the_text_that_comes_along_is_known_by_name() -> None:
     check_source("manuals")
 
 
-@pytest.mark.parametrize("name", ["manual", "prompts.jsonl", "data/prompts.jsonl", "./x/y", "/no/where", "a/b/c", "::"])
+@pytest.mark.parametrize(
+    "name", ["manual", "prompts.jsonl", "data/prompts.jsonl", "./x/y", "/no/where", "a/b/c", "::"]
+)
 def test_what_is_neither_a_path_nor_a_name_is_refused(name: str, tmp_path: Path) -> None:
     write(Path("data"), "x")
     for call in (open_source, check_source):
@@ -180,7 +208,7 @@ def test_a_path_wins_over_a_name(tmp_path: Path) -> None:
     assert texts("org/name") == ["mine"]
 
 
-# --- datasets ------------------------------------------------------------------------------------------------------
+# --- datasets ---
 
 
 @pytest.mark.parametrize(
@@ -225,11 +253,16 @@ def test_what_is_no_name_of_a_dataset(text: str) -> None:
 
 
 def test_the_default_mix_is_pinned_to_commits() -> None:
-    assert all(part.is_on_hub and part.revision and len(part.revision) == 40 and part.field for part in DEFAULT_PARTS)
+    assert all(
+        part.is_on_hub and part.revision and len(part.revision) == 40 and part.field
+        for part in DEFAULT_PARTS
+    )
 
 
 @pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond", "wikitext", "mmlu"])
-def test_without_the_library_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_there_is_another_way(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HOME", str(Path.cwd()))
     monkeypatch.setitem(sys.modules, "datasets", None)
     for call in (check_source, refusal):
@@ -254,11 +287,19 @@ def table(folder: Path, name: str = "train-00000-of-00001.parquet", **columns: l
 
 @pytest.mark.usefixtures("library")
 def test_a_folder_of_a_dataset(tmp_path: Path) -> None:
-    chats = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}] for n in range(3)]
+    chats = [
+        [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]
+        for n in range(3)
+    ]
     folder = table(tmp_path / "set", text=["one", " ", "two"], messages=chats)
     check_source(folder)
     data = load(folder)
-    assert (stream(data), data.source, data.split, data.revision) == ("one|two|", "set", "train", None)
+    assert (stream(data), data.source, data.split, data.revision) == (
+        "one|two|",
+        "set",
+        "train",
+        None,
+    )
     data = load(f"{folder}#messages", chat_template=False)
     assert (stream(data), data.content) == ("q0\n\na|q1\n\na|q2\n\na|", "mixed")
     assert sorted(stream(load(folder, seed=5)).split("|")) == ["", "one", "two"]
@@ -268,7 +309,11 @@ def test_a_folder_of_a_dataset(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     ("part", "why"),
-    [("::test", "Available splits: ['train']"), (":small", "'small' not found"), ("#question", "row 1")],
+    [
+        ("::test", "Available splits: ['train']"),
+        (":small", "'small' not found"),
+        ("#question", "row 1"),
+    ],
 )
 def test_parts_a_dataset_does_not_have(tmp_path: Path, part: str, why: str) -> None:
     assert why in refusal(f"{table(tmp_path / 'set', text=['one'])}{part}").message

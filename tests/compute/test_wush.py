@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from random_moments import GROUP, MODEL, layer_rows, random_moments
 from torch import Tensor
 
-from oscar_zoo.artifact.transforms import hadamard
+from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.compute.methods import wush
 from oscar_zoo.compute.methods.compose import r_h_pbr
 from oscar_zoo.errors import ComputeFailed
@@ -33,7 +33,8 @@ def gram_and_hessian(side: str, layer: int, head: int) -> tuple[Matrix, Matrix]:
 
 
 def column_form(gram: Matrix, hessian: Matrix, gamma: float) -> tuple[Matrix, Matrix]:
-    """T for columns, and lambda: eigenvectors have a positive largest entry; the last meets the constant row of H."""
+    """T for columns, and lambda: eigenvectors have a positive largest entry; the last meets the
+    constant row of H."""
     d = len(gram)
     lower = np.linalg.cholesky(hessian + gamma * np.diag(np.diag(hessian)))
     values, vectors = np.linalg.eigh(lower.T @ (gram + gamma * np.diag(np.diag(gram))) @ lower)
@@ -77,7 +78,12 @@ def test_files_hold_the_formulas(side: str) -> None:
     pair = wush.fit(random_moments())
     found = pair.k if side == "k" else pair.v
     assert (found.format_version, found.grouping, found.objective) == (3, "kv_head", f"wush_{side}")
-    assert (found.transform, found.orthogonal, found.centered, found.role) == ("wush", False, False, side)
+    assert (found.transform, found.orthogonal, found.centered, found.role) == (
+        "wush",
+        False,
+        False,
+        side,
+    )
     assert found.layer_ids == (0, 2)
     scale = 1 / layer_rows(0).key.shape[1] if side == "k" else 1
     for layer in found.layers:
@@ -88,7 +94,10 @@ def test_files_hold_the_formulas(side: str) -> None:
             assert np.abs(got[0] - want.T).max() <= 1e-9 * np.abs(want).max()
             assert np.abs(got[1] - np.linalg.inv(want)).max() <= 1e-9 * np.abs(got[1]).max()
             assert layer.eigenvalues is not None
-            pairs = ((layer.forward, want.T, 1e-7), (layer.partner, np.linalg.inv(want), 1e-6))  # see `as_stored`
+            pairs = (
+                (layer.forward, want.T, 1e-7),
+                (layer.partner, np.linalg.inv(want), 1e-6),
+            )  # see `as_stored`
             for stored, exact, limit in pairs:
                 assert np.abs(stored[head] - exact).max() <= limit * np.abs(exact).max()
             if side == "k":  # the values' Hessian has no tokens to average over
@@ -96,7 +105,11 @@ def test_files_hold_the_formulas(side: str) -> None:
 
 
 @settings(deadline=None, max_examples=15)
-@given(d=st.sampled_from([2, 8, 64]), seed=st.integers(0, 1000), gamma=st.sampled_from([0.0, 1e-3, 1e-2]))
+@given(
+    d=st.sampled_from([2, 8, 64]),
+    seed=st.integers(0, 1000),
+    gamma=st.sampled_from([0.0, 1e-3, 1e-2]),
+)
 def test_transform_and_partner_are_inverse_and_keep_logits(d: int, seed: int, gamma: float) -> None:
     forward, partner, values = one(*random_pair(d, seed), gamma=gamma)
     assert np.abs(forward @ partner.T - np.eye(d)).max() < 1e-10
@@ -139,8 +152,11 @@ def test_scales_of_the_matrices_do_not_matter(damping: str) -> None:
         assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9 * np.abs(theirs).max())
 
 
-def stored_rows(gram: Matrix, hessian: Matrix, scales: Matrix, gamma: float, damping: str) -> Matrix:
-    """Rows before H, of unit size and with positive first entries, of the same function in rescaled channels."""
+def stored_rows(
+    gram: Matrix, hessian: Matrix, scales: Matrix, gamma: float, damping: str
+) -> Matrix:
+    """Rows before H, of unit size and with positive first entries, of the same function in rescaled
+    channels."""
     keys = np.random.default_rng(0).standard_normal((6, len(gram))) * scales
     scaled = gram * np.outer(scales, scales), hessian / np.outer(scales, scales)
     rows = keys @ one(*scaled, gamma=gamma, damping=damping)[0] @ hadamard(len(gram))
@@ -149,11 +165,15 @@ def stored_rows(gram: Matrix, hessian: Matrix, scales: Matrix, gamma: float, dam
 
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 100), gamma=st.sampled_from([0.0, 1e-2, 0.3]))
-def test_rescaled_channels_store_the_same_rows_with_diagonal_damping(seed: int, gamma: float) -> None:
+def test_rescaled_channels_store_the_same_rows_with_diagonal_damping(
+    seed: int, gamma: float
+) -> None:
     gram, hessian = random_pair(8, seed)
     scales = np.exp(2 * np.random.default_rng(seed).standard_normal(8))
     plain = stored_rows(gram, hessian, np.ones(8), gamma, "diagonal")
-    assert stored_rows(gram, hessian, scales, gamma, "diagonal") == pytest.approx(plain, rel=1e-6, abs=1e-6)
+    assert stored_rows(gram, hessian, scales, gamma, "diagonal") == pytest.approx(
+        plain, rel=1e-6, abs=1e-6
+    )
 
 
 def test_rescaled_channels_change_the_rows_with_identity_damping() -> None:
@@ -171,7 +191,9 @@ def test_rounding_error_is_that_of_the_rows() -> None:
     copies = [torch.from_numpy(x).bfloat16().double().numpy() for x in (forward, partner)]
     exact = queries @ keys.T
     error = (queries @ copies[1]) @ (keys @ copies[0]).T - exact
-    matrices = [torch.from_numpy(x)[None] for x in (forward, partner, keys.T @ keys, queries.T @ queries)]
+    matrices = [
+        torch.from_numpy(x)[None] for x in (forward, partner, keys.T @ keys, queries.T @ queries)
+    ]
     got = float(wush.rounding_error(*matrices)[0])
     assert got == pytest.approx(np.linalg.norm(error) / np.linalg.norm(exact), rel=1e-9)
     assert 1e-4 < got < 1e-2
@@ -199,17 +221,22 @@ def test_real_errors_are_smaller_than_those_of_the_best_rotation() -> None:
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
 def test_what_is_stored_is_inverse_where_plain_rounding_is_not(seed: int) -> None:
-    """Channels of very different size, as of a model with outliers: rows of `forward` go with one over that."""
+    """Channels of very different size, as of a model with outliers: rows of `forward` go with one
+    over that."""
     draw = torch.Generator().manual_seed(seed)
     forward = torch.linalg.qr(torch.randn(3, 64, 64, generator=draw, dtype=torch.float64)).Q
-    forward = torch.exp2(12 * torch.rand(3, 64, 1, generator=draw, dtype=torch.float64) - 6) * forward
+    forward = (
+        torch.exp2(12 * torch.rand(3, 64, 1, generator=draw, dtype=torch.float64) - 6) * forward
+    )
     stored, partner = wush.as_stored(forward)
     assert torch.equal(stored, forward.float().double())
     assert torch.equal(partner, partner.float().double())
     exact = torch.linalg.inv(forward).mT
     assert torch.allclose(partner, exact, rtol=0, atol=1e-4 * float(exact.abs().max()))
     identity = torch.eye(64, dtype=torch.float64)
-    mine, plain = ((stored @ x.mT - identity).abs().amax((-2, -1)) for x in (partner, exact.float().double()))
+    mine, plain = (
+        (stored @ x.mT - identity).abs().amax((-2, -1)) for x in (partner, exact.float().double())
+    )
     assert float((mine / plain).max()) < 1
     assert float((mine / plain).mean()) < 0.6
 
@@ -218,9 +245,16 @@ def test_forecasts_say_condition_and_headroom_of_every_head() -> None:
     pair = wush.fit(random_moments())
     for side, rotations in (("k", pair.k), ("v", pair.v)):
         forecast = pair.forecasts[side]  # type: ignore[index]
-        assert forecast.headroom.shape == forecast.condition.shape == forecast.bf16_error.shape == (2, 2)
+        assert (
+            forecast.headroom.shape
+            == forecast.condition.shape
+            == forecast.bf16_error.shape
+            == (2, 2)
+        )
         for position, layer in enumerate(rotations.layers):
-            assert forecast.condition[position] == pytest.approx(np.linalg.cond(layer.forward), rel=1e-4)
+            assert forecast.condition[position] == pytest.approx(
+                np.linalg.cond(layer.forward), rel=1e-4
+            )
             for head in range(2):
                 gram, hessian = gram_and_hessian(side, layer.layer_id, head)
                 want = np.trace(gram) * np.trace(hessian) / bound(gram, hessian)
@@ -256,6 +290,10 @@ def test_singular_matrices_need_damping() -> None:
 def test_the_manifest_names_the_damping() -> None:
     method = wush.make(gamma=0.5, damping="diagonal", name="wush-diagonal", variant="wush-diagonal")
     assert method.estimators is not None
-    assert method.estimators.k.params == method.estimators.v.params == {"gamma": 0.5, "damping": "diagonal"}
+    assert (
+        method.estimators.k.params
+        == method.estimators.v.params
+        == {"gamma": 0.5, "damping": "diagonal"}
+    )
     one_side = method.fit(random_moments()).k.layers[0].forward
     assert not np.array_equal(one_side, wush.fit(random_moments()).k.layers[0].forward)

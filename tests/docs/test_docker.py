@@ -11,9 +11,9 @@ import yaml
 from documents import ROOT
 
 from oscar_zoo.cli.commands.serve import command as serve
-from oscar_zoo.sglang_plugin.compat.versions import BEYOND, FIRST
-from oscar_zoo.sglang_plugin.launch import DEFAULT_PORT, check_extra_flags
-from oscar_zoo.sglang_plugin.server import DRAIN_SECONDS
+from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
+from oscar_zoo.engines.sglang.launch.plan import DEFAULT_PORT, check_extra_flags
+from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS
 
 DOCKER = ROOT / "docker"
 WORKFLOWS = ROOT / ".github/workflows"

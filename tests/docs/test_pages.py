@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from documents import PAGES, README, ROOT
 
-from oscar_zoo.sglang_plugin.settings import OPTIONS
+from oscar_zoo.engines.sglang.settings import OPTIONS
 
 FIGURES = ROOT / "docs/figures"
 DRAWINGS = ROOT / "kernels/README.md"

@@ -1,4 +1,5 @@
-"""The chunked reference server against plain generation, the one-pass cache, and a drawn picture of who reads what."""
+"""The chunked reference server against plain generation, the one-pass cache, and a drawn picture of
+who reads what."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.evaluate.cache import INT2, CacheSpec, SimulatedCache, hadamard_set
-from oscar_zoo.evaluate.generate import Request, greedy_generate
-from oscar_zoo.evaluate.models import LoadedModel, attention_scope, load_model
+from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
+from oscar_zoo.evaluate.simulated_cache import INT2, CacheSpec, SimulatedCache, hadamard_set
+from oscar_zoo.models.loading import LoadedModel, attention_scope, load_model
 
 PROMPT = torch.randint(3, 2000, (70,), generator=torch.Generator().manual_seed(1))
 
@@ -24,22 +25,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def cache(model: LoadedModel, sink: int, recent: int) -> CacheSpec:
-    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=sink, recent=recent))
+    recipe = ServingRecipe(
+        group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=sink, recent=recent)
+    )
     return CacheSpec(hadamard_set(model.block, "k"), hadamard_set(model.block, "v"), recipe)
 
 
 def one_pass(model: LoadedModel, ids: Tensor, spec: CacheSpec) -> Tensor:
-    with attention_scope(model, SimulatedCache(spec, model.block, model.device)), torch.inference_mode():
+    with (
+        attention_scope(model, SimulatedCache(spec, model.block, model.device)),
+        torch.inference_mode(),
+    ):
         logits: Tensor = model.model(ids[None], use_cache=False).logits[0]
     return logits
 
 
 @pytest.mark.parametrize("chunk_size", [1, 13, 70, 512])
 def test_without_a_cache_it_is_plain_greedy_generation(model: LoadedModel, chunk_size: int) -> None:
-    want = model.model.generate(PROMPT[None], max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)[
-        0, len(PROMPT) :
-    ].tolist()
-    got = greedy_generate(model, PROMPT.tolist(), cache=None, max_new_tokens=12, chunk_size=chunk_size)
+    want = model.model.generate(
+        PROMPT[None], max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+    )[0, len(PROMPT) :].tolist()
+    got = greedy_generate(
+        model, PROMPT.tolist(), cache=None, max_new_tokens=12, chunk_size=chunk_size
+    )
     assert got == want
 
 
@@ -47,15 +55,18 @@ def test_without_a_cache_it_is_plain_greedy_generation(model: LoadedModel, chunk
 def test_windows_that_hold_everything_change_no_token(model: LoadedModel, chunk_size: int) -> None:
     prompt = PROMPT.tolist()
     want = greedy_generate(model, prompt, cache=None, max_new_tokens=12, chunk_size=70)
-    got = greedy_generate(model, prompt, cache=cache(model, 90, 1), max_new_tokens=12, chunk_size=chunk_size)
+    got = greedy_generate(
+        model, prompt, cache=cache(model, 90, 1), max_new_tokens=12, chunk_size=chunk_size
+    )
     assert got == want
 
 
 def assert_reads_like(model: LoadedModel, got: Tensor, *, recent: int) -> None:
-    """`got` is the one-pass result with this window, and far from those with one token more or less.
+    """`got` is the one-pass result with this window, and far from those with one token more or
+    less.
 
-    A value on a rounding tie may fall the other way in another order of float32 sums, so the bound is not one of
-    float32 noise but a tenth of what a wrong window does.
+    A value on a rounding tie may fall the other way in another order of float32 sums, so the bound
+    is not one of float32 noise but a tenth of what a wrong window does.
     """
     distance = {
         w: float((got - one_pass(model, PROMPT, cache(model, 4, w))).abs().mean())
@@ -65,18 +76,24 @@ def assert_reads_like(model: LoadedModel, got: Tensor, *, recent: int) -> None:
 
 
 def test_decoded_positions_equal_the_one_pass_cache(model: LoadedModel) -> None:
-    request = Request(model, cache(model, 4, 9))
-    assert_reads_like(model, torch.stack([request.decode(int(token)) for token in PROMPT]), recent=9)
+    request = GenerationRequest(model, cache(model, 4, 9))
+    assert_reads_like(
+        model, torch.stack([request.decode(int(token)) for token in PROMPT]), recent=9
+    )
 
 
-def test_a_chunk_of_one_token_reads_itself_beside_the_whole_recent_window(model: LoadedModel) -> None:
-    request = Request(model, cache(model, 4, 9))
+def test_a_chunk_of_one_token_reads_itself_beside_the_whole_recent_window(
+    model: LoadedModel,
+) -> None:
+    request = GenerationRequest(model, cache(model, 4, 9))
     chunks = [request.extend(PROMPT[i : i + 1]) for i in range(len(PROMPT))]
     assert_reads_like(model, torch.cat(chunks), recent=10)
 
 
-def test_a_chunk_reads_older_tokens_as_the_cache_holds_them_and_its_own_exactly(model: LoadedModel) -> None:
-    request = Request(model, cache(model, 2, 3))
+def test_a_chunk_reads_older_tokens_as_the_cache_holds_them_and_its_own_exactly(
+    model: LoadedModel,
+) -> None:
+    request = GenerationRequest(model, cache(model, 2, 3))
     request.extend(PROMPT[:10])
     stretches, mask = request._reads(torch.arange(10, 14), cached=10)
     positions = [(tier, s) for tier, first, last in stretches for s in range(first, last)]
@@ -87,25 +104,31 @@ def test_a_chunk_reads_older_tokens_as_the_cache_holds_them_and_its_own_exactly(
 
 def test_chunk_boundaries_change_int2_logits(model: LoadedModel) -> None:
     spec = cache(model, 4, 8)
-    whole, halves = Request(model, spec), Request(model, spec)
+    whole, halves = GenerationRequest(model, spec), GenerationRequest(model, spec)
     one = whole.extend(PROMPT)
     two = torch.cat([halves.extend(PROMPT[:40]), halves.extend(PROMPT[40:])])
     torch.testing.assert_close(one[:40], two[:40], atol=1e-4, rtol=1e-4)
     assert (one[40:] - two[40:]).abs().max() > 1e-2
-    exact = Request(model, None).extend(PROMPT)
-    torch.testing.assert_close(one, exact, atol=1e-3, rtol=1e-3)  # one chunk reads nothing from the cache
+    exact = GenerationRequest(model, None).extend(PROMPT)
+    torch.testing.assert_close(
+        one, exact, atol=1e-3, rtol=1e-3
+    )  # one chunk reads nothing from the cache
 
 
 def test_boundaries_replace_the_chunk_size(model: LoadedModel) -> None:
     spec, prompt = cache(model, 4, 8), PROMPT.tolist()
     by_size = greedy_generate(model, prompt, cache=spec, max_new_tokens=10, chunk_size=30)
-    by_hand = greedy_generate(model, prompt, cache=spec, max_new_tokens=10, chunk_size=0, boundaries=[30, 60])
+    by_hand = greedy_generate(
+        model, prompt, cache=spec, max_new_tokens=10, chunk_size=0, boundaries=[30, 60]
+    )
     assert by_hand == by_size
 
 
 def test_bfloat16_runs_and_stop_tokens_end_it(model: LoadedModel, tmp_path: Path) -> None:
     half = load_model(str(write_model(tmp_path)), dtype="bfloat16")
-    tokens = greedy_generate(half, PROMPT.tolist(), cache=cache(half, 4, 8), max_new_tokens=6, chunk_size=16)
+    tokens = greedy_generate(
+        half, PROMPT.tolist(), cache=cache(half, 4, 8), max_new_tokens=6, chunk_size=16
+    )
     assert len(tokens) == 6
     stop = tokens[3]
     short = greedy_generate(
@@ -115,12 +138,19 @@ def test_bfloat16_runs_and_stop_tokens_end_it(model: LoadedModel, tmp_path: Path
 
 
 def test_requests_that_make_no_sense_are_refused(model: LoadedModel) -> None:
-    for prompt, size, boundaries in (([], 4, None), ([5, 6], 0, None), ([5, 6, 7], 4, [2, 2]), ([5, 6], 4, [2])):
+    for prompt, size, boundaries in (
+        ([], 4, None),
+        ([5, 6], 0, None),
+        ([5, 6, 7], 4, [2, 2]),
+        ([5, 6], 4, [2]),
+    ):
         with pytest.raises(UsageError):
-            greedy_generate(model, prompt, cache=None, max_new_tokens=1, chunk_size=size, boundaries=boundaries)
+            greedy_generate(
+                model, prompt, cache=None, max_new_tokens=1, chunk_size=size, boundaries=boundaries
+            )
 
 
 def test_models_with_other_layers_are_refused(model: LoadedModel) -> None:
     block = model.block.model_copy(update={"attention_layers": (1,)})
     with pytest.raises(UnsupportedModel):
-        Request(LoadedModel(model.model, model.tokenizer, block, model.dtype), None)
+        GenerationRequest(LoadedModel(model.model, model.tokenizer, block, model.dtype), None)

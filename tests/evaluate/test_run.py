@@ -1,4 +1,5 @@
-"""The comparison of caches on the example model: the order of the rows, the facts, and the refusals."""
+"""The comparison of caches on the example model: the order of the rows, the facts, and the
+refusals."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from random_qwen3 import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.cache import CacheSpec, hadamard_set
-from oscar_zoo.evaluate.models import LoadedModel, load_model
 from oscar_zoo.evaluate.run import evaluate
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
 from oscar_zoo.evaluate.tasks.base import measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.models.loading import LoadedModel, load_model
 
 TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
@@ -48,7 +49,13 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
     rows = {row.cache: row for row in report.rows}
     assert list(rows) == ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
     value = {name: row.perplexity or 0.0 for name, row in rows.items()}
-    assert 1 < value["bf16"] < value["int2-hadamard-clip"] < value["int2-hadamard"] < value["int2"] / 10
+    assert (
+        1
+        < value["bf16"]
+        < value["int2-hadamard-clip"]
+        < value["int2-hadamard"]
+        < value["int2"] / 10
+    )
     assert value["artifact"] == value["int2-hadamard-clip"]
     assert rows["bf16"].bits_per_element == 16
     assert rows["int2"].bits_per_element == 2.5
@@ -58,8 +65,18 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
 
 
 def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel) -> None:
-    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=4, recent=8))
-    report = evaluate(small, TEXT[:4000], tasks=("perplexity",), artifact=None, recipe=recipe, windows=2, length=9999)
+    recipe = ServingRecipe(
+        group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=4, recent=8)
+    )
+    report = evaluate(
+        small,
+        TEXT[:4000],
+        tasks=("perplexity",),
+        artifact=None,
+        recipe=recipe,
+        windows=2,
+        length=9999,
+    )
     value = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert value["schema"] == "oscar-zoo.eval/1"
     assert value["model"]["config_sha256"] == small.block.config_sha256
@@ -68,7 +85,12 @@ def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel
     assert value["tasks"]["perplexity"] == {"windows": 2, "length": 256, "predictions": 510}
     assert value["chunking"] == "every position exact"
     assert value["torch"] == torch.__version__
-    assert [row["cache"] for row in value["rows"]] == ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip"]
+    assert [row["cache"] for row in value["rows"]] == [
+        "bf16",
+        "int2",
+        "int2-hadamard",
+        "int2-hadamard-clip",
+    ]
 
 
 def test_recall_needs_the_cache(example: LoadedModel) -> None:
@@ -80,7 +102,12 @@ def test_recall_needs_the_cache(example: LoadedModel) -> None:
 
 def test_a_rotation_of_another_model_is_one_line(example: LoadedModel) -> None:
     other = Geometry(
-        num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=128, v_head_dim=128, attention_layers=(0, 1, 2, 3)
+        num_layers=4,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=128,
+        v_head_dim=128,
+        attention_layers=(0, 1, 2, 3),
     )
     artifact = hadamard_set(other, "k"), hadamard_set(other, "v")
     with pytest.raises(GeometryMismatch) as caught:
@@ -99,7 +126,10 @@ def test_unknown_tasks_and_short_texts_are_refused(small: LoadedModel) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "want"),
-    [("tiny-qwen3", (3.699, 3.966, 3.833, 3.764)), ("tiny-qwen3-hard", (3.699, 2354.0, 17.9, 10.2))],
+    [
+        ("tiny-qwen3", (3.699, 3.966, 3.833, 3.764)),
+        ("tiny-qwen3-hard", (3.699, 2354.0, 17.9, 10.2)),
+    ],
 )
 def test_the_reference_table_is_reproduced(name: str, want: tuple[float, ...]) -> None:
     if not (SHARED / name).is_dir():

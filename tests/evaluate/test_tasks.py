@@ -1,4 +1,5 @@
-"""Tasks: windows are cut as documented, facts lie where every cache reads INT2, and scores mean what they say."""
+"""Tasks: windows are cut as documented, facts lie where every cache reads INT2, and scores mean
+what they say."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from random_qwen3 import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.models import LoadedModel, load_model
-from oscar_zoo.evaluate.tasks.base import Prompt, measure
+from oscar_zoo.evaluate.tasks.base import TaskPrompt, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.models.loading import LoadedModel, load_model
 
 VOCABULARY = 2048
 
@@ -28,12 +29,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def encode(model: LoadedModel) -> Callable[[str], list[int]]:
-    return lambda text: list(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return lambda text: list(
+        model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    )
 
 
 @pytest.fixture(scope="module")
 def ids(encode: Callable[[str], list[int]]) -> torch.Tensor:
-    return torch.tensor(encode((EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")[:30_000]))
+    return torch.tensor(
+        encode((EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")[:30_000])
+    )
 
 
 def test_windows_are_evenly_taken() -> None:
@@ -49,7 +54,9 @@ def test_a_short_text_gives_fewer_windows_and_a_shorter_one_none() -> None:
 
 
 @pytest.mark.parametrize("skip", [0, 40])
-def test_perplexity_equals_the_models_own_loss(model: LoadedModel, ids: torch.Tensor, skip: int) -> None:
+def test_perplexity_equals_the_models_own_loss(
+    model: LoadedModel, ids: torch.Tensor, skip: int
+) -> None:
     task = Perplexity.from_tokens(ids, windows=2, length=200, skip=skip)
     losses = []
     with torch.inference_mode():
@@ -69,7 +76,7 @@ def test_uniform_logits_have_the_perplexity_of_the_vocabulary() -> None:
     assert task.result(1e6, 1) == math.inf
 
 
-def oracle_logits(prompt: Prompt) -> torch.Tensor:
+def oracle_logits(prompt: TaskPrompt) -> torch.Tensor:
     return torch.nn.functional.one_hot(prompt.ids[prompt.scored + 1], VOCABULARY).float()
 
 
@@ -90,13 +97,19 @@ def contains(tokens: list[int], part: list[int]) -> bool:
 @pytest.mark.parametrize("windows", [Windows(), Windows(sink=300, recent=400)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_fact_asked_for_lies_in_the_int2_region_of_every_question(
-    model: LoadedModel, ids: torch.Tensor, encode: Callable[[str], list[int]], windows: Windows, seed: int
+    model: LoadedModel,
+    ids: torch.Tensor,
+    encode: Callable[[str], list[int]],
+    windows: Windows,
+    seed: int,
 ) -> None:
     for i, prompt in enumerate(make(ids, encode, windows=windows, seed=seed).prompts):
         pattern, fact = ASKED[i % 2]
         assert len(prompt.ids) == 2048
         asked = re.findall(pattern, model.tokenizer.decode(prompt.ids))[-8:]
-        codes = [model.tokenizer.decode(prompt.ids[prompt.scored[a:b] + 1]) for a, b in prompt.answers]
+        codes = [
+            model.tokenizer.decode(prompt.ids[prompt.scored[a:b] + 1]) for a, b in prompt.answers
+        ]
         assert [code for _, code in asked] == codes
         quantized = prompt.ids[windows.sink : int(prompt.scored[0]) - windows.recent + 1].tolist()
         assert all(contains(quantized, encode(fact.format(name, code))) for name, code in asked)
@@ -115,14 +128,22 @@ def test_recall_is_one_for_a_perfect_model_and_falls_by_answer_or_token(
     assert by_token.count(prompt, logits) == (47.0, 48)
 
 
-def test_the_seed_decides_the_prompts(ids: torch.Tensor, encode: Callable[[str], list[int]]) -> None:
+def test_the_seed_decides_the_prompts(
+    ids: torch.Tensor, encode: Callable[[str], list[int]]
+) -> None:
     same, again, other = make(ids, encode), make(ids, encode), make(ids, encode, seed=1)
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(same.prompts, again.prompts, strict=True))
     assert not torch.equal(same.prompts[0].ids, other.prompts[0].ids)
 
 
 @pytest.mark.parametrize(
-    "options", [{"length": 512}, {"windows": Windows(sink=64, recent=1900)}, {"answers": 0}, {"per_prompt": 0}]
+    "options",
+    [
+        {"length": 512},
+        {"windows": Windows(sink=64, recent=1900)},
+        {"answers": 0},
+        {"per_prompt": 0},
+    ],
 )
 def test_prompts_without_room_are_refused(
     ids: torch.Tensor, encode: Callable[[str], list[int]], options: dict[str, object]
@@ -131,6 +152,8 @@ def test_prompts_without_room_are_refused(
         make(ids, encode, **options)
 
 
-def test_a_text_without_enough_filler_is_refused(encode: Callable[[str], list[int]], tmp_path: Path) -> None:
+def test_a_text_without_enough_filler_is_refused(
+    encode: Callable[[str], list[int]], tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="filler"):
         make(torch.arange(100), encode)

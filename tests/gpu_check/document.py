@@ -1,4 +1,5 @@
-"""`docs/gpu-check.md`: one section per kind of GPU, each replaced by the newest run on that kind. Pure."""
+"""`docs/gpu-check.md`: one section per kind of GPU, each replaced by the newest run on that kind.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ HEAD = """# GPU check
 
 `make gpu-check` walks the documented paths on a machine with an NVIDIA GPU and writes this file.
 Each section below is the last run on that kind of GPU. Whoever changes `compute`, `evaluate`,
-`sglang_plugin` or `kernels` runs it before saying that the change is done
+`runtime`, `engines` or `kernels` runs it before saying that the change is done
 ([CONTRIBUTING.md](../CONTRIBUTING.md)).
 """
 
@@ -38,11 +39,21 @@ def table(results: Sequence[StepResult]) -> str:
     lines = ["| step | result | seconds | figures |", "|---|---|---:|---|"]
     for one in results:
         figures = " ".join(one.figures.split()).replace("|", "\\|")
-        lines.append(f"| {one.name} | {'passed' if one.passed else '**FAILED**'} | {one.seconds:.0f} | {figures} |")
+        lines.append(
+            f"| {one.name} | {'passed' if one.passed else '**FAILED**'} | {one.seconds:.0f} |"
+            f" {figures} |"
+        )
     return "\n".join(lines)
 
 
-def section(facts: Mapping[str, str], results: Sequence[StepResult], *, date: str, commit: str, seconds: float) -> str:
+def section(
+    facts: Mapping[str, str],
+    results: Sequence[StepResult],
+    *,
+    date: str,
+    commit: str,
+    seconds: float,
+) -> str:
     """One run.
 
     Args:
@@ -55,13 +66,14 @@ def section(facts: Mapping[str, str], results: Sequence[StepResult], *, date: st
     known = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "GPU")
     versions = textwrap.fill(f"{known}.", 100, break_on_hyphens=False)
     return (
-        f"## {facts['GPU']}\n\n**{verdict}** on {date}, commit {commit}, {seconds:.0f} seconds in all.\n{versions}\n\n"
-        f"{table(results)}\n"
+        f"## {facts['GPU']}\n\n**{verdict}** on {date}, commit {commit}, {seconds:.0f} seconds in"
+        f" all.\n{versions}\n\n{table(results)}\n"
     )
 
 
 def merge(old: str, new: str) -> str:
-    """The document `old` with the section `new` in place of the one with the same heading, or behind the others."""
+    """The document `old` with the section `new` in place of the one with the same heading, or
+    behind the others."""
     heading = new.splitlines()[0]
     kept = [part for part in re.split(r"(?m)^(?=## )", old) if part.startswith("## ")]
     sections = [new if part.splitlines()[0] == heading else part.strip() + "\n" for part in kept]

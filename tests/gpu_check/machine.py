@@ -1,4 +1,5 @@
-"""What the GPU check needs of a machine, what is missing, and what the machine is. Standard library only."""
+"""What the GPU check needs of a machine, what is missing, and what the machine is. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
-NEEDED = ("torch", "triton", "sglang", "flashinfer", "transformers", "safetensors", "pytest", "rich", "click")
+NEEDED = (
+    "torch",
+    "triton",
+    "sglang",
+    "flashinfer",
+    "transformers",
+    "safetensors",
+    "pytest",
+    "rich",
+    "click",
+)
 VERSIONS = {
     "torch": "torch",
     "triton": "triton",
@@ -19,20 +30,28 @@ VERSIONS = {
     "transformers": "transformers",
 }
 """Imported module -> distribution whose version is recorded."""
-SMI = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+SMI = [
+    "nvidia-smi",
+    "--query-gpu=name,driver_version,memory.total",
+    "--format=csv,noheader,nounits",
+]
 
 
 def missing(device: str) -> str | None:
-    """One sentence: what this machine lacks for the check, and the next step; `None` when nothing is missing."""
+    """One sentence: what this machine lacks for the check, and the next step; `None` when nothing
+    is missing."""
     if device == "cuda" and not gpus():
         return (
-            "the GPU check needs an NVIDIA GPU, and nvidia-smi lists none here. Run it on a machine with one; "
-            "a rehearsal without one: make gpu-check DEVICE=cpu"
+            "the GPU check needs an NVIDIA GPU, and nvidia-smi lists none here. Run it on a machine"
+            " with one; a rehearsal without one: make gpu-check DEVICE=cpu"
         )
     needed = [name for name in NEEDED if device == "cuda" or name != "flashinfer"]
     lacking = [name for name in needed if importlib.util.find_spec(name) is None]
     if lacking:
-        return f"this Python has no {', '.join(lacking)}. Install them: pip install -e '.[compute,serve,dev]'"
+        return (
+            f"this Python has no {', '.join(lacking)}. Install them: pip install -e"
+            " '.[compute,serve,dev]'"
+        )
     return None
 
 
@@ -42,14 +61,26 @@ def gpus() -> list[tuple[str, str, int]]:
         return []
     done = subprocess.run(SMI, capture_output=True, text=True, timeout=60, check=False)
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
-    return [(name, driver, int(memory)) for name, driver, memory in rows] if done.returncode == 0 else []
+    return (
+        [(name, driver, int(memory)) for name, driver, memory in rows]
+        if done.returncode == 0
+        else []
+    )
 
 
 def facts() -> dict[str, str]:
     """The machine in words, in the order in which the document shows it."""
     found = gpus()
-    gpu = f"{len(found)} x {found[0][0]}, {found[0][2] / 1024:.0f} GiB" if found else "none (CPU rehearsal)"
-    rows = {"GPU": gpu, "driver": found[0][1] if found else "none", "Python": platform.python_version()}
+    gpu = (
+        f"{len(found)} x {found[0][0]}, {found[0][2] / 1024:.0f} GiB"
+        if found
+        else "none (CPU rehearsal)"
+    )
+    rows = {
+        "GPU": gpu,
+        "driver": found[0][1] if found else "none",
+        "Python": platform.python_version(),
+    }
     for module, distribution in VERSIONS.items():
         try:
             rows[module] = importlib.metadata.version(distribution)
@@ -63,7 +94,16 @@ def facts() -> dict[str, str]:
 
 def commit(root: Path) -> str:
     """Short commit of the checkout, with `-dirty` when it has changes; `unknown` outside of git."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=7",
+        "--exclude=*",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except OSError:

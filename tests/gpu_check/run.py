@@ -1,4 +1,5 @@
-"""`make gpu-check`: walk every documented path on this machine's GPU, print a table, write docs/gpu-check.md."""
+"""`make gpu-check`: walk every documented path on this machine's GPU, print a table, write
+docs/gpu-check.md."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     results = _run_all(check)
     seconds = time.monotonic() - started
     when = datetime.datetime.now(datetime.UTC).date().isoformat()
-    made = document.section(facts, results, date=when, commit=chosen.commit or machine.commit(ROOT), seconds=seconds)
+    made = document.section(
+        facts, results, date=when, commit=chosen.commit or machine.commit(ROOT), seconds=seconds
+    )
     print("\n" + made)
     if chosen.device == "cuda":
         old = chosen.document.read_text("utf-8") if chosen.document.exists() else ""
@@ -49,8 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, writes nothing")
-    parser.add_argument("--work", type=Path, default=ROOT / ".gpu-check", help="folder for all state; emptied first")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, writes nothing"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".gpu-check", help="folder for all state; emptied first"
+    )
     parser.add_argument("--engine-flags", default="", help="more flags for SGLang, as one string")
     parser.add_argument("--commit", default="", help="commit to record where there is no git")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="file to write")
@@ -58,17 +65,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_all(check: Check) -> list[document.StepResult]:
-    """Every step. What needs little of the GPU runs beside the rest; `bench serve` has the machine for itself."""
+    """Every step. What needs little of the GPU runs beside the rest; `bench serve` has the machine
+    for itself."""
     with ThreadPoolExecutor(4) as pool:
         compiled = pool.submit(steps.precompile, check)
         kernels = pool.submit(_timed, "kernel tests", steps.kernel_tests, check)
-        experts = pool.submit(_timed, "pull --compute, mixture of experts", steps.compute_experts, check)
+        experts = pool.submit(
+            _timed, "pull --compute, mixture of experts", steps.compute_experts, check
+        )
         results = [_timed("compute with defaults", steps.compute, check)]
         results.append(_timed("verify, publish, pull", steps.publish_and_pull, check))
         in_process = pool.submit(_timed, "eval in process", steps.evaluate, check)
         results.append(experts.result())
-        served = pool.submit(_timed, "eval --engine sglang, mixture of experts", steps.serve_experts, check)
-        results += [in_process.result(), kernels.result()]  # `serve` takes what is left of the GPU's memory
+        served = pool.submit(
+            _timed, "eval --engine sglang, mixture of experts", steps.serve_experts, check
+        )
+        results += [
+            in_process.result(),
+            kernels.result(),
+        ]  # `serve` takes what is left of the GPU's memory
         results += [_timed("serve, second turn, eval --url", steps.serve, check), served.result()]
         compiled.result()
     return [*results, _timed("bench serve", steps.bench_serve, check)]
@@ -80,7 +95,10 @@ def _timed(name: str, step: Callable[[Check], str], check: Check) -> document.St
     try:
         figures, passed = step(check), True
     except (CheckFailed, OSError, KeyError, ValueError, SubprocessError) as error:
-        figures, passed = str(error) if isinstance(error, CheckFailed) else f"{type(error).__name__}: {error}", False
+        figures, passed = (
+            str(error) if isinstance(error, CheckFailed) else f"{type(error).__name__}: {error}",
+            False,
+        )
     seconds = time.monotonic() - started
     print(f"{name}: {'passed' if passed else 'FAILED'} ({seconds:.0f} s) {figures}", flush=True)
     return document.StepResult(name, passed, seconds, figures)

@@ -22,7 +22,8 @@ PASSKEY = "528364"
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer: its text and length, the prompt's length, and how many prompt tokens came from the prefix cache."""
+    """An answer: its text and length, the prompt's length, and how many prompt tokens came from the
+    prefix cache."""
 
     text: str
     tokens: int
@@ -31,7 +32,8 @@ class Completion:
 
 
 class Server:
-    """Runs `oscar-zoo serve` with `arguments` inside a `with` block; SIGTERM ends it, and its exit code must be 0."""
+    """Runs `oscar-zoo serve` with `arguments` inside a `with` block; SIGTERM ends it, and its exit
+    code must be 0."""
 
     def __init__(self, check: Check, *arguments: str, engine_flags: tuple[str, ...]) -> None:
         self._port = _free_port()
@@ -57,7 +59,10 @@ class Server:
         told = _first_object(self._process)
         if "url" not in told:
             self._process.wait(STOP_SECONDS)
-            raise CheckFailed(f"`oscar-zoo serve` ended with {self._process.returncode}: {told.get('error', told)}")
+            raise CheckFailed(
+                f"`oscar-zoo serve` ended with {self._process.returncode}:"
+                f" {told.get('error', told)}"
+            )
         self.ready = told
         return self
 
@@ -81,11 +86,19 @@ class Server:
 
     def complete(self, prompt: str, tokens: int) -> Completion:
         """A greedy completion of exactly `tokens` tokens."""
-        body = {"model": self._model(), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {
+            "model": self._model(),
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         reply = json.loads(self._send("/v1/completions", json.dumps(body).encode()))
         usage = reply["usage"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return Completion(reply["choices"][0]["text"], usage["completion_tokens"], usage["prompt_tokens"], cached)
+        return Completion(
+            reply["choices"][0]["text"], usage["completion_tokens"], usage["prompt_tokens"], cached
+        )
 
     def get(self, path: str) -> str:
         """Body of `GET path`."""
@@ -95,7 +108,9 @@ class Server:
         return str(json.loads(self.get("/v1/models"))["data"][0]["id"])
 
     def _send(self, path: str, body: bytes | None) -> str:
-        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.url + path, body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
             return str(response.read().decode())
 
@@ -105,7 +120,10 @@ def passkey_prompt(root: Path) -> tuple[str, str]:
     text = (root / "examples/text/validation.txt").read_text("utf-8").split("<|endoftext|>")
     filler = " ".join(text[1].split())
     question = "\nQuestion: What is the access code of Bemika?\nAnswer: "
-    return f"{filler[:900]}\nThe access code of Bemika is {PASSKEY}.\n{filler[900:3400]}{question}", PASSKEY
+    return (
+        f"{filler[:900]}\nThe access code of Bemika is {PASSKEY}.\n{filler[900:3400]}{question}",
+        PASSKEY,
+    )
 
 
 def _first_object(process: subprocess.Popen[str]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ EXAMPLE = ROOT / "examples/models/tiny-qwen3-hard"
 NAME = "tiny-qwen3-hard"
 HUB = "file:./zoo"
 COMMAND_SECONDS = 900
-"""After this long a command hangs; the longest, with kernels to compile, takes six minutes on an H100."""
+"""After this long a command hangs; the longest, with kernels to compile, takes six minutes on an
+H100."""
 PERPLEXITY_RISE = 0.02
 """Largest relative rise of perplexity of the computed artifact; the quality gate of `compute`."""
 RECALL_LOSS = 0.05
@@ -44,7 +45,8 @@ class Check:
     engine_flags: tuple[str, ...]
 
     def zoo(self, *arguments: str) -> dict[str, Any]:
-        """Run one command line of the tool with `--json`; its object. Raises `CheckFailed` with its error line."""
+        """Run one command line of the tool with `--json`; its object. Raises `CheckFailed` with its
+        error line."""
         done = subprocess.run(
             [sys.executable, "-m", "oscar_zoo", *_with_json(arguments)],
             cwd=self.work,
@@ -55,12 +57,17 @@ class Check:
             timeout=COMMAND_SECONDS,
         )
         if done.returncode:
-            raise CheckFailed(f"`oscar-zoo {arguments[0]}` ended with {done.returncode}: {_cause(done)}")
+            raise CheckFailed(
+                f"`oscar-zoo {arguments[0]}` ended with {done.returncode}: {_cause(done)}"
+            )
         return dict(json.loads(done.stdout))
 
     def environment(self) -> dict[str, str]:
         """The variables of every command: all state in `work`, no network."""
-        own = {f"OSCAR_ZOO_{name}": str(self.work / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+        own = {
+            f"OSCAR_ZOO_{name}": str(self.work / name.lower())
+            for name in ("CACHE", "DATA", "STATE", "CONFIG")
+        }
         offline = {"OSCAR_ZOO_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
         return {**os.environ, **own, **offline, "TOKENIZERS_PARALLELISM": "false"}
 
@@ -101,46 +108,60 @@ def evaluate(check: Check) -> str:
         f"recall {exact['recall']:.1%} -> {ours['recall']:.1%}"
     )
     if rise > PERPLEXITY_RISE or lost > RECALL_LOSS:
-        raise CheckFailed(f"{figures}: outside the limits of {PERPLEXITY_RISE:.0%} and {RECALL_LOSS:.0%}")
+        raise CheckFailed(
+            f"{figures}: outside the limits of {PERPLEXITY_RISE:.0%} and {RECALL_LOSS:.0%}"
+        )
     return figures
 
 
 def serve(check: Check) -> str:
-    """`serve` by name: an answer from INT2, a second turn on the first, metrics, `eval --url`, SIGTERM."""
+    """`serve` by name: an answer from INT2, a second turn on the first, metrics, `eval --url`,
+    SIGTERM."""
     prompt, key = passkey_prompt(ROOT)
     flags = ("--enable-cache-report", "--enable-metrics", *check.engine_flags)
     with Server(check, NAME, "--model", str(EXAMPLE), engine_flags=flags) as server:
         first = server.complete(prompt, tokens=8)
-        again = server.complete(prompt + first.text + "\nQuestion: What is the access code of Bemika?\nAnswer: ", 8)
+        again = server.complete(
+            prompt + first.text + "\nQuestion: What is the access code of Bemika?\nAnswer: ", 8
+        )
         metrics = server.get("/metrics")
         if key not in first.text:
             raise CheckFailed(f"the server was asked for {key} and answered {first.text!r}")
         if again.cached < MINIMUM_REUSE:
-            raise CheckFailed(f"the second turn reused {again.cached} of {again.prompt} prompt tokens")
+            raise CheckFailed(
+                f"the second turn reused {again.cached} of {again.prompt} prompt tokens"
+            )
         if "oscar_int2_capacity_tokens" not in metrics:
             raise CheckFailed("/metrics has no oscar_int2_capacity_tokens")
         facts = check.zoo("eval", NAME, "--model", str(EXAMPLE), *SERVER_EVAL, "--url", server.url)
     return (
-        f"ready after {server.ready['seconds']:.0f} s, {server.ready['capacity_tokens']:,} tokens fit; right answer to "
-        f"{first.prompt} prompt tokens; second turn reused {again.cached} of {again.prompt}; {_server_figures(facts)}; "
-        f"exit code {server.code} after SIGTERM"
+        f"ready after {server.ready['seconds']:.0f} s, {server.ready['capacity_tokens']:,} tokens"
+        f" fit; right answer to {first.prompt} prompt tokens; second turn reused {again.cached} of"
+        f" {again.prompt}; {_server_figures(facts)}; exit code {server.code} after SIGTERM"
     )
 
 
 SERVER_EVAL = ("--engine", "sglang", "--windows", "3", "--answers", "12")
 MINIMUM_REUSE = 320
-"""Tokens of a second turn that come from the prefix cache: more than the sink and recent windows hold."""
+"""Tokens of a second turn that come from the prefix cache: more than the sink and recent windows
+hold."""
 
 
 def _server_figures(facts: dict[str, Any]) -> str:
     (row,) = facts["servers"]
     cold, warm, recall = row["perplexity"], row["perplexity_after_hit"], row["recall"]
-    figures = f"perplexity of the server {cold['server']:.4f}, of the reference {cold['reference']:.4f}"
+    figures = (
+        f"perplexity of the server {cold['server']:.4f}, of the reference {cold['reference']:.4f}"
+    )
     if warm:
         figures += f"; behind a prefix hit {warm['server']:.4f} and {warm['reference']:.4f}"
     if row["violations"]:
         raise CheckFailed(f"{figures}: {'; '.join(row['violations'])}")
-    right = [f"{recall[name]:.0%} {words}" for name, words in RECALLS.items() if recall and recall[name] is not None]
+    right = [
+        f"{recall[name]:.0%} {words}"
+        for name, words in RECALLS.items()
+        if recall and recall[name] is not None
+    ]
     return f"{figures}; recall {', '.join(right)}" if right else figures
 
 
@@ -148,7 +169,8 @@ RECALLS = {"talking": "over three turns", "alone": "in one", "reference": "of th
 
 
 def compute_experts(check: Check) -> str:
-    """`pull ./FOLDER --compute` of a random Qwen3-MoE: computed, published to the own zoo, pulled from there."""
+    """`pull ./FOLDER --compute` of a random Qwen3-MoE: computed, published to the own zoo, pulled
+    from there."""
     from tiny_moe import write_model
 
     folder = write_model(check.work / EXPERTS, EXAMPLE)
@@ -161,28 +183,44 @@ EXPERTS = "tiny-moe"
 
 def serve_experts(check: Check) -> str:
     """`eval ./FOLDER --engine sglang`, which starts a server of its own."""
-    facts = check.zoo("eval", f"./{EXPERTS}", *SERVER_EVAL, "--model", f"./{EXPERTS}", *check.engine)
+    facts = check.zoo(
+        "eval", f"./{EXPERTS}", *SERVER_EVAL, "--model", f"./{EXPERTS}", *check.engine
+    )
     return _server_figures(facts)
 
 
 def bench_serve(check: Check) -> str:
-    """`bench serve`, one short case: Qwen3-8B's shape with random weights on a GPU, the example's on a CPU."""
+    """`bench serve`, one short case: Qwen3-8B's shape with random weights on a GPU, the example's
+    on a CPU."""
     gpu = check.device == "cuda"
     few_graphs = ("--", "--cuda-graph-max-bs=2", *check.engine_flags) if gpu else check.engine
     shape = (
-        ("Qwen3-8B", "--batch", "1", "--context", "8000") if gpu else (str(EXAMPLE), "--batch", "1", "--context", "600")
+        ("Qwen3-8B", "--batch", "1", "--context", "8000")
+        if gpu
+        else (str(EXAMPLE), "--batch", "1", "--context", "600")
     )
     facts = check.zoo(
-        "bench", "serve", "--dummy-weights", *shape, "--new-tokens", "48", "--csv", "bench-serve.csv", *few_graphs
+        "bench",
+        "serve",
+        "--dummy-weights",
+        *shape,
+        "--new-tokens",
+        "48",
+        "--csv",
+        "bench-serve.csv",
+        *few_graphs,
     )
     sides = {name: side["cases"][0] for name, side in facts["sides"].items()}
-    steps = ", ".join(f"{name.upper()} {case['ms_per_token']:.2f} ms" for name, case in sides.items())
+    steps = ", ".join(
+        f"{name.upper()} {case['ms_per_token']:.2f} ms" for name, case in sides.items()
+    )
     capacity = facts["capacity_ratio"]
     return f"a decode step at {shape[4]} tokens: {steps}; {capacity:.2f}x the tokens of BF16"
 
 
 def precompile(check: Check) -> None:
-    """Compile what `bench serve` needs of FlashInfer; without it that step takes longer and is as good."""
+    """Compile what `bench serve` needs of FlashInfer; without it that step takes longer and is as
+    good."""
     if check.device == "cuda":
         script = Path(__file__).with_name("precompile.py")
         subprocess.run([sys.executable, script], cwd=check.work, capture_output=True, check=False)
@@ -191,16 +229,34 @@ def precompile(check: Check) -> None:
 def kernel_tests(check: Check) -> str:
     """The tests of kernels and compute that need a GPU, less those that compile a baseline."""
     marks = "gpu" if check.device == "cuda" else "gpu and not gpu"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marks, "-p", "no:cacheprovider", *QUICK, *PARALLEL, *TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        marks,
+        "-p",
+        "no:cacheprovider",
+        *QUICK,
+        *PARALLEL,
+        *TESTS,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    summary = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output")
+    summary = next(
+        (line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output"
+    )
     if done.returncode not in (0, 5) or (check.device == "cuda" and "passed" not in summary):
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise CheckFailed(f"{summary.strip('= ')}: {'; '.join(failed[:8]) or done.stderr[-300:]}")
     return summary.strip("= ")
 
 
-TESTS = ("tests/kernels", "tests/compute/test_products.py", "tests/compute/test_capture_transformers.py")
+TESTS = (
+    "tests/kernels",
+    "tests/compute/test_products.py",
+    "tests/compute/test_capture_transformers.py",
+)
 """Without the tests that compile FlashInfer's kernels as a baseline: `bench serve` runs those."""
 QUICK = ("--deselect=tests/kernels/test_bench.py",)
 PARALLEL = ("-n", "8") if (os.cpu_count() or 1) >= 12 else ("-n", "2")

@@ -31,7 +31,9 @@ def _section(document: ModuleType, gpu: str, date: str, *, passed: bool = True) 
         document.StepResult("compute with defaults", True, 12.4, "`wush-tuned` chosen"),
         document.StepResult("serve", passed, 31.0, "ready | answered\nright"),
     ]
-    return str(document.section(FACTS | {"GPU": gpu}, results, date=date, commit="abc1234", seconds=43.4))
+    return str(
+        document.section(FACTS | {"GPU": gpu}, results, date=date, commit="abc1234", seconds=43.4)
+    )
 
 
 def test_without_a_gpu_one_line_says_what_is_missing(tmp_path: Path) -> None:
@@ -39,7 +41,14 @@ def test_without_a_gpu_one_line_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, FOLDER / "run.py", "--work", tmp_path / "work", "--document", tmp_path / "written.md"],
+        [
+            sys.executable,
+            FOLDER / "run.py",
+            "--work",
+            tmp_path / "work",
+            "--document",
+            tmp_path / "written.md",
+        ],
         capture_output=True,
         text=True,
         env=environment,
@@ -54,7 +63,9 @@ def test_make_says_the_same_before_it_installs_anything(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["make", "-s", "gpu-check"], cwd=ROOT, capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["make", "-s", "gpu-check"], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 2
     assert "error: the GPU check needs an NVIDIA GPU" in done.stderr
     assert "venv-gpu" not in done.stdout
@@ -63,7 +74,10 @@ def test_make_says_the_same_before_it_installs_anything(tmp_path: Path) -> None:
 def test_a_section_says_machine_commit_and_every_figure(document: ModuleType) -> None:
     made = _section(document, FACTS["GPU"], "2026-01-02")
     assert made.startswith("## 1 x NVIDIA H100 80GB HBM3, 80 GiB\n")
-    assert "**passed** on 2026-01-02, commit abc1234, 43 seconds in all.\ndriver 580.1, torch 2.11.0+cu130." in made
+    assert (
+        "**passed** on 2026-01-02, commit abc1234, 43 seconds in all.\ndriver 580.1, torch"
+        " 2.11.0+cu130." in made
+    )
     assert "| serve | passed | 31 | ready \\| answered right |" in made
 
 
@@ -84,5 +98,9 @@ def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) ->
 
 def test_every_gpu_test_file_that_the_check_runs_exists() -> None:
     source = (FOLDER / "steps.py").read_text("utf-8")
-    named = [word for word in source.replace('"', " ").replace(",", " ").split() if word.startswith("tests/")]
+    named = [
+        word
+        for word in source.replace('"', " ").replace(",", " ").split()
+        if word.startswith("tests/")
+    ]
     assert named and all((ROOT / name).exists() for name in named)

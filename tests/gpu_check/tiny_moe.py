@@ -1,4 +1,5 @@
-"""A small Qwen3-MoE with random weights, as a checkpoint folder. Its shape fits the INT2 kernels of a GPU."""
+"""A small Qwen3-MoE with random weights, as a checkpoint folder. Its shape fits the INT2 kernels of
+a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 def write_model(folder: Path, example: Path) -> Path:
-    """Write bfloat16 weights: 3 layers, 8 experts, 4 query and 2 KV heads of 64, the tokenizer of `example`."""
+    """Write bfloat16 weights: 3 layers, 8 experts, 4 query and 2 KV heads of 64, the tokenizer of
+    `example`."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 

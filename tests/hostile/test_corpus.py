@@ -16,9 +16,17 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 @pytest.fixture(scope="module")
 def outcome() -> dict[str, Any]:
-    environment = os.environ | {"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(SUPPORT),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        [sys.executable, str(SUPPORT / "hostile.py")], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, str(SUPPORT / "hostile.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return dict(json.loads(done.stdout))
 

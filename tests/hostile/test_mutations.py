@@ -1,4 +1,5 @@
-"""Mutants of good files: always one of the outcomes, and what is accepted reads the same through torch.load."""
+"""Mutants of good files: always one of the outcomes, and what is accepted reads the same through
+torch.load."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import MalformedFile
 
 EXAMPLES = settings(max_examples=250, deadline=None)
-WORDS = st.sampled_from([b"}", b"(", b")", b"t", b"u", b"s", b"q\0", b"h\0", b"N", b"\x88", b"K\1", b"R", b"Q", b"."])
+WORDS = st.sampled_from(
+    [b"}", b"(", b")", b"t", b"u", b"s", b"q\0", b"h\0", b"N", b"\x88", b"K\1", b"R", b"Q", b"."]
+)
 
 
 @functools.cache
@@ -47,7 +50,11 @@ def assert_torch_agrees(data: bytes, found: RotationSet) -> None:
     for layer in found.layers:
         entry = value["layers"][layer.layer_id]
         assert entry["rotation"].numpy().tobytes() == layer.forward.tobytes()
-        for name, array in (("q_rotation", layer.partner), ("k_mean", layer.mean), ("eigenvalues", layer.eigenvalues)):
+        for name, array in (
+            ("q_rotation", layer.partner),
+            ("k_mean", layer.mean),
+            ("eigenvalues", layer.eigenvalues),
+        ):
             if name in entry and entry[name] is not None:
                 assert array is not None
                 assert entry[name].numpy().tobytes() == array.tobytes()
@@ -80,13 +87,17 @@ def test_a_cut_hole_or_repeat_is_refused(which: int, data: st.DataObject) -> Non
 
 @EXAMPLES
 @given(st.integers(0, 3), st.data())
-def test_a_changed_pickle_with_right_checksums_reads_as_torch_reads_it(which: int, data: st.DataObject) -> None:
+def test_a_changed_pickle_with_right_checksums_reads_as_torch_reads_it(
+    which: int, data: st.DataObject
+) -> None:
     records = good_records(good()[which])
     code = records[0].content
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(2, len(code) - 1))
         removed = data.draw(st.integers(0, 3))
-        added = data.draw(st.one_of(WORDS, st.binary(max_size=3), st.just(code[start : start + 20])))
+        added = data.draw(
+            st.one_of(WORDS, st.binary(max_size=3), st.just(code[start : start + 20]))
+        )
         code = code[:start] + added + code[start + removed :]
     records[0].content = code
     mutant = archive(records)
@@ -100,11 +111,15 @@ def test_a_changed_pickle_with_right_checksums_reads_as_torch_reads_it(which: in
 @given(st.data())
 def test_changed_numbers_with_right_checksums_read_as_torch_reads_them(data: st.DataObject) -> None:
     records = good_records(good()[data.draw(st.integers(0, 3))])
-    index = data.draw(st.sampled_from([i for i, r in enumerate(records) if "data/" in str(r.name)][:-1]))
+    index = data.draw(
+        st.sampled_from([i for i, r in enumerate(records) if "data/" in str(r.name)][:-1])
+    )
     content = bytearray(records[index].content)
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    records[index] = Record(records[index].name, bytes(content), flags=data.draw(st.sampled_from([0, 8, 0x800, 0x808])))
+    records[index] = Record(
+        records[index].name, bytes(content), flags=data.draw(st.sampled_from([0, 8, 0x800, 0x808]))
+    )
     mutant = archive(records, **({"zip64": 0} if data.draw(st.booleans()) else {}))
     found = read(mutant)
     # 0x3XXXXXXX of a serialization id may no longer be digits; everything else still parses

@@ -1,4 +1,5 @@
-"""Untrusted bytes reach no importer, no pickle and no torch: watched with an audit hook, torch made unimportable."""
+"""Untrusted bytes reach no importer, no pickle and no torch: watched with an audit hook, torch made
+unimportable."""
 
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ assert type(outcome).__name__ == "Verified"
 loaded = sys.modules.get("torch")
 assert loaded is None, loaded
 print(len(files), seen)
-"""
+"""  # noqa: E501
 
 
 def run(code: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

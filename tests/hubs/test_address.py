@@ -33,7 +33,9 @@ def test_folders_are_written_in_every_usual_way(
     assert hub.name == f"file:{hub.root}"
 
 
-@pytest.mark.parametrize("text", ["file:", "file://", "file://server/zoo", "/srv/zoo", "ftp://x", "", "zoo"])
+@pytest.mark.parametrize(
+    "text", ["file:", "file://", "file://server/zoo", "/srv/zoo", "ftp://x", "", "zoo"]
+)
 def test_anything_else_is_a_usage_error_that_says_how_to_write_it(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_hub(text)
@@ -47,7 +49,9 @@ def test_a_password_in_what_is_no_hub_is_not_repeated() -> None:
     assert "user" not in caught.value.message
 
 
-def test_the_default_zoo_is_created_by_the_first_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_zoo_is_created_by_the_first_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OSCAR_ZOO_DATA", str(tmp_path / "data"))
     hub = open_hub()
     assert hub.artifacts() == ()

@@ -31,7 +31,9 @@ def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:
     assert [hub.name for hub in address.publishing_hubs()] == [f"file:{paths.default_zoo_dir()}"]
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_win_over_the_environment_and_that_over_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     write('hubs = ["hf:stored/zoo", "default"]\npublish = "hf:stored/own"\n')
     assert config.load().read == ("hf:stored/zoo", *config.PUBLIC)
     assert config.load().publish == ("hf:stored/own",)
@@ -47,11 +49,15 @@ def test_a_hub_without_commits_is_published_to_last() -> None:
 
 
 @pytest.mark.parametrize("variable", ["OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_leaves_hubs_in_folders_only(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_offline_leaves_hubs_in_folders_only(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     monkeypatch.setenv(variable, "1")
     settings = config.load()
     assert settings.offline
-    assert [hub.name for hub in address.open_hubs(offline=settings.offline)] == [f"file:{paths.default_zoo_dir()}"]
+    assert [hub.name for hub in address.open_hubs(offline=settings.offline)] == [
+        f"file:{paths.default_zoo_dir()}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,17 @@ def test_waiting_time_is_shared_by_the_hubs_that_may_have_to_wait() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["hf:", "hf:zoo", "hf:/zoo", "hf:org/", "hf:a/b/c", "hf:org/..", "ms:org/zoo@", "hf:org/zoo@a b", "hf:o/z@../x"],
+    [
+        "hf:",
+        "hf:zoo",
+        "hf:/zoo",
+        "hf:org/",
+        "hf:a/b/c",
+        "hf:org/..",
+        "ms:org/zoo@",
+        "hf:org/zoo@a b",
+        "hf:o/z@../x",
+    ],
 )
 def test_remote_hubs_have_an_organisation_a_name_and_a_sound_revision(text: str) -> None:
     with pytest.raises(UsageError):

@@ -58,7 +58,9 @@ print(hub.get(sys.argv[1] + "/file", limit=1 << 20, budget=0.9).body.decode())
 
 
 @pytest.mark.parametrize("sent", ["nothing", "the head", "a part"])
-def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_answer(sent: str) -> None:
+def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_answer(
+    sent: str,
+) -> None:
     asked, resume, taken = threading.Event(), threading.Event(), threading.Event()
     whole = answer(b"content")
     first = {"nothing": 0, "the head": len(whole) - 7, "a part": len(whole) - 3}[sent]
@@ -73,7 +75,9 @@ def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_an
     variables = {**os.environ, "HF_HUB_OFFLINE": "0", "PYTHONPATH": SRC}
     with RawServer(handle) as server:
         command = [sys.executable, "-c", STOPPED, server.url]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
+        )
         try:
             assert asked.wait(60)
             os.kill(child.pid, signal.SIGSTOP)
@@ -151,7 +155,9 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=SRC)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=SRC
+    )
     try:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         os.kill(child.pid, signal.SIGINT)

@@ -14,7 +14,7 @@ from raw_server import Handler, RawServer, Seen, answer, reset
 
 from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, MalformedFile
 from oscar_zoo.hubs import session
-from oscar_zoo.hubs.transport import Limits, Reply, Transport
+from oscar_zoo.hubs.transport import HttpReply, Limits, Transport
 
 CANARY = "hf_canaryCANARY"
 PLENTY = 60.0
@@ -34,10 +34,12 @@ def serve() -> Iterator[Callable[..., RawServer]]:
 
 def hub(server: RawServer, *, token: str | None = None, **limits: float) -> Transport:
     once = {"connect": PLENTY, "answer": PLENTY, "read": PLENTY, "tries": 1} | limits
-    return Transport("Some Hub a/b", server.url, token=lambda: token, refusal=refuse, limits=Limits(**once))  # type: ignore[arg-type]
+    return Transport(
+        "Some Hub a/b", server.url, token=lambda: token, refusal=refuse, limits=Limits(**once)
+    )  # type: ignore[arg-type]
 
 
-def refuse(reply: Reply, sent_token: bool) -> Exception:
+def refuse(reply: HttpReply, sent_token: bool) -> Exception:
     return LookupError(reply.status)
 
 
@@ -57,7 +59,9 @@ def test_the_whole_body_arrives(serve: Callable[..., RawServer]) -> None:
     body = bytes(range(256)) * 4000
     server = serve(saying(answer(body, X_Commit="abc")))
     told: list[int] = []
-    reply = hub(server).get(f"{server.url}/a%20b?c=d", limit=len(body), size=len(body), progress=told.append)
+    reply = hub(server).get(
+        f"{server.url}/a%20b?c=d", limit=len(body), size=len(body), progress=told.append
+    )
     assert reply.body == body
     assert (reply.status, reply.headers["x-commit"]) == (200, "abc")
     assert told == sorted(told) and told[-1] == len(body)
@@ -66,20 +70,34 @@ def test_the_whole_body_arrives(serve: Callable[..., RawServer]) -> None:
     assert server.requests[0].headers["user-agent"].startswith("oscar-zoo/")
 
 
-# --- silence and slowness ------------------------------------------------------------------------------------------
+# --- silence and slowness ---
 
 
 def test_a_hub_that_never_answers(serve: Callable[..., RawServer]) -> None:
     server = serve(lambda connection, seen: server.ending.wait())
-    ends_soon(lambda: hub(server, answer=0.3).get(server.url, limit=9), HubTimeout, r"did not answer within 0.3 s")
+    ends_soon(
+        lambda: hub(server, answer=0.3).get(server.url, limit=9),
+        HubTimeout,
+        r"did not answer within 0.3 s",
+    )
     ends_soon(lambda: hub(server, read=0.3).get(server.url, limit=9), HubTimeout, r"fell silent")
-    ends_soon(lambda: hub(server).get(server.url, limit=9, budget=0.3), HubTimeout, r"was not done within 0 s")
+    ends_soon(
+        lambda: hub(server).get(server.url, limit=9, budget=0.3),
+        HubTimeout,
+        r"was not done within 0 s",
+    )
     assert len(server.requests) >= 3  # on a busy machine what fell silent is asked again
 
 
 def test_a_header_that_drips(serve: Callable[..., RawServer]) -> None:
-    server = serve(lambda connection, seen: server.drip(connection, answer(b"x", X_Long="y" * 9999), pause=0.05))
-    ends_soon(lambda: hub(server, answer=0.5).get(server.url, limit=9), HubTimeout, "did not answer")
+    server = serve(
+        lambda connection, seen: server.drip(
+            connection, answer(b"x", X_Long="y" * 9999), pause=0.05
+        )
+    )
+    ends_soon(
+        lambda: hub(server, answer=0.5).get(server.url, limit=9), HubTimeout, "did not answer"
+    )
 
 
 def test_a_body_that_drips(serve: Callable[..., RawServer]) -> None:
@@ -89,17 +107,27 @@ def test_a_body_that_drips(serve: Callable[..., RawServer]) -> None:
 
     server = serve(handle)
     slow = hub(server, rate_window=0.3)
-    ends_soon(lambda: slow.get(server.url, limit=100_000), HubTimeout, "less than 10,000 bytes per second")
-    ends_soon(lambda: hub(server).get(server.url, limit=100_000, budget=0.5), HubTimeout, "was not done")
+    ends_soon(
+        lambda: slow.get(server.url, limit=100_000), HubTimeout, "less than 10,000 bytes per second"
+    )
+    ends_soon(
+        lambda: hub(server).get(server.url, limit=100_000, budget=0.5), HubTimeout, "was not done"
+    )
 
 
-def test_a_good_start_does_not_make_up_for_what_drips_later(serve: Callable[..., RawServer]) -> None:
+def test_a_good_start_does_not_make_up_for_what_drips_later(
+    serve: Callable[..., RawServer],
+) -> None:
     def handle(connection: socket.socket, seen: Seen) -> None:
         connection.sendall(answer(b"x" * 4_000_000, Content_Length=5_000_000))
         server.drip(connection, b"x" * 1_000_000, pause=0.02)
 
     server = serve(handle)
-    ends_soon(lambda: hub(server, rate_window=0.3).get(server.url, limit=5_000_000), HubTimeout, "less than 10,000")
+    ends_soon(
+        lambda: hub(server, rate_window=0.3).get(server.url, limit=5_000_000),
+        HubTimeout,
+        "less than 10,000",
+    )
 
 
 def test_the_header_of_a_chunk_that_drips(serve: Callable[..., RawServer]) -> None:
@@ -120,11 +148,15 @@ def test_a_body_that_stops(serve: Callable[..., RawServer]) -> None:
     ends_soon(lambda: hub(server, read=0.3).get(server.url, limit=100), HubTimeout, "fell silent")
 
 
-def test_a_name_that_is_never_resolved(serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_never_resolved(
+    serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = threading.Event()
     server = serve(saying(answer()), "localhost")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(PLENTY))
-    ends_soon(lambda: hub(server, answer=0.3).get(server.url, limit=9), HubTimeout, "did not answer")
+    ends_soon(
+        lambda: hub(server, answer=0.3).get(server.url, limit=9), HubTimeout, "did not answer"
+    )
     release.set()
 
 
@@ -149,7 +181,7 @@ def test_nobody_is_told_about_a_try_that_was_given_up(serve: Callable[..., RawSe
     assert told == [5]
 
 
-# --- lengths -------------------------------------------------------------------------------------------------------
+# --- lengths ---
 
 
 @pytest.mark.parametrize(
@@ -158,12 +190,18 @@ def test_nobody_is_told_about_a_try_that_was_given_up(serve: Callable[..., RawSe
         answer(b"x" * 11),
         answer(Content_Length=11),  # refused by its word: no byte of the body is needed
         answer(Content_Length=10**17),
-        answer(b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n", Content_Length=None, Transfer_Encoding="chunked"),
+        answer(
+            b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n",
+            Content_Length=None,
+            Transfer_Encoding="chunked",
+        ),
     ],
 )
 def test_more_than_expected_is_refused(serve: Callable[..., RawServer], data: bytes) -> None:
     server = serve(saying(data))
-    with pytest.raises(MalformedFile, match=r"Some Hub a/b sends 11|Some Hub a/b sends 100,000,0") as caught:
+    with pytest.raises(
+        MalformedFile, match=r"Some Hub a/b sends 11|Some Hub a/b sends 100,000,0"
+    ) as caught:
         hub(server).get(server.url, limit=10)
     assert caught.value.reason == "file.size"
 
@@ -195,7 +233,9 @@ def test_exactly_the_limit_is_taken(serve: Callable[..., RawServer], size: int) 
     "data",
     [
         answer(b"x" * 9, Content_Length=10),
-        answer(b"x" * 9, Content_Length=None),  # ends with the connection; only the listing says how much was due
+        answer(
+            b"x" * 9, Content_Length=None
+        ),  # ends with the connection; only the listing says how much was due
         answer(b"a\r\n" + b"x" * 9, Content_Length=None, Transfer_Encoding="chunked"),
         b"HTTP/1.1 200",
         b"nonsense\r\n\r\n",
@@ -203,7 +243,9 @@ def test_exactly_the_limit_is_taken(serve: Callable[..., RawServer], size: int) 
     ],
 )
 @pytest.mark.parametrize("end", ["close", "reset"])
-def test_less_than_expected_is_a_broken_connection(serve: Callable[..., RawServer], data: bytes, end: str) -> None:
+def test_less_than_expected_is_a_broken_connection(
+    serve: Callable[..., RawServer], data: bytes, end: str
+) -> None:
     def handle(connection: socket.socket, seen: Seen) -> None:
         connection.sendall(data)
         if end == "close":
@@ -215,9 +257,13 @@ def test_less_than_expected_is_a_broken_connection(serve: Callable[..., RawServe
         hub(server).get(server.url, limit=10, size=10)
 
 
-def test_a_length_that_lies_about_a_complete_file_is_taken_at_its_word(serve: Callable[..., RawServer]) -> None:
+def test_a_length_that_lies_about_a_complete_file_is_taken_at_its_word(
+    serve: Callable[..., RawServer],
+) -> None:
     server = serve(saying(answer(b"x" * 10, Content_Length=8)))
-    assert hub(server).get(server.url, limit=10, size=10).body == b"x" * 8  # for whoever compares with the listing
+    assert (
+        hub(server).get(server.url, limit=10, size=10).body == b"x" * 8
+    )  # for whoever compares with the listing
 
 
 def test_compressed_content_is_no_content(serve: Callable[..., RawServer]) -> None:
@@ -226,7 +272,7 @@ def test_compressed_content_is_no_content(serve: Callable[..., RawServer]) -> No
         hub(server).get(server.url, limit=10)
 
 
-# --- redirects and the token ---------------------------------------------------------------------------------------
+# --- redirects and the token ---
 
 
 def has_token(seen: Seen) -> bool:
@@ -239,14 +285,17 @@ def test_the_token_goes_to_the_hub(serve: Callable[..., RawServer]) -> None:
     assert server.requests[0].headers["authorization"] == f"Bearer {CANARY}"
     assert "cookie" not in server.requests[0].headers
     limits = Limits(tries=1)
-    both = Transport("T", server.url, token=lambda: CANARY, refusal=refuse, cookie="session", limits=limits)
+    both = Transport(
+        "T", server.url, token=lambda: CANARY, refusal=refuse, cookie="session", limits=limits
+    )
     both.get(server.url, limit=9)
     assert server.requests[1].headers["authorization"] == f"Bearer {CANARY}"
     assert server.requests[1].headers["cookie"] == f"session={CANARY}"
 
 
 def test_no_way_of_redirects_leaks_the_token(serve: Callable[..., RawServer]) -> None:
-    """Every way of three hops over four origins of one machine: the token is seen at home, until home is left."""
+    """Every way of three hops over four origins of one machine: the token is seen at home, until
+    home is left."""
     at: dict[str, str] = {}
     statuses = itertools.cycle(["301 A", "302 B", "303 C", "307 D", "308 E"])
 
@@ -256,22 +305,37 @@ def test_no_way_of_redirects_leaks_the_token(serve: Callable[..., RawServer]) ->
             connection.sendall(answer(b"there", Set_Cookie="left=behind; Path=/"))
         else:
             there = f"{at[way[0]]}/{way[1:]}"
-            connection.sendall(answer(status=next(statuses), Location=there, Set_Cookie="left=behind"))
+            connection.sendall(
+                answer(status=next(statuses), Location=there, Set_Cookie="left=behind")
+            )
 
     home, other = serve(handle), serve(handle)
     servers = {"h": home, "o": other}
-    at |= {"h": home.url, "o": other.url, "H": f"http://localhost:{home.port}", "O": f"http://localhost:{other.port}"}
+    at |= {
+        "h": home.url,
+        "o": other.url,
+        "H": f"http://localhost:{home.port}",
+        "O": f"http://localhost:{other.port}",
+    }
     transport = hub(home, token=CANARY)
     for way in itertools.product("hoHO", repeat=3):
         for server in servers.values():
             server.requests.clear()
         assert transport.get(f"{home.url}/{''.join(way)}", limit=9).body == b"there"
         stayed = len(list(itertools.takewhile(lambda hop: hop == "h", way)))
-        at_home = [seen for seen in home.requests if seen.headers["host"] == f"127.0.0.1:{home.port}"]
-        assert [has_token(seen) for seen in at_home] == [True] * (1 + stayed) + [False] * (way[stayed:].count("h"))
-        elsewhere = [seen for server in servers.values() for seen in server.requests if seen not in at_home]
+        at_home = [
+            seen for seen in home.requests if seen.headers["host"] == f"127.0.0.1:{home.port}"
+        ]
+        assert [has_token(seen) for seen in at_home] == [True] * (1 + stayed) + [False] * (
+            way[stayed:].count("h")
+        )
+        elsewhere = [
+            seen for server in servers.values() for seen in server.requests if seen not in at_home
+        ]
         assert not any(has_token(seen) for seen in elsewhere)
-        assert not any("left" in seen.headers.get("cookie", "") for seen in home.requests + other.requests)
+        assert not any(
+            "left" in seen.headers.get("cookie", "") for seen in home.requests + other.requests
+        )
 
 
 def test_another_address_than_the_hub_gets_no_token(serve: Callable[..., RawServer]) -> None:
@@ -290,7 +354,9 @@ def test_a_login_of_the_shared_client_itself_goes_nowhere(
         monkeypatch.setattr(session, "http_client", lambda: client)
         server = serve(saying(answer()))
         hub(server).get(server.url, limit=9)
-        assert not has_token(server.requests[0]) and "authorization" not in server.requests[0].headers
+        assert (
+            not has_token(server.requests[0]) and "authorization" not in server.requests[0].headers
+        )
         hub(server, token="own").get(server.url, limit=9)
         assert server.requests[1].headers["authorization"] == "Bearer own"
 
@@ -307,7 +373,15 @@ def test_a_relative_redirect_stays_at_home(serve: Callable[..., RawServer]) -> N
 
 @pytest.mark.parametrize(
     "location",
-    ["ftp://127.0.0.1/x", "file:///etc/passwd", "http://[::1/x", "http://", "http://127.0.0.1:0/", "http://a b/", "/"],
+    [
+        "ftp://127.0.0.1/x",
+        "file:///etc/passwd",
+        "http://[::1/x",
+        "http://",
+        "http://127.0.0.1:0/",
+        "http://a b/",
+        "/",
+    ],
 )
 def test_redirects_that_lead_nowhere(serve: Callable[..., RawServer], location: str) -> None:
     server = serve(saying(answer(status="302 Found", Location=location)))
@@ -319,7 +393,9 @@ def test_redirects_that_lead_nowhere(serve: Callable[..., RawServer], location: 
 def test_five_redirects_are_followed_and_no_more(serve: Callable[..., RawServer]) -> None:
     def handle(connection: socket.socket, seen: Seen) -> None:
         left = int(seen.target[1:])
-        connection.sendall(answer(status="302 Found", Location=f"/{left - 1}") if left else answer(b"there"))
+        connection.sendall(
+            answer(status="302 Found", Location=f"/{left - 1}") if left else answer(b"there")
+        )
 
     server = serve(handle)
     assert hub(server).get(f"{server.url}/5", limit=9).body == b"there"
@@ -334,7 +410,9 @@ def test_a_redirect_without_an_address_is_an_answer(serve: Callable[..., RawServ
 
 
 @pytest.mark.parametrize("token", ["two words", "line\nbreak", "", "schlüssel", "null\0"])
-def test_what_cannot_be_a_token_is_not_sent_and_not_shown(serve: Callable[..., RawServer], token: str) -> None:
+def test_what_cannot_be_a_token_is_not_sent_and_not_shown(
+    serve: Callable[..., RawServer], token: str
+) -> None:
     server = serve(saying(answer()))
     with pytest.raises(LoginRequired) as caught:
         hub(server, token=token).get(server.url, limit=9)

@@ -41,9 +41,15 @@ def repo(server: HubServer) -> Repository:
 
 
 def ask(
-    server: HubServer, path: str, method: str = "GET", body: object = None, timeout: float = 20, **headers: str
+    server: HubServer,
+    path: str,
+    method: str = "GET",
+    body: object = None,
+    timeout: float = 20,
+    **headers: str,
 ) -> Answer:
-    """One request on a connection of its own; `IncompleteRead` and connection errors are the caller's."""
+    """One request on a connection of its own; `IncompleteRead` and connection errors are the
+    caller's."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=timeout)
     try:
         headers = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -57,7 +63,9 @@ def ask(
 def raw(server: HubServer, path: str) -> bytes:
     """Everything a connection carries until the server closes it."""
     place = urlsplit(server.url)
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=20) as connection:
+    with socket.create_connection(
+        (place.hostname or "", place.port or 0), timeout=20
+    ) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
@@ -86,7 +94,11 @@ def test_the_most_recent_fault_wins_and_an_exhausted_one_steps_aside(server: Hub
     server.fault("status", code=503)
     server.fault("status", path="*x.pt", times=1, code=429, retry_after=7, error_code="Busy")
     first = ask(server, FILE)
-    assert (first.status, first.headers["Retry-After"], first.headers["X-Error-Code"]) == (429, "7", "Busy")
+    assert (first.status, first.headers["Retry-After"], first.headers["X-Error-Code"]) == (
+        429,
+        "7",
+        "Busy",
+    )
     assert ask(server, FILE).status == 503
     server.clear_faults()
     assert ask(server, FILE).status == 200
@@ -125,7 +137,11 @@ def test_a_wrong_length_is_stated_on_head_and_get(server: HubServer) -> None:
 
 def test_ranges_are_honoured_unless_ignored(server: HubServer) -> None:
     part = ask(server, FILE, Range="bytes=10-19")
-    assert (part.status, part.body, part.headers["Content-Range"]) == (206, DATA[10:20], f"bytes 10-19/{len(DATA)}")
+    assert (part.status, part.body, part.headers["Content-Range"]) == (
+        206,
+        DATA[10:20],
+        f"bytes 10-19/{len(DATA)}",
+    )
     assert ask(server, FILE, Range="bytes=-5").body == DATA[-5:]
     beyond = ask(server, FILE, Range=f"bytes={len(DATA)}-")
     assert (beyond.status, beyond.headers["Content-Range"]) == (416, f"bytes */{len(DATA)}")
@@ -167,7 +183,12 @@ def test_one_header_is_dropped(server: HubServer, name: str) -> None:
 
 def test_redirects_go_where_told_and_are_answered_there(server: HubServer) -> None:
     port = f"http://127.0.0.1:{urlsplit(server.cdn_url).port}"
-    for to, base in [("same", server.url), ("cdn", server.cdn_url), ("port", port), ("http", server.plain_url)]:
+    for to, base in [
+        ("same", server.url),
+        ("cdn", server.cdn_url),
+        ("port", port),
+        ("http", server.plain_url),
+    ]:
         server.fault("redirect", path="*x.pt", times=1, to=to, code=307)
         answer = ask(server, FILE)
         assert (answer.status, answer.headers["Location"]) == (307, f"{base}{FILE}?redirected=1")
@@ -208,7 +229,9 @@ def test_a_slow_answer_arrives_whole(server: HubServer, headers: bool) -> None:
 def test_a_slow_answer_trickles(server: HubServer) -> None:
     server.fault("slow", bytes_per_second=1, headers=True)
     place = urlsplit(server.url)
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=20) as connection:
+    with socket.create_connection(
+        (place.hostname or "", place.port or 0), timeout=20
+    ) as connection:
         connection.sendall(f"GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert connection.recv(100) == b"H"
 
@@ -222,7 +245,9 @@ def test_hooks_run_before_the_answer(server: HubServer, repo: Repository) -> Non
 
 def test_a_second_writer_makes_the_parent_stale(server: HubServer, repo: Repository) -> None:
     parent = repo.head()
-    server.fault("second_writer", times=1, call=lambda: repo.commit({"theirs": b"1"}, message="theirs"))
+    server.fault(
+        "second_writer", times=1, call=lambda: repo.commit({"theirs": b"1"}, message="theirs")
+    )
     assert commit(server, parent).status == 412
     assert "mine" not in repo.files()
     assert commit(server, repo.head()).status == 200
@@ -240,10 +265,16 @@ def test_tags_are_refused_and_commits_taken(server: HubServer, repo: Repository)
     server.fault("refuse_tag", status=500)
     body, token = {"tag": "v1"}, "Bearer hf_test"
     assert commit(server, repo.head()).status == 200
-    assert ask(server, "/api/models/org/name/tag/main", "POST", body, Authorization=token).status == 500
+    assert (
+        ask(server, "/api/models/org/name/tag/main", "POST", body, Authorization=token).status
+        == 500
+    )
     assert repo.tags == {}
     server.clear_faults()
-    assert ask(server, "/api/models/org/name/tag/main", "POST", body, Authorization=token).status == 200
+    assert (
+        ask(server, "/api/models/org/name/tag/main", "POST", body, Authorization=token).status
+        == 200
+    )
     assert repo.tags == {"v1": repo.head()}
 
 
@@ -266,8 +297,12 @@ def test_a_hook_that_fails_fails_the_test() -> None:
 @pytest.mark.parametrize("head", ["Content-Length: 500", "Transfer-Encoding: chunked"])
 def test_half_a_request_is_none(server: HubServer, head: str) -> None:
     place = urlsplit(server.url)
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=20) as connection:
-        connection.sendall(f"POST /api/repos/create HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n1f4\r\n".encode() + b"{")
+    with socket.create_connection(
+        (place.hostname or "", place.port or 0), timeout=20
+    ) as connection:
+        connection.sendall(
+            f"POST /api/repos/create HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n1f4\r\n".encode() + b"{"
+        )
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(100) == b""
     assert server.requests == []
@@ -280,6 +315,8 @@ def commit(server: HubServer, parent: str) -> Answer:
     ]
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
     body = "\n".join(json.dumps(line) for line in lines)
-    connection.request("POST", "/api/models/org/name/commit/main", body, {"Authorization": "Bearer hf_test"})
+    connection.request(
+        "POST", "/api/models/org/name/commit/main", body, {"Authorization": "Bearer hf_test"}
+    )
     reply = connection.getresponse()
     return Answer(reply.status, dict(reply.getheaders()), reply.read())

@@ -32,7 +32,11 @@ def server() -> Iterator[HubServer]:
 
 def gets(server: HubServer) -> list[str]:
     """Paths of the content that was sent."""
-    return [record.path for record in server.requests if record.method == "GET" and "/resolve/" in record.path]
+    return [
+        record.path
+        for record in server.requests
+        if record.method == "GET" and "/resolve/" in record.path
+    ]
 
 
 def sha256(data: bytes) -> str:
@@ -73,22 +77,24 @@ print(json.dumps({
     "refs": [ref.name for ref in api.list_repo_refs("org/name", include_pull_requests=True).pull_requests],
     "log": [commit.title for commit in api.list_repo_commits("org/name")],
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_huggingface_hub_publishes(server: HubServer, tmp_path: Path, version: int) -> None:
     server.paged = 2
-    told = run_client(PUBLISH, server.environment(tmp_path), version=version, HF_HUB_DISABLE_XET="1")
+    told = run_client(
+        PUBLISH, server.environment(tmp_path), version=version, HF_HUB_DISABLE_XET="1"
+    )
     repo = server.repository("org/name")
     assert version == 1 or told["version"].startswith("2.")
     assert repo.files() == FILES | {".gitattributes": repo.files()[".gitattributes"]}
     assert (told["who"], told["made"], told["tagged"]) == ("tester", repo.head(), repo.head())
     assert repo.tags == {"oz-m-t": repo.head()}
     assert (told["stale"], told["again"]) == (412, 409)
-    assert [(pull.commit.oid, pull.commit.parent, pull.commit.files["x"]) for pull in repo.pulls] == [
-        (told["offer"][0], told["head"], b"1")
-    ]
+    assert [
+        (pull.commit.oid, pull.commit.parent, pull.commit.files["x"]) for pull in repo.pulls
+    ] == [(told["offer"][0], told["head"], b"1")]
     assert told["offer"][1] == f"{server.url}/org/name/discussions/1"
     assert told["tree"] == told["siblings"]
     assert told["tree"]["m/t/k.pt"][::2] == [len(LARGE), sha256(LARGE)]
@@ -113,12 +119,14 @@ one = hf_hub_download("org/name", "m/t/k.pt", revision="main", cache_dir="other"
 print(json.dumps({
     "commit": pathlib.Path(cold).name, "same": cold == warm, "files": read(cold), "one": read(pathlib.Path(one).parent),
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("redirect", [None, "cdn", "same"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_huggingface_hub_downloads(server: HubServer, tmp_path: Path, version: int, redirect: Any) -> None:
+def test_huggingface_hub_downloads(
+    server: HubServer, tmp_path: Path, version: int, redirect: Any
+) -> None:
     server.lfs_redirect = redirect
     repo = server.repository("org/name", files=FILES)
     repo.move("v1", repo.head())
@@ -133,7 +141,10 @@ def test_huggingface_hub_downloads(server: HubServer, tmp_path: Path, version: i
     assert not any(record.credentials for record in server.requests if record.host == "cdn")
     assert any(record.host == "cdn" for record in server.requests) == (redirect == "cdn")
     asked = [record.path for record in server.requests if record.path.startswith("/api/")]
-    assert [path.split("/")[5] for path in asked] == ["revision", "tree"], "the warm download asked nothing"
+    assert [path.split("/")[5] for path in asked] == [
+        "revision",
+        "tree",
+    ], "the warm download asked nothing"
 
 
 TOKEN = """
@@ -152,7 +163,10 @@ def test_a_token_does_not_go_from_https_to_another_name(tmp_path: Path, version:
         server.repository("org/name", files=FILES)
         server.lfs_redirect = "cdn"
         assert run_client(TOKEN, server.environment(tmp_path), version=version) == sha256(LARGE)
-        assert {(record.host, record.credentials) for record in server.requests} == {("origin", True), ("cdn", False)}
+        assert {(record.host, record.credentials) for record in server.requests} == {
+            ("origin", True),
+            ("cdn", False),
+        }
 
 
 REFUSALS = """
@@ -181,11 +195,13 @@ print(json.dumps({
     "gated": [info("org/gated"), load("org/gated"), load("org/gated", "hf_wrong"), load("org/gated", "hf_right")],
     "write": [told(HfApi(token=t).create_tag, "org/open", tag="t") for t in (False, "hf_wrong", "hf_write")],
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_huggingface_hub_understands_refusals(server: HubServer, tmp_path: Path, version: int) -> None:
+def test_huggingface_hub_understands_refusals(
+    server: HubServer, tmp_path: Path, version: int
+) -> None:
     repo = server.repository("org/open", files={"a": b"1"})
     repo.write_token, old = "hf_write", repo.head()
     assert repo.rewrite_history() != old
@@ -226,7 +242,7 @@ print(json.dumps({
     "hole": name(HfApi().model_info, "org/hole", timeout=0.5),
     "lost": name(HfApi(token="hf_test").create_commit, "org/name", [Add("x", b"1")], commit_message="lost"),
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -237,7 +253,9 @@ def test_huggingface_hub_meets_faults(server: HubServer, tmp_path: Path, version
     server.fault("cut", path="*k.pt", times=1, after=100_000)
     server.fault("flip", path="*k.pt", times=1, at=-1)  # the latest: used up by the first download
     told = run_client(FAULTS, server.environment(tmp_path), version=version)
-    assert told["flipped"] == sha256(LARGE[:-1] + bytes([LARGE[-1] ^ 0xFF])), "this client checks no content"
+    assert told["flipped"] == sha256(LARGE[:-1] + bytes([LARGE[-1] ^ 0xFF])), (
+        "this client checks no content"
+    )
     assert told["cut"] == sha256(LARGE), "this client asks again"
     assert len(gets(server)) == 3
     assert told["hole"] in ("ReadTimeout", "ConnectTimeout")
@@ -278,12 +296,14 @@ print(json.dumps({
     "no_revision": name(api.list_repo_files, "org/name", "model", revision="x"),
     "stranger": name(HubApi(token="wrong").list_repo_files, "org/private", "model"),
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.skipif(NO_MODELSCOPE, reason="the extra modelscope is not installed")
 @pytest.mark.parametrize("redirect", [None, "cdn"])
-def test_modelscope_hub_publishes_and_downloads(server: HubServer, tmp_path: Path, redirect: Any) -> None:
+def test_modelscope_hub_publishes_and_downloads(
+    server: HubServer, tmp_path: Path, redirect: Any
+) -> None:
     server.lfs_redirect = redirect
     server.repository("org/private", "ms", token="ms_right", files={"a": b"1"})
     flip = server.fault("flip", path="*k.pt", times=1, method="GET", at=5)
@@ -291,15 +311,23 @@ def test_modelscope_hub_publishes_and_downloads(server: HubServer, tmp_path: Pat
     repo = server.repository("org/name", "ms")
     files = FILES | {".gitattributes": repo.files()[".gitattributes"]}
     assert repo.files() == files
-    assert (told["who"], told["made"], repo.tags) == ("tester", repo.head(), {"oz-m-t": repo.head()})
+    assert (told["who"], told["made"], repo.tags) == (
+        "tester",
+        repo.head(),
+        {"oz-m-t": repo.head()},
+    )
     assert (told["again"], told["tag"]) == ("AlreadyExistsError", "AlreadyExistsError")
     assert told["list"] == {path: [len(data), sha256(data)] for path, data in files.items()}
     assert told["revisions"] == ["master", "oz-m-t"]
-    assert told["files"] == {path: sha256(data) for path, data in files.items()}, "this client checks and asks again"
+    assert told["files"] == {path: sha256(data) for path, data in files.items()}, (
+        "this client checks and asks again"
+    )
     assert flip.hits == 1
     assert (told["no_repo"], told["no_revision"]) == ("NotExistError", "NotExistError")
     assert told["stranger"] == "AuthenticationError"
-    assert any(record.host == "cdn" and record.method == "GET" for record in server.requests) == (redirect == "cdn")
+    assert any(record.host == "cdn" and record.method == "GET" for record in server.requests) == (
+        redirect == "cdn"
+    )
 
 
 def test_one_of_many_commits_on_one_parent_wins(server: HubServer) -> None:
@@ -313,7 +341,9 @@ def test_one_of_many_commits_on_one_parent_wins(server: HubServer) -> None:
         ]
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
         body = "\n".join(json.dumps(line) for line in lines)
-        connection.request("POST", "/api/models/org/name/commit/main", body, {"Authorization": "Bearer hf_test"})
+        connection.request(
+            "POST", "/api/models/org/name/commit/main", body, {"Authorization": "Bearer hf_test"}
+        )
         return connection.getresponse().status
 
     with ThreadPoolExecutor(8) as pool:
@@ -340,7 +370,9 @@ def test_it_serves_a_folder_as_a_process_of_its_own(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
-            connection = http.client.HTTPConnection(urlsplit(child.stdout.readline().strip()).netloc, timeout=20)
+            connection = http.client.HTTPConnection(
+                urlsplit(child.stdout.readline().strip()).netloc, timeout=20
+            )
             for path in (
                 "/org/name/resolve/main/m/k.pt",
                 "/api/v1/models/org/name/repo?Revision=master&FilePath=m/k.pt",

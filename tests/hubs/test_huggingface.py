@@ -53,18 +53,24 @@ def listed(path: str) -> HubFile:
     return HubFile(path, len(FILES[path]), None)
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def test_names_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = open_huggingface("org/name", "v1")
     assert (hub.name, hub.title) == ("hf:org/name@v1", "Hugging Face org/name")
     plain = HuggingFaceSource("org/name")
-    for address in ("https://one.example", "https://two.example/"):  # read at every call, not when imported
+    for address in (
+        "https://one.example",
+        "https://two.example/",
+    ):  # read at every call, not when imported
         monkeypatch.setenv("HF_ENDPOINT", address)
         assert plain.endpoint == address.rstrip("/")
         assert plain.key == f"hf:org/name {address.rstrip('/')}"
-    assert HuggingFaceSource("org/name", endpoint="https://three.example/").endpoint == "https://three.example"
+    assert (
+        HuggingFaceSource("org/name", endpoint="https://three.example/").endpoint
+        == "https://three.example"
+    )
     monkeypatch.delenv("HF_ENDPOINT")
     assert plain.endpoint == "https://huggingface.co"
 
@@ -99,14 +105,18 @@ def test_the_listing_has_every_file(server: HubServer, paged: int) -> None:
         source().listing("0" * 40)
 
 
-def test_a_listing_of_too_many_pages_or_in_circles_ends(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_of_too_many_pages_or_in_circles_ends(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.paged = 1
     commit = server.repository("org/name").commits[-1].oid
     monkeypatch.setattr(huggingface, "MAX_PAGES", 3)
     with pytest.raises(HubUnreachable, match="more than 3 pages"):
         source().listing(commit)
     row = '[{"type": "file", "path": "a", "size": 1, "oid": "%s"}]' % ("a" * 40)
-    with RawServer(lambda c, _: c.sendall(answer(row.encode(), Link=f'<{circle.url}/a>; rel="next"'))) as circle:
+    with RawServer(
+        lambda c, _: c.sendall(answer(row.encode(), Link=f'<{circle.url}/a>; rel="next"'))
+    ) as circle:
         with pytest.raises(HubUnreachable, match="names a file twice"):
             source(endpoint=circle.url).listing(commit)
     monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0)
@@ -120,13 +130,18 @@ def test_files_are_read_wherever_the_hub_keeps_them(server: HubServer, redirect:
     commit = server.repository("org/name").commits[-1].oid
     for path, data in FILES.items():
         told: list[int] = []
-        assert source(token=CANARY).read(commit, listed(path), limit=len(data), progress=told.append) == data
+        assert (
+            source(token=CANARY).read(commit, listed(path), limit=len(data), progress=told.append)
+            == data
+        )
         assert told[-1] == len(data)
     assert all(not record.credentials for record in server.requests if record.host == "cdn")
     assert all(record.credentials for record in server.requests if record.host == "origin")
 
 
-@pytest.mark.parametrize("name", ["X-Repo-Commit", "ETag", "X-Linked-Etag", "X-Linked-Size", "Content-Length"])
+@pytest.mark.parametrize(
+    "name", ["X-Repo-Commit", "ETag", "X-Linked-Etag", "X-Linked-Size", "Content-Length"]
+)
 def test_headers_that_a_proxy_drops_do_not_matter(server: HubServer, name: str) -> None:
     server.fault("drop_header", name=name)
     hub = RemoteHub(source())
@@ -150,7 +165,7 @@ def test_a_listing_without_sha256_still_checks_content(server: HubServer) -> Non
         hub.fetch(QWEN, "k.pt", limit=1 << 20)
 
 
-# --- a hub that lies or stumbles -----------------------------------------------------------------------------------
+# --- a hub that lies or stumbles ---
 
 
 @pytest.mark.parametrize(
@@ -170,7 +185,9 @@ def test_wrong_content_is_refused_and_not_kept(
 ) -> None:
     path = f"*{QWEN}/oscar.json"
     once = server.fault(kind, path, 1, **arguments)
-    assert RemoteHub(source()).fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'  # the second copy is good
+    assert (
+        RemoteHub(source()).fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
+    )  # the second copy is good
     assert once.hits == 1
     server.repository("org/name").commit({"other": b"another commit, nothing of it is here yet"})
     lying = server.fault(kind, path, **arguments)
@@ -224,7 +241,9 @@ def test_a_hub_that_falls_silent_is_given_up(server: HubServer) -> None:
 
 def test_a_port_that_accepts_and_one_that_does_not(server: HubServer) -> None:
     with pytest.raises(HubTimeout):
-        HuggingFaceSource("org/name", endpoint=server.hang_accept(), limits=Limits(answer=0.3)).resolve(None)
+        HuggingFaceSource(
+            "org/name", endpoint=server.hang_accept(), limits=Limits(answer=0.3)
+        ).resolve(None)
     with pytest.raises(HubUnreachable, match="connection refused"):
         source(endpoint=server.closed_port()).resolve(None)
 
@@ -232,7 +251,8 @@ def test_a_port_that_accepts_and_one_that_does_not(server: HubServer) -> None:
 def test_two_hundred_random_troubles_give_the_content_or_an_error(
     server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing but the listed bytes ever comes out, whatever happens to requests one after the other."""
+    """Nothing but the listed bytes ever comes out, whatever happens to requests one after the
+    other."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
     rng = random.Random(0)
     good = 0
@@ -250,8 +270,12 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
                 ("empty", {}),
             ]
         )
-        server.fault(kind, rng.choice(["*/oscar.json", "*/tree/*", "*/v.pt"]), rng.randrange(4), **arguments)
-        server.repository("org/name").commit({"again": rng.randbytes(8)})  # nothing of it is kept yet
+        server.fault(
+            kind, rng.choice(["*/oscar.json", "*/tree/*", "*/v.pt"]), rng.randrange(4), **arguments
+        )
+        server.repository("org/name").commit(
+            {"again": rng.randbytes(8)}
+        )  # nothing of it is kept yet
         try:
             hub = RemoteHub(source())
             assert hub.fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
@@ -270,15 +294,19 @@ assert hub.root_file("index.json")
 """
 
 
-def test_processes_that_start_together_fetch_each_small_file_once(server: HubServer, tmp_path: Path) -> None:
+def test_processes_that_start_together_fetch_each_small_file_once(
+    server: HubServer, tmp_path: Path
+) -> None:
     environment = server.environment(tmp_path) | {"OSCAR_ZOO_CACHE": str(tmp_path / "cache")}
-    several = [subprocess.Popen([sys.executable, "-c", NEEDS], env=environment, cwd=ROOT) for _ in range(6)]
+    several = [
+        subprocess.Popen([sys.executable, "-c", NEEDS], env=environment, cwd=ROOT) for _ in range(6)
+    ]
     assert [each.wait(120) for each in several] == [0] * 6
     asked = [record.path for record in server.requests if record.path != "/api/models/org/name"]
     assert len(asked) == len(set(asked)) == 3  # the listing, one manifest, the index
 
 
-# --- who may -------------------------------------------------------------------------------------------------------
+# --- who may ---
 
 
 @pytest.mark.parametrize(
@@ -305,14 +333,18 @@ def test_private_gated_and_missing(
         assert RemoteHub(right).fetch(QWEN, "k.pt", limit=1 << 20) == K
 
 
-@pytest.mark.parametrize("code, error", [(403, Forbidden), (429, RateLimited), (404, RepositoryNotFound)])
+@pytest.mark.parametrize(
+    "code, error", [(403, Forbidden), (429, RateLimited), (404, RepositoryNotFound)]
+)
 def test_other_refusals(server: HubServer, code: int, error: type[OscarZooError]) -> None:
     server.fault("status", "/api/*", code=code, retry_after=99)
     with pytest.raises(error, match="Hugging Face org/name"):
         source(token=CANARY).resolve(None)
 
 
-def test_where_the_token_comes_from(server: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_the_token_comes_from(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     server.repository("org/closed", files=FILES, private=True, token="hf_right")
 
     def opens(**changes: Any) -> bool:

@@ -25,7 +25,13 @@ PAGE = b"<!DOCTYPE html><html><title>Sign in</title></html>"
 
 
 def file(path: str = "a/b/k.pt", *, drop: str = "", **changes: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "file", "path": path, "size": 3, "oid": OID, "lfs": {"oid": SHA, "size": 3}}
+    row: dict[str, Any] = {
+        "type": "file",
+        "path": path,
+        "size": 3,
+        "oid": OID,
+        "lfs": {"oid": SHA, "size": 3},
+    }
     row |= changes
     return {key: value for key, value in row.items() if key != drop}
 
@@ -35,13 +41,19 @@ def page(*rows: object) -> list[HubFile]:
 
 
 def test_the_commit_of_a_repository() -> None:
-    body = json.dumps({"id": "org/name", "sha": OID, "siblings": [], "new": {"keys": [1.5, None]}}).encode()
+    body = json.dumps(
+        {"id": "org/name", "sha": OID, "siblings": [], "new": {"keys": [1.5, None]}}
+    ).encode()
     assert wire.parse_commit(body, HUB) == OID
 
 
-@pytest.mark.parametrize("sha", [None, "", "main", OID[1:], OID + "a", OID.upper(), 7, [OID], OID + "\n"])
+@pytest.mark.parametrize(
+    "sha", [None, "", "main", OID[1:], OID + "a", OID.upper(), 7, [OID], OID + "\n"]
+)
 def test_an_answer_without_a_commit(sha: object) -> None:
-    with pytest.raises(HubUnreachable, match=f"{HUB} cannot be reached: its answer names no commit"):
+    with pytest.raises(
+        HubUnreachable, match=f"{HUB} cannot be reached: its answer names no commit"
+    ):
         wire.parse_commit(json.dumps({"sha": sha}).encode(), HUB)
     for other in (b"{}", b"[]", b'"text"', b"null"):
         with pytest.raises(HubUnreachable, match="names no commit"):
@@ -126,7 +138,10 @@ HERE = "https://hub.example/api/models/org/name/tree/main?recursive=true"
         ("", None),
         ('<https://hub.example/x?cursor=a%3D>; rel="next"', "https://hub.example/x?cursor=a%3D"),
         ("<https://hub.example/x>; rel=next", "https://hub.example/x"),
-        ('<https://hub.example/f>; rel="first", <https://hub.example/n>; rel="next"', "https://hub.example/n"),
+        (
+            '<https://hub.example/f>; rel="first", <https://hub.example/n>; rel="next"',
+            "https://hub.example/n",
+        ),
         ('<https://hub.example/f>; rel="last"', None),
         ("nonsense", None),
     ],
@@ -155,7 +170,9 @@ def test_a_listing_never_goes_on_elsewhere(address: str) -> None:
 WRONG_TOKEN = "Invalid credentials in Authorization header"
 
 
-def said(status: int, code: str = "", message: str = "", *, token: bool = False, path: str | None = None) -> Exception:
+def said(
+    status: int, code: str = "", message: str = "", *, token: bool = False, path: str | None = None
+) -> Exception:
     headers = {"x-error-code": code, "x-error-message": message}
     return wire.refusal(HUB, status, headers, sent_token=token, revision="v1", path=path)
 
@@ -165,14 +182,22 @@ def said(status: int, code: str = "", message: str = "", *, token: bool = False,
     [
         (said(401, "GatedRepo"), GatedRepository, "is gated"),
         (said(403, "GatedRepo", token=True), GatedRepository, "is gated"),
-        (said(403, "", "Access to this resource is disabled."), Forbidden, "was disabled by Hugging Face"),
+        (
+            said(403, "", "Access to this resource is disabled."),
+            Forbidden,
+            "was disabled by Hugging Face",
+        ),
         (said(404, "RevisionNotFound"), RevisionNotFound, "has no revision v1"),
         (said(404, "EntryNotFound", path="a/k.pt"), NotFoundError, "has no file a/k.pt"),
         (said(404, path="a/k.pt"), NotFoundError, "has no file a/k.pt"),
         (said(404), RepositoryNotFound, "does not exist"),
         (said(410), RepositoryNotFound, "does not exist"),
         (said(404, "RepoNotFound", path="a"), RepositoryNotFound, "does not exist"),
-        (said(401, "RepoNotFound"), LoginRequired, "does not exist, or is private"),  # all that strangers are told
+        (
+            said(401, "RepoNotFound"),
+            LoginRequired,
+            "does not exist, or is private",
+        ),  # all that strangers are told
         (said(401), LoginRequired, "does not exist, or is private"),
         (said(401, token=True), LoginRequired, "refused the token"),
         (said(401, "RepoNotFound", WRONG_TOKEN, token=True), LoginRequired, "refused the token"),
@@ -182,7 +207,9 @@ def said(status: int, code: str = "", message: str = "", *, token: bool = False,
         (said(500), HubUnreachable, "it answers with status 500"),
     ],
 )
-def test_every_refusal_is_its_own_sentence(error: Exception, kind: type[OscarZooError], words: str) -> None:
+def test_every_refusal_is_its_own_sentence(
+    error: Exception, kind: type[OscarZooError], words: str
+) -> None:
     assert type(error) is kind and isinstance(error, OscarZooError)
     assert error.message.startswith(HUB) and words in error.message
     assert error.hint and "\n" not in error.message + error.hint

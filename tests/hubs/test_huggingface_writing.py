@@ -1,4 +1,5 @@
-"""Writing to Hugging Face: whole round trips with both versions of the client, in child processes."""
+"""Writing to Hugging Face: whole round trips with both versions of the client, in child
+processes."""
 
 from __future__ import annotations
 
@@ -50,17 +51,26 @@ def fails(call, *arguments):
             link = link.__cause__ or link.__context__
         return f"{type(error).__name__}: {error.message}"
 found = {}
-"""
+"""  # noqa: E501
 END = "\nprint(json.dumps(found))\n"
 TITLE = "Hugging Face org/new"
 
 
-def child(server: HubServer, home: Path, version: int, code: str, *arguments: str) -> dict[str, Any]:
+def child(
+    server: HubServer, home: Path, version: int, code: str, *arguments: str
+) -> dict[str, Any]:
     """What `code` put into `found`; it must say nothing else, and never its token."""
-    environment = server.environment(home) | {"HF_TOKEN": CANARY, "OSCAR_ZOO_CACHE": str(home / "cache")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([str(HUB_2)] if version == 2 else [])])
+    environment = server.environment(home) | {
+        "HF_TOKEN": CANARY,
+        "OSCAR_ZOO_CACHE": str(home / "cache"),
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *([str(HUB_2)] if version == 2 else [])]
+    )
     command = [sys.executable, "-c", START + code + END, *arguments]
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, cwd=home, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "" and len(done.stdout.splitlines()) == 1
     assert CANARY not in done.stdout
@@ -89,7 +99,7 @@ found["nothing new"] = fails(new.commit, change(made.revision, "[]", None, propo
 found |= {"offered": offered.proposal, "offer": hub(revision=offered.revision).root_file("index.json").decode()}
 new.refresh()
 found["last"] = new.revision
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -112,11 +122,16 @@ def test_round_trip(server: HubServer, tmp_path: Path, version: int) -> None:
         "artifacts": [str(QWEN)],
         "same": True,
         "root": ["[]", "# card"],
-        "moved": f"ConflictError: the tag oz-a of {TITLE} is on commit {published.oid}, not {created.oid}.",
+        "moved": (
+            f"ConflictError: the tag oz-a of {TITLE} is on commit {published.oid}, not"
+            f" {created.oid}."
+        ),
         "tagged": published.oid,
         "again": f"StaleRevision: {QWEN} is already on {TITLE}.",
         "stale": f"StaleRevision: {TITLE} changed while this was being published.",
-        "nothing new": f"ConflictError: {TITLE} has all of this already: there is nothing to propose.",
+        "nothing new": (
+            f"ConflictError: {TITLE} has all of this already: there is nothing to propose."
+        ),
         "offered": f"{server.url}/org/new/discussions/1",
         "offer": "[2]",
         "last": published.oid,
@@ -144,7 +159,11 @@ def test_over_tls_redirects_stay_there(tmp_path: Path, version: int) -> None:
         server.fault("redirect", "*/k.pt", to="cdn")
         server.fault("redirect", "*/v.pt", to="http")
         found = child(server, tmp_path, version, OVER_TLS, stranger.url)
-        elsewhere = [(record.host, record.credentials) for record in server.requests if record.host != "origin"]
+        elsewhere = [
+            (record.host, record.credentials)
+            for record in server.requests
+            if record.host != "origin"
+        ]
     unreachable = "HubUnreachable: Hugging Face org/{} cannot be reached: "
     assert found == {
         "cdn": len(K),
@@ -164,10 +183,20 @@ TROUBLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "org/refused": ("status", "*/commit/*", {"code": 401}, "LoginRequired: {} refused the token."),
     "org/read-only": ("status", "*/commit/*", {"code": 403}, READ_ONLY),
     "org/upload-refused": ("status", "/lfs/*", {"code": 403}, READ_ONLY),
-    "org/vanished": ("status", "*/preupload/*", {"code": 404, "error_code": "RepoNotFound"}, "RepositoryNotFound: {}"),
+    "org/vanished": (
+        "status",
+        "*/preupload/*",
+        {"code": 404, "error_code": "RepoNotFound"},
+        "RepositoryNotFound: {}",
+    ),
     "org/conflict": ("status", "*/commit/*", {"code": 409}, STALE),
     "org/second-writer": ("second_writer", "*/commit/*", {}, STALE),
-    "org/busy": ("status", "*/commit/*", {"code": 429}, "RateLimited: {} limits the rate of requests."),
+    "org/busy": (
+        "status",
+        "*/commit/*",
+        {"code": 429},
+        "RateLimited: {} limits the rate of requests.",
+    ),
     "org/broken": ("status", "*/commit/*", {"code": 500}, BROKEN + "it answers with status 500."),
     "org/lost-reply": ("lose_reply", "*/commit/*", {}, BROKEN + "the connection broke off."),
     "org/page": ("html", "*/commit/*", {}, BROKEN + "it sends something else instead of JSON."),
@@ -184,18 +213,26 @@ for repo in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_trouble_of_writing_has_its_sentence(server: HubServer, tmp_path: Path, version: int) -> None:
+def test_every_trouble_of_writing_has_its_sentence(
+    server: HubServer, tmp_path: Path, version: int
+) -> None:
     """Two uploads that never end are among them: they must not keep the process alive either."""
     for repo_id, (kind, path, arguments, _) in TROUBLE.items():
         repo = server.repository(repo_id)
         if kind == "second_writer":
             arguments = {"call": partial(repo.commit, {"other": b"of somebody else"})}
-        where = path.replace("/commit/", f"/{repo_id}/commit/").replace("/preupload/", f"/{repo_id}/preupload/")
+        where = path.replace("/commit/", f"/{repo_id}/commit/").replace(
+            "/preupload/", f"/{repo_id}/preupload/"
+        )
         server.fault(kind, where.replace("/lfs/", f"/lfs/hf/{repo_id}/"), **arguments)
     found = child(server, tmp_path, version, TROUBLES, *TROUBLE)
     for repo_id, (_, _, _, sentence) in TROUBLE.items():
         assert found[repo_id].startswith(sentence.format(f"Hugging Face {repo_id}")), found[repo_id]
-    written = [repo_id for repo_id in TROUBLE if f"{QWEN}/k.pt" in server.repository(repo_id).commits[-1].files]
+    written = [
+        repo_id
+        for repo_id in TROUBLE
+        if f"{QWEN}/k.pt" in server.repository(repo_id).commits[-1].files
+    ]
     assert written == ["org/lost-reply"]
 
 
@@ -227,7 +264,10 @@ found["offline"] = fails(there.create)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_odd_answers_and_settings(server: HubServer, tmp_path: Path, version: int) -> None:
     for repo_id, body in (
-        ("org/there", '{"commitUrl": "https://hub.example/commit", "commitOid": "%s"}' % ("a" * 40)),
+        (
+            "org/there",
+            '{"commitUrl": "https://hub.example/commit", "commitOid": "%s"}' % ("a" * 40),
+        ),
         ("org/odd", '{"commitUrl": "https://hub.example/commit", "commitOid": "none"}'),
     ):
         server.repository(repo_id)

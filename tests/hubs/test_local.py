@@ -52,7 +52,9 @@ def test_what_was_published_is_listed_and_fetched(hub: LocalHub) -> None:
     assert [(f.path, f.size, f.sha256) for f in hub.files(ID)] == [
         (name, len(data), sha256_hex(data)) for name, data in sorted(FILES.items())
     ]
-    assert hub.fetch(ID, "k.pt", limit=400, progress=lambda *call: seen.append(call)) == FILES["k.pt"]
+    assert (
+        hub.fetch(ID, "k.pt", limit=400, progress=lambda *call: seen.append(call)) == FILES["k.pt"]
+    )
     assert seen == [("k.pt", 400, 400)]
     assert temps(hub) == []
 
@@ -78,7 +80,9 @@ def test_a_view_stays_what_it_was_until_it_is_refreshed(hub: LocalHub) -> None:
     put(hub, ArtifactId("Model", "next"), FILES, root={"index.json": b"two"})
     assert (other.revision, other.root_file("index.json")) == (revision, b"one")
     with pytest.raises(StaleRevision, match=str(hub.root)):
-        other.commit(Change(ArtifactId("Model", "third"), FILES, {"index.json": b"three"}, revision, "Add"))
+        other.commit(
+            Change(ArtifactId("Model", "third"), FILES, {"index.json": b"three"}, revision, "Add")
+        )
     assert LocalHub(hub.root).root_file("index.json") == b"two"
     assert len(hub.artifacts()) == 2
     other.refresh()
@@ -97,13 +101,17 @@ def test_a_folder_knows_its_present_revision_only(hub: LocalHub) -> None:
 
 @pytest.mark.parametrize("files", [FILES, {**FILES, "k.pt": b"other"}, {"more.pt": b""}])
 @pytest.mark.parametrize("artifact", [ID, ArtifactId("model", "TAG")])
-def test_a_version_is_never_written_again(hub: LocalHub, artifact: ArtifactId, files: dict[str, bytes]) -> None:
+def test_a_version_is_never_written_again(
+    hub: LocalHub, artifact: ArtifactId, files: dict[str, bytes]
+) -> None:
     put(hub, ID, FILES, root={"index.json": b"one"})
     inode = (hub.root / "Model" / "tag").stat().st_ino
     with pytest.raises(StaleRevision):
         put(hub, artifact, files, root={"index.json": b"two", "README.md": b"two"})
     assert (hub.root / "Model" / "tag").stat().st_ino == inode
-    assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
+    assert {f.path: f.sha256 for f in hub.files(ID)} == {
+        name: sha256_hex(data) for name, data in FILES.items()
+    }
     assert (hub.root_file("index.json"), hub.root_file("README.md")) == (b"one", None)
     assert temps(hub) == []
 
@@ -131,7 +139,9 @@ def test_a_writer_waits_for_its_turn(hub: LocalHub, monkeypatch: pytest.MonkeyPa
     assert len(waits) == 1
 
 
-def test_a_writer_that_never_gets_its_turn_says_so(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_never_gets_its_turn_says_so(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(hub, ID, FILES)
     monkeypatch.setattr(local, "_LOCK_SECONDS", -1)
     with (hub.root / ".lock").open() as lock:
@@ -141,7 +151,9 @@ def test_a_writer_that_never_gets_its_turn_says_so(hub: LocalHub, monkeypatch: p
     assert hub.artifacts() == (ID,)
 
 
-def test_a_file_system_without_locks_is_written_too(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_written_too(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(descriptor: object, operation: int) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
 
@@ -199,7 +211,9 @@ def test_links_are_not_followed(hub: LocalHub, tmp_path: Path) -> None:
             hub.fetch(artifact, "k.pt", limit=1000)
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", "k.pt\n", "con.pt", ""])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", "k.pt\n", "con.pt", ""]
+)
 def test_unsafe_names_are_refused(hub: LocalHub, name: str) -> None:
     put(hub, ID, FILES)
     with pytest.raises(InvalidName):
@@ -252,7 +266,9 @@ def complete(hub: LocalHub) -> bool:
     assert there in ((), (ID,))
     assert index in (None, b"one") and card in (None, b"card")
     if there:
-        assert {f.path: f.sha256 for f in hub.files(ID)} == {name: sha256_hex(data) for name, data in FILES.items()}
+        assert {f.path: f.sha256 for f in hub.files(ID)} == {
+            name: sha256_hex(data) for name, data in FILES.items()
+        }
     assert index is None or (there and card is not None)
     return bool(there) and index is not None and card is not None
 
@@ -267,7 +283,9 @@ def publish_again(hub: LocalHub) -> None:
 
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_failing_disk_leaves_nothing_or_everything(tmp_path: Path, code: int, stays: bool) -> None:
+def test_a_failing_disk_leaves_nothing_or_everything(
+    tmp_path: Path, code: int, stays: bool
+) -> None:
     for number in range(1, 200):
         hub = LocalHub(tmp_path / str(number), must_exist=False)
         injection = Injection(number, raise_error(code), stays=stays)
@@ -302,7 +320,8 @@ def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     barrier, answers = spawn.Barrier(2), spawn.Queue()
     processes = [
-        spawn.Process(target=publish_rounds, args=(str(tmp_path), who, rounds, barrier, answers)) for who in (1, 2)
+        spawn.Process(target=publish_rounds, args=(str(tmp_path), who, rounds, barrier, answers))
+        for who in (1, 2)
     ]
     for process in processes:
         process.start()

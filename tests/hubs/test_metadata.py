@@ -32,7 +32,11 @@ class Hub:
 
 
 def kept() -> list[Path]:
-    return sorted(path for path in (paths.cache_dir() / "hubs").rglob("*") if path.is_file() and path.suffix != ".lock")
+    return sorted(
+        path
+        for path in (paths.cache_dir() / "hubs").rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"content", bytes(range(256)) * 100])
@@ -49,21 +53,35 @@ def test_hubs_commits_and_names_are_kept_apart() -> None:
         return cache.file(commit, path, f"{cache} {commit} {path}".encode)
 
     caches = [MetadataCache("hf:a/b https://one"), MetadataCache("hf:a/b https://two")]
-    names = ["index.json", "listing.json", "A/b/oscar.json", "A%2Fb/oscar.json", "a/b/oscar.json", "../x", "files"]
+    names = [
+        "index.json",
+        "listing.json",
+        "A/b/oscar.json",
+        "A%2Fb/oscar.json",
+        "a/b/oscar.json",
+        "../x",
+        "files",
+    ]
     names.append(f"{'M' * 100}/{'t' * 100}/oscar.json")
     commits = [COMMIT, COMMIT[::-1]]
     for cache in caches:
         cache.listing(COMMIT, lambda: b"a listing")
     for _ in range(2):
-        got = {fetch(cache, commit, name) for cache in caches for commit in commits for name in names}
+        got = {
+            fetch(cache, commit, name) for cache in caches for commit in commits for name in names
+        }
         assert len(got) == len(caches) * len(commits) * len(names)
     root = paths.cache_dir() / "hubs"
     assert all(
-        path.is_relative_to(root) and len(path.name) < 255 for path in paths.cache_dir().rglob("*") if path != root
+        path.is_relative_to(root) and len(path.name) < 255
+        for path in paths.cache_dir().rglob("*")
+        if path != root
     )
 
 
-@pytest.mark.parametrize("revision", ["main", "v1", COMMIT[:39], COMMIT + "0", COMMIT.upper(), "../../x", ""])
+@pytest.mark.parametrize(
+    "revision", ["main", "v1", COMMIT[:39], COMMIT + "0", COMMIT.upper(), "../../x", ""]
+)
 def test_what_may_move_is_not_kept(revision: str) -> None:
     hub = Hub()
     MetadataCache("hub").listing(revision, hub)
@@ -110,7 +128,9 @@ def huge(path: Path) -> None:
         stream.truncate(metadata.MAX_FILE_BYTES + 4096)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, lie, empty, link, folder, pipe, huge, Path.unlink])
+@pytest.mark.parametrize(
+    "damage", [truncate, flip, lie, empty, link, folder, pipe, huge, Path.unlink]
+)
 def test_what_is_damaged_is_fetched_again(damage: Callable[[Path], None]) -> None:
     hub = Hub()
     MetadataCache("hub").file(COMMIT, "oscar.json", hub)

@@ -80,7 +80,9 @@ def test_a_view_stays_at_its_commit_until_it_is_refreshed(repo: Repository) -> N
     assert hub.at(first).fetch(ID, "k.pt", limit=1 << 20) == ROTATION
 
 
-def test_reading_needs_no_client(repo: Repository, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_reading_needs_no_client(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     hub = open_zoo()
     assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
@@ -115,7 +117,9 @@ def test_a_hub_that_tells_no_commits_is_still_a_view_that_does_not_move(
     assert hub.revision.startswith("master~") and hub.revision != revision
 
 
-def test_large_files_come_from_elsewhere_without_the_token(server: HubServer, repo: Repository, token: str) -> None:
+def test_large_files_come_from_elsewhere_without_the_token(
+    server: HubServer, repo: Repository, token: str
+) -> None:
     server.lfs_redirect = "cdn"
     assert open_zoo().fetch(ID, "k.pt", limit=1 << 20) == ROTATION
     sent = {record.host: record.credentials for record in server.requests}
@@ -239,7 +243,9 @@ def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_suc
     ],
 )
 @pytest.mark.filterwarnings("ignore:Environment variable MODELSCOPE_DOMAIN:FutureWarning")
-def test_the_address_is_that_of_the_client(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def test_the_address_is_that_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
     hub_config = pytest.importorskip("modelscope_hub").HubConfig
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

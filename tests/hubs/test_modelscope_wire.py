@@ -43,7 +43,10 @@ def listing(*entries: Any, latest: Any = None, name: str = "master") -> Listing:
 
 def test_a_listing_is_its_files_without_folders_in_lower_case() -> None:
     found = listing(
-        entry(), entry("m", Type="tree", Size=0, Sha256=""), entry("b", Sha256="AB" * 32), entry("c", Sha256="")
+        entry(),
+        entry("m", Type="tree", Size=0, Sha256=""),
+        entry("b", Sha256="AB" * 32),
+        entry("c", Sha256=""),
     )
     assert found.files == {
         "m/t/k.pt": HubFile("m/t/k.pt", 3, "ab" * 32),
@@ -71,9 +74,15 @@ def test_a_listing_is_its_files_without_folders_in_lower_case() -> None:
         ("83ee97c6", None),
     ],
 )
-def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(latest: Any, commit: str | None) -> None:
+def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(
+    latest: Any, commit: str | None
+) -> None:
     found = listing(
-        entry("a", Revision=HEAD), entry("b"), entry("c", Revision=None), entry("d", Revision=7), latest=latest
+        entry("a", Revision=HEAD),
+        entry("b"),
+        entry("c", Revision=None),
+        entry("d", Revision=7),
+        latest=latest,
     )
     assert found.commit == commit
     assert found.revision == commit or (commit is None and not is_commit(found.revision))
@@ -81,7 +90,12 @@ def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(latest: An
 
 def test_a_beginning_that_two_commits_share_is_none() -> None:
     twin = HEAD[:8] + "0" * 32
-    assert listing(entry("a", Revision=HEAD), entry("b", Revision=twin), latest={"ShortId": HEAD[:8]}).commit is None
+    assert (
+        listing(
+            entry("a", Revision=HEAD), entry("b", Revision=twin), latest={"ShortId": HEAD[:8]}
+        ).commit
+        is None
+    )
 
 
 def test_a_listing_of_a_commit_has_that_commit() -> None:
@@ -137,7 +151,17 @@ JSON = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                ["Files", "Path", "Type", "Size", "Sha256", "Revision", "LatestCommitter", "Id", "ShortId"]
+                [
+                    "Files",
+                    "Path",
+                    "Type",
+                    "Size",
+                    "Sha256",
+                    "Revision",
+                    "LatestCommitter",
+                    "Id",
+                    "ShortId",
+                ]
             ),
             inner,
             max_size=6,
@@ -184,7 +208,9 @@ def test_what_is_no_envelope_did_not_come_from_the_hub(body: bytes, words: str) 
         ({"Code": "no", "Data": {}}, None),
     ],
 )
-def test_an_envelope_can_say_that_it_did_not_work(envelope: dict[str, Any], code: int | None) -> None:
+def test_an_envelope_can_say_that_it_did_not_work(
+    envelope: dict[str, Any], code: int | None
+) -> None:
     with pytest.raises(Refused) as caught:
         data_in(json.dumps(envelope).encode(), TITLE)
     assert caught.value.code == code
@@ -219,9 +245,15 @@ def test_a_refusal_becomes_one_line_of_ours(
     if error is HubUnreachable:
         assert str(status) in refused.message and (code is None or str(code) in refused.message)
     if error is LoginRequired:
-        assert "MODELSCOPE_API_TOKEN" in refused.hint and ("refused the token" in refused.message) == sent_token
+        assert (
+            "MODELSCOPE_API_TOKEN" in refused.hint
+            and ("refused the token" in refused.message) == sent_token
+        )
 
 
 def test_nothing_in_a_name_leaves_its_place_in_an_address() -> None:
     url = address("http://h", "org/a b?c#d", "repo", Revision="v/1&x=2", FilePath="m/ü +.pt")
-    assert url == "http://h/api/v1/models/org/a%20b%3Fc%23d/repo?Revision=v%2F1%26x%3D2&FilePath=m%2F%C3%BC+%2B.pt"
+    assert (
+        url
+        == "http://h/api/v1/models/org/a%20b%3Fc%23d/repo?Revision=v%2F1%26x%3D2&FilePath=m%2F%C3%BC+%2B.pt"
+    )

@@ -1,4 +1,5 @@
-"""ModelScope written in one commit, through its real client, against a hub that lies, refuses or falls silent."""
+"""ModelScope written in one commit, through its real client, against a hub that lies, refuses or
+falls silent."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ hub.refresh()
 same = all(hub.fetch(artifact, name, limit=1 << 20) == data for name, data in files.items())
 same = same and all(hub.root_file(name) == data for name, data in root.items())
 print(json.dumps([made.revision, hub.revision, same]))
-"""
+"""  # noqa: E501
 
 
 class Bomb:
@@ -112,7 +113,9 @@ def test_an_artifact_is_published_in_one_commit_silently_and_without_the_saved_l
 
     def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         child = [sys.executable, "-W", "error::FutureWarning", "-c", code]
-        return subprocess.run(child, env=environment | variables, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            child, env=environment | variables, capture_output=True, text=True, timeout=60
+        )
 
     done = run(PUBLISH, MODELSCOPE_API_TOKEN=CANARY, MODELSCOPE_LOG_LEVEL="DEBUG")
     assert (done.returncode, done.stderr) == (0, "")
@@ -120,7 +123,11 @@ def test_an_artifact_is_published_in_one_commit_silently_and_without_the_saved_l
     assert repo is not None
     first, made = repo.commits
     assert json.loads(done.stdout) == [made.oid, made.oid, True]
-    assert (made.parent, made.message, repo.tags) == (first.oid, "Publish Tiny", {"oz-tiny": made.oid})
+    assert (made.parent, made.message, repo.tags) == (
+        first.oid,
+        "Publish Tiny",
+        {"oz-tiny": made.oid},
+    )
     assert {path.rpartition("/")[2]: blob.lfs for path, blob in made.blobs.items()} == {
         ".gitattributes": False,
         "README.md": False,
@@ -143,7 +150,9 @@ def writing(repo: Repository, token: str) -> Repository:
     return repo
 
 
-def test_a_branch_that_moved_or_has_the_version_is_not_written(server: HubServer, writing: Repository) -> None:
+def test_a_branch_that_moved_or_has_the_version_is_not_written(
+    server: HubServer, writing: Repository
+) -> None:
     hub = open_zoo()
     parent = hub.revision
     writing.commit({"index.json": b"other"})
@@ -169,7 +178,10 @@ def test_a_branch_that_moved_or_has_the_version_is_not_written(server: HubServer
     ],
 )
 def test_what_the_hub_has_afterwards_is_compared_with_what_was_sent(
-    server: HubServer, writing: Repository, later: dict[str, bytes | None], error: type[OscarZooError] | None
+    server: HubServer,
+    writing: Repository,
+    later: dict[str, bytes | None],
+    error: type[OscarZooError] | None,
 ) -> None:
     hub = open_zoo()
     parent = hub.revision
@@ -194,7 +206,12 @@ def test_a_lost_reply_may_have_been_a_commit(server: HubServer, writing: Reposit
 
 
 def test_a_hub_that_only_says_it_took_the_change(server: HubServer, writing: Repository) -> None:
-    server.fault("status", COMMIT, code=200, body='{"Code":200,"Success":true,"Data":{"oid":"%s"}}' % ("0" * 40))
+    server.fault(
+        "status",
+        COMMIT,
+        code=200,
+        body='{"Code":200,"Success":true,"Data":{"oid":"%s"}}' % ("0" * 40),
+    )
     with pytest.raises(NetworkError, match=r"does not have .*/k\.pt"):
         open_zoo().commit(addition(None))
 
@@ -214,19 +231,30 @@ def test_a_hub_that_only_says_it_took_the_change(server: HubServer, writing: Rep
         (COMMIT, {"code": 502, "body": "<html>"}, HubUnreachable),
         ("*/objects/batch", {"code": 403}, Forbidden),
         ("*/objects/batch", {"code": 200, "body": "[]"}, HubUnreachable),
-        ("*/objects/batch", {"code": 200, "body": '{"Data":{"objects":[{"oid":1,"actions":null}]}}'}, HubUnreachable),
+        (
+            "*/objects/batch",
+            {"code": 200, "body": '{"Data":{"objects":[{"oid":1,"actions":null}]}}'},
+            HubUnreachable,
+        ),
         ("/lfs/*", {"code": 403}, Forbidden),
         ("/lfs/*", {"code": 500}, HubUnreachable),
     ],
 )
 def test_a_refused_commit_is_an_error_of_ours_and_writes_nothing(
-    server: HubServer, writing: Repository, path: str, fault: dict[str, Any], error: type[OscarZooError]
+    server: HubServer,
+    writing: Repository,
+    path: str,
+    fault: dict[str, Any],
+    error: type[OscarZooError],
 ) -> None:
     server.fault("status", path, **fault)
     with pytest.raises(OscarZooError) as caught:
         open_zoo().commit(addition(None))
     assert isinstance(caught.value, error)
-    assert CANARY not in "".join(traceback.format_exception(caught.value)) and caught.value.__context__ is None
+    assert (
+        CANARY not in "".join(traceback.format_exception(caught.value))
+        and caught.value.__context__ is None
+    )
     assert "injected" not in str(caught.value)
     assert len(writing.commits) == 1
 
@@ -261,12 +289,19 @@ def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
         hub.tag("oz-d", first, "D")
 
 
-def test_where_no_commits_are_told_tags_are_compared_by_content(server: HubServer, writing: Repository) -> None:
+def test_where_no_commits_are_told_tags_are_compared_by_content(
+    server: HubServer, writing: Repository
+) -> None:
     server.fault("status", LISTING, code=200, body=without_commits(FILES))
     hub = open_zoo()
     hub.tag("oz-a", hub.revision, "A")
     assert writing.tags == {"oz-a": writing.head()}
-    server.fault("status", "*/repo/files*Revision=oz-a*", code=200, body=without_commits({"index.json": b"other"}))
+    server.fault(
+        "status",
+        "*/repo/files*Revision=oz-a*",
+        code=200,
+        body=without_commits({"index.json": b"other"}),
+    )
     with pytest.raises(ConflictError):
         hub.tag("oz-a", hub.revision, "A")
 
@@ -287,7 +322,9 @@ def test_nothing_is_sent_without_a_token_or_for_a_proposal(
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_repository_is_created_as_asked_and_once(server: HubServer, token: str, private: bool) -> None:
+def test_a_repository_is_created_as_asked_and_once(
+    server: HubServer, token: str, private: bool
+) -> None:
     pytest.importorskip("modelscope_hub")
     hub = open_zoo()
     hub.create(private=private)
@@ -303,16 +340,22 @@ def test_files_go_to_another_host_without_the_token(server: HubServer, writing: 
     server.lfs_redirect = "cdn"
     hub = open_zoo()
     hub.commit(addition(hub.revision))
-    sent = [(record.host, record.credentials) for record in server.requests if record.method == "PUT"]
+    sent = [
+        (record.host, record.credentials) for record in server.requests if record.method == "PUT"
+    ]
     assert sent == [("cdn", False)]
 
 
 @pytest.mark.parametrize("to", ["same", "port", "cdn"])
 @pytest.mark.parametrize("code", [302, 307, 308])
 @pytest.mark.parametrize("path", [COMMIT, "*/objects/batch", "/lfs/*"])
-def test_writing_follows_no_redirect(server: HubServer, writing: Repository, path: str, to: str, code: int) -> None:
+def test_writing_follows_no_redirect(
+    server: HubServer, writing: Repository, path: str, to: str, code: int
+) -> None:
     server.fault("redirect", path, to=to, code=code)
     with pytest.raises(NetworkError):
         open_zoo().commit(addition(None))
     assert len(writing.commits) == 1
-    assert not [record for record in server.requests if "redirected" in record.path or record.host == "cdn"]
+    assert not [
+        record for record in server.requests if "redirected" in record.path or record.host == "cdn"
+    ]

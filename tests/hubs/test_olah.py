@@ -22,7 +22,7 @@ folder = pathlib.Path(snapshot_download("org/name", revision="oz-m-t"))
 files = [path for path in folder.rglob("*") if path.is_file()]
 hashes = {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 print(json.dumps({"commit": folder.name, "files": hashes}))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("redirect", [None, "cdn"])
@@ -39,9 +39,15 @@ def test_a_snapshot_comes_through_the_mirror(tmp_path: Path, redirect: str | Non
             hashes = {path: hashlib.sha256(data).hexdigest() for path, data in FILES.items()}
             assert told == {"commit": repo.head(), "files": hashes}
             server.clear()
-            again = run_client(DOWNLOAD, server.environment(tmp_path / "second"), HF_ENDPOINT=address)
+            again = run_client(
+                DOWNLOAD, server.environment(tmp_path / "second"), HF_ENDPOINT=address
+            )
             assert again == told
-        fetched = [record.path for record in server.requests if record.method == "GET" and record.path.endswith(".pt")]
+        fetched = [
+            record.path
+            for record in server.requests
+            if record.method == "GET" and record.path.endswith(".pt")
+        ]
         assert fetched == [], "the mirror keeps content"
 
 
@@ -52,12 +58,18 @@ def test_our_pull_goes_through_the_mirror(tmp_path: Path) -> None:
         (tmp_path / "mirror").mkdir()
         with olah(server, tmp_path / "mirror") as address:
             cli = Cli(server.environment(tmp_path / "hf"), tmp_path)
-            pulled = cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--json", HF_ENDPOINT=address)
+            pulled = cli(
+                "pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--json", HF_ENDPOINT=address
+            )
             assert pulled.code == 0, pulled.err
             row = pulled.json["artifacts"][0]
             assert (row["revision"], row["first_use"]) == (repo.head(), False)
             server.clear()
             fresh = {"HF_ENDPOINT": address, "OSCAR_ZOO_CACHE": str(tmp_path / "fresh")}
             assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", **fresh).code == 0
-        fetched = [record.path for record in server.requests if record.method == "GET" and record.path.endswith(".pt")]
+        fetched = [
+            record.path
+            for record in server.requests
+            if record.method == "GET" and record.path.endswith(".pt")
+        ]
         assert fetched == [], "the mirror keeps content"

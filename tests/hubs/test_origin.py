@@ -47,17 +47,25 @@ def test_a_token_goes_to_its_own_origin_in_private_and_nowhere_else(hub: str) ->
 def test_redirects_never_leave_tls(source: str) -> None:
     here = Origin.of(ORIGINS[source])
     allowed = {target for target, url in ORIGINS.items() if here.may_redirect_to(Origin.of(url))}
-    assert allowed == {target for target, url in ORIGINS.items() if (here.scheme, url.scheme) != ("https", "http")}
+    assert allowed == {
+        target for target, url in ORIGINS.items() if (here.scheme, url.scheme) != ("https", "http")
+    }
 
 
 @pytest.mark.parametrize("scheme", ["ftp", "file", "data", "", "HTTPS+unix", "javascript"])
 def test_redirects_lead_to_http_only(scheme: str) -> None:
-    assert not Origin.of(ORIGINS["loopback"]).may_redirect_to(Origin.of(Url(scheme, "hub.example", None)))
+    assert not Origin.of(ORIGINS["loopback"]).may_redirect_to(
+        Origin.of(Url(scheme, "hub.example", None))
+    )
     assert not Origin.of(ORIGINS["hub"]).may_redirect_to(Origin.of(Url("https", "", None)))
-    assert not Origin.of(ORIGINS["hub"]).may_redirect_to(Origin.of(Url("https", "hub.example", 443 + (1 << 16))))
+    assert not Origin.of(ORIGINS["hub"]).may_redirect_to(
+        Origin.of(Url("https", "hub.example", 443 + (1 << 16)))
+    )
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "2130706433", "127.1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "2130706433", "127.1"]
+)
 def test_names_that_look_like_loopback_are_not(host: str) -> None:
     origin = Origin.of(Url("http", host, 80))
     assert not origin.may_see_token_of(origin)

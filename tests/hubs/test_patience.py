@@ -56,7 +56,9 @@ def test_waiting_for_a_processor_is_not_silence(machine: Machine) -> None:
     for _ in range(100):
         machine.now += TICK
         machine.delays["1"] += 0.3 * TICK
-        machine.delays["2"] = machine.delays.get("2", 0.0) + 0.5 * TICK  # a thread that started meanwhile
+        machine.delays["2"] = (
+            machine.delays.get("2", 0.0) + 0.5 * TICK
+        )  # a thread that started meanwhile
         spent = kept.spent
     assert spent == pytest.approx(0.2 * 100 * TICK)
     machine.delays = {"1": 0.1}  # threads ended; numbers are given out again

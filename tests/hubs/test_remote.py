@@ -68,7 +68,14 @@ class Repository:
             return HubFile(path, len(data), hashlib.sha256(data).hexdigest())
         return HubFile(path, len(data), None, git_oid(data))
 
-    def read(self, revision: str, file: HubFile, *, limit: int, progress: Callable[[int], None] | None = None) -> bytes:
+    def read(
+        self,
+        revision: str,
+        file: HubFile,
+        *,
+        limit: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes:
         self.asked.append(f"read {file.path}")
         data = self.commits[revision][file.path]
         if self.lie is not None and self.lies > 0:
@@ -96,10 +103,12 @@ def typed(source: Repository) -> Hub:
 
 
 def change(artifact: ArtifactId | None = None, parent: str | None = OLD) -> Change:
-    return Change(artifact, {"k.pt": b"k"} if artifact else {}, {"index.json": b"[]"}, parent, "message")
+    return Change(
+        artifact, {"k.pt": b"k"} if artifact else {}, {"index.json": b"[]"}, parent, "message"
+    )
 
 
-# --- the view ------------------------------------------------------------------------------------------------------
+# --- the view ---
 
 
 def test_nothing_is_asked_before_there_is_a_question() -> None:
@@ -172,12 +181,27 @@ def test_a_question_that_failed_is_asked_again() -> None:
     assert hub.artifacts()
 
 
-# --- what is there -------------------------------------------------------------------------------------------------
+# --- what is there ---
 
 
 def test_artifacts_are_folders_of_two_good_names() -> None:
-    odd = ["a/b", "a/b/c/d", "/a/b", "a//b", ".a/b/c", "a/.b/c", "a b/c/d", "a/../d", "ä/b/c", "con/b/c", "A/b./c", ""]
-    source = Repository({OLD: dict.fromkeys([*odd, "A/b/.hidden", "A/b/c d", "A/b/" + "x" * 101, "A/c/d"], b"x")})
+    odd = [
+        "a/b",
+        "a/b/c/d",
+        "/a/b",
+        "a//b",
+        ".a/b/c",
+        "a/.b/c",
+        "a b/c/d",
+        "a/../d",
+        "ä/b/c",
+        "con/b/c",
+        "A/b./c",
+        "",
+    ]
+    source = Repository(
+        {OLD: dict.fromkeys([*odd, "A/b/.hidden", "A/b/c d", "A/b/" + "x" * 101, "A/c/d"], b"x")}
+    )
     hub = RemoteHub(source)
     assert hub.artifacts() == (ArtifactId("A", "c"),)
     with pytest.raises(ArtifactNotFound):
@@ -186,7 +210,11 @@ def test_artifacts_are_folders_of_two_good_names() -> None:
 
 def test_files_are_listed_by_plain_name() -> None:
     files = RemoteHub(Repository()).files(QWEN)
-    assert [(file.path, file.size) for file in files] == [("k.pt", len(K)), ("oscar.json", 8), ("v.pt", len(K))]
+    assert [(file.path, file.size) for file in files] == [
+        ("k.pt", len(K)),
+        ("oscar.json", 8),
+        ("v.pt", len(K)),
+    ]
     assert files[0].sha256 == hashlib.sha256(K).hexdigest()
     assert (files[1].sha256, files[1].git_oid) == (None, git_oid(FILES[f"{QWEN}/oscar.json"]))
 
@@ -212,7 +240,7 @@ def test_what_is_not_there() -> None:
         hub.root_file("../index.json")
 
 
-# --- content -------------------------------------------------------------------------------------------------------
+# --- content ---
 
 
 def test_fetch_gives_the_bytes_and_tells_how_many() -> None:
@@ -221,7 +249,10 @@ def test_fetch_gives_the_bytes_and_tells_how_many() -> None:
     for _ in range(2):  # the second manifest comes from the cache
         for name in ("k.pt", "oscar.json"):
             full = FILES[f"{QWEN}/{name}"]
-            assert hub.fetch(QWEN, name, limit=len(K), progress=lambda *each: told.append(each)) == full
+            assert (
+                hub.fetch(QWEN, name, limit=len(K), progress=lambda *each: told.append(each))
+                == full
+            )
             assert told.pop() == (name, len(full), len(full))
 
 
@@ -301,7 +332,8 @@ def test_metadata_in_lfs_is_compared_by_sha256() -> None:
 
 
 def test_a_file_in_lfs_may_be_listed_by_the_oid_of_its_pointer() -> None:
-    """As git knows it: `git hash-object` of the pointer that `git lfs` makes of `hello` and a newline."""
+    """As git knows it: `git hash-object` of the pointer that `git lfs` makes of `hello` and a
+    newline."""
     oid = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 6\n"
     listed = HubFile("k.pt", 6, None, git_oid(pointer.encode()))
@@ -309,7 +341,7 @@ def test_a_file_in_lfs_may_be_listed_by_the_oid_of_its_pointer() -> None:
     assert "git oid" in str(remote.difference(listed, b"jello\n"))
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- writing ---
 
 
 def test_changes_and_tags_reach_the_source() -> None:

@@ -49,14 +49,18 @@ with RawServer(lambda c, s: c.sendall(answer(b"content"))) as good, RawServer(ea
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     found["offline"] = ask(good.url)
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 def run(*path: Path) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+    }
     folders = (*path, ROOT, ROOT / "tests" / "support")
     environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    child = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120)
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert child.returncode == 0, child.stderr
     assert "canary" not in child.stdout + child.stderr
     return dict(json.loads(child.stdout))

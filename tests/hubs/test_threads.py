@@ -1,4 +1,5 @@
-"""What users of hub clients reported in public: one test for every row of that list, against our own commands."""
+"""What users of hub clients reported in public: one test for every row of that list, against our
+own commands."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def cli(server: HubServer, tmp_path: Path) -> Cli:
 def deliveries(server: HubServer, name: str) -> int:
     """How often the bytes of `name` were asked for."""
     return sum(
-        r.method == "GET" and name in r.path and "/api/models/org/zoo/tree" not in r.path for r in server.requests
+        r.method == "GET" and name in r.path and "/api/models/org/zoo/tree" not in r.path
+        for r in server.requests
     )
 
 
@@ -113,8 +115,12 @@ def test_a_byte_per_second_ends(server: HubServer, cli: Cli, what: str, tmp_path
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_publishing_needs_no_xet_and_is_one_commit(server: HubServer, tmp_path: Path, version: int) -> None:
-    assert importlib.util.find_spec("hf_xet") is not None, "the client's Xet library must be installed for this"
+def test_publishing_needs_no_xet_and_is_one_commit(
+    server: HubServer, tmp_path: Path, version: int
+) -> None:
+    assert importlib.util.find_spec("hf_xet") is not None, (
+        "the client's Xet library must be installed for this"
+    )
     cli = Cli(server.environment(tmp_path / "hf"), tmp_path, version)
     repo = server.repository("org/zoo")
     before = len(repo.commits)
@@ -123,13 +129,20 @@ def test_publishing_needs_no_xet_and_is_one_commit(server: HubServer, tmp_path: 
     done = cli("publish", str(folder), *HF, HF_TOKEN="hf_test")
     assert done.code == 0, done.err
     assert len(repo.commits) == before + 1
-    assert {f"{artifact}/{K_NAME}", f"{artifact}/{V_NAME}", f"{artifact}/{FILE_NAME}", "index.json"} <= set(
-        repo.files()
-    )
+    assert {
+        f"{artifact}/{K_NAME}",
+        f"{artifact}/{V_NAME}",
+        f"{artifact}/{FILE_NAME}",
+        "index.json",
+    } <= set(repo.files())
 
 
-@pytest.mark.parametrize("header", ["X-Repo-Commit", "ETag", "Content-Length", "X-Linked-Etag", "X-Linked-Size"])
-def test_no_header_that_a_proxy_may_drop_is_needed(server: HubServer, cli: Cli, header: str) -> None:
+@pytest.mark.parametrize(
+    "header", ["X-Repo-Commit", "ETag", "Content-Length", "X-Linked-Etag", "X-Linked-Size"]
+)
+def test_no_header_that_a_proxy_may_drop_is_needed(
+    server: HubServer, cli: Cli, header: str
+) -> None:
     server.fault("drop_header", "*", name=header)
     done = cli("pull", NAME, *HF)
     assert done.code == 0, done.err
@@ -162,7 +175,9 @@ def test_an_empty_file_is_called_empty(server: HubServer, cli: Cli, hub: tuple[s
 
 
 @pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
-def test_a_pull_after_a_mismatch_needs_no_cleaning(server: HubServer, cli: Cli, hub: tuple[str, str]) -> None:
+def test_a_pull_after_a_mismatch_needs_no_cleaning(
+    server: HubServer, cli: Cli, hub: tuple[str, str]
+) -> None:
     server.fault("flip", f"{ONE}/{V_NAME}", at=100)
     assert cli("pull", NAME, *hub).code == 4
     server.clear_faults()

@@ -28,7 +28,7 @@ from oscar_zoo.errors import (
     RateLimited,
 )
 from oscar_zoo.hubs import session
-from oscar_zoo.hubs.transport import Limits, Reply, Transport, asked_to_wait
+from oscar_zoo.hubs.transport import HttpReply, Limits, Transport, asked_to_wait
 
 CANARY = "hf_canaryCANARY"
 
@@ -52,7 +52,7 @@ def serve() -> Iterator[Callable[[Handler], RawServer]]:
         yield lambda handler: stack.enter_context(RawServer(handler))
 
 
-def refuse(reply: Reply, sent_token: bool) -> Exception:
+def refuse(reply: HttpReply, sent_token: bool) -> Exception:
     return Forbidden(f"{reply.status} {reply.headers.get('x-why')} {len(reply.body)} {sent_token}")
 
 
@@ -82,10 +82,12 @@ CUT = answer(b"x" * 5, Content_Length=9)
 GOOD = answer(b"content")
 
 
-# --- tries ---------------------------------------------------------------------------------------------------------
+# --- tries ---
 
 
-@pytest.mark.parametrize("trouble", [BUSY, SLOW_DOWN, None, answer(status="500 Broken"), answer(status="504 Late")])
+@pytest.mark.parametrize(
+    "trouble", [BUSY, SLOW_DOWN, None, answer(status="500 Broken"), answer(status="504 Late")]
+)
 def test_passing_trouble_is_tried_again(
     serve: Callable[[Handler], RawServer], pauses: list[float], trouble: bytes | None
 ) -> None:
@@ -104,7 +106,11 @@ def test_passing_trouble_is_tried_again(
     ],
 )
 def test_lasting_trouble_ends_after_four_tries(
-    serve: Callable[[Handler], RawServer], pauses: list[float], trouble: bytes | None, error: type, words: str
+    serve: Callable[[Handler], RawServer],
+    pauses: list[float],
+    trouble: bytes | None,
+    error: type,
+    words: str,
 ) -> None:
     server = serve(script(trouble))
     with pytest.raises(error) as caught:
@@ -113,8 +119,11 @@ def test_lasting_trouble_ends_after_four_tries(
     assert (len(server.requests), len(pauses)) == (4, 3)
 
 
-def test_two_hundred_schedules_of_trouble(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
-    """The first good answer counts, where it comes within four tries and a minute of asked-for waits."""
+def test_two_hundred_schedules_of_trouble(
+    serve: Callable[[Handler], RawServer], pauses: list[float]
+) -> None:
+    """The first good answer counts, where it comes within four tries and a minute of asked-for
+    waits."""
     rng = random.Random(0)
     kinds = {"busy": BUSY, "slow": SLOW_DOWN, "reset": None, "cut": CUT, "good": GOOD}
     steps: list[bytes | None] = [None]
@@ -127,7 +136,11 @@ def test_two_hundred_schedules_of_trouble(serve: Callable[[Handler], RawServer],
         names = [rng.choice(["busy", "slow", "reset", "cut", "good", "wait"]) for _ in range(4)]
         waits = [rng.randint(0, 40) if name == "wait" else None for name in names]
         said = [
-            kinds[name] if wait is None else answer(status=rng.choice(["429 S", "503 B"]), Retry_After=wait)
+            (
+                kinds[name]
+                if wait is None
+                else answer(status=rng.choice(["429 S", "503 B"]), Retry_After=wait)
+            )
             for name, wait in zip(names, waits, strict=True)
         ]
         steps[:] = said
@@ -144,10 +157,14 @@ def test_two_hundred_schedules_of_trouble(serve: Callable[[Handler], RawServer],
         elif needed == 4 or asked > 60:
             assert isinstance(got, NetworkError) and len(server.requests) <= 4
         assert sum(pauses) <= 60
-        assert all(pause == wait for pause, wait in zip(pauses, waits, strict=False) if wait is not None)
+        assert all(
+            pause == wait for pause, wait in zip(pauses, waits, strict=False) if wait is not None
+        )
 
 
-def test_silence_is_not_tried_again(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+def test_silence_is_not_tried_again(
+    serve: Callable[[Handler], RawServer], pauses: list[float]
+) -> None:
     server = serve(lambda connection, seen: server.ending.wait())
     with pytest.raises(HubTimeout):
         hub(server, limits=Limits(answer=0.2)).get(server.url, limit=9)
@@ -165,7 +182,8 @@ def test_refused_connections_are_tried_once_more(pauses: list[float]) -> None:
 def test_making_the_client_is_not_the_slowness_of_the_hub(
     serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where many processes start at once, importing takes seconds: here a minute, on a clock of our own."""
+    """Where many processes start at once, importing takes seconds: here a minute, on a clock of our
+    own."""
     server, make, clock, now = serve(script(GOOD)), session.http_client, time.monotonic, [0.0]
     here = threading.current_thread()
 
@@ -210,7 +228,9 @@ def test_no_try_begins_that_has_no_time(
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 410, 416, 451])
-def test_refusals_are_not_tried_again(serve: Callable[[Handler], RawServer], pauses: list[float], status: int) -> None:
+def test_refusals_are_not_tried_again(
+    serve: Callable[[Handler], RawServer], pauses: list[float], status: int
+) -> None:
     server = serve(script(answer(b"{}", status=f"{status} No", X_Why="because"), GOOD))
     with pytest.raises(Forbidden, match=f"{status} because 2 True"):
         hub(server, token=CANARY).get(server.url, limit=9)
@@ -224,7 +244,9 @@ def test_of_a_refusal_only_the_beginning_is_read(serve: Callable[[Handler], RawS
     assert 64 << 10 <= int(caught.value.message.split()[2]) < 256 << 10
 
 
-def test_too_many_bytes_are_not_tried_again(serve: Callable[[Handler], RawServer], pauses: list[float]) -> None:
+def test_too_many_bytes_are_not_tried_again(
+    serve: Callable[[Handler], RawServer], pauses: list[float]
+) -> None:
     server = serve(script(answer(b"x" * 10), GOOD))
     with pytest.raises(MalformedFile):
         hub(server).get(server.url, limit=9)
@@ -232,13 +254,17 @@ def test_too_many_bytes_are_not_tried_again(serve: Callable[[Handler], RawServer
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "206 Partial", "201 Made", "304 Same"])
-def test_only_a_full_answer_is_an_answer(serve: Callable[[Handler], RawServer], status: str) -> None:
-    server = serve(script(answer(status=status, Content_Length=None if status[:3] in ("204", "304") else 0)))
+def test_only_a_full_answer_is_an_answer(
+    serve: Callable[[Handler], RawServer], status: str
+) -> None:
+    server = serve(
+        script(answer(status=status, Content_Length=None if status[:3] in ("204", "304") else 0))
+    )
     with pytest.raises(HubUnreachable, match=f"status {status[:3]}"):
         hub(server).get(server.url, limit=9)
 
 
-# --- waits that the hub asks for -----------------------------------------------------------------------------------
+# --- waits that the hub asks for ---
 
 
 @pytest.mark.parametrize(
@@ -251,7 +277,10 @@ def test_only_a_full_answer_is_an_answer(serve: Callable[[Handler], RawServer], 
     ],
 )
 def test_the_hub_is_waited_for_as_long_as_it_asks(
-    serve: Callable[[Handler], RawServer], pauses: list[float], headers: dict[str, str], seconds: float
+    serve: Callable[[Handler], RawServer],
+    pauses: list[float],
+    headers: dict[str, str],
+    seconds: float,
 ) -> None:
     server = serve(script(answer(status="429 S", **headers), GOOD))
     assert hub(server).get(server.url, limit=99, budget=5).body == b"content"
@@ -301,7 +330,7 @@ def test_a_wait_until_a_moment() -> None:
     assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 -0000"}) == 0
 
 
-# --- what errors say -----------------------------------------------------------------------------------------------
+# --- what errors say ---
 
 
 def test_offline_mode_of_the_client_is_obeyed(
@@ -343,9 +372,11 @@ def test_no_error_holds_the_token_or_an_address(
         hub(server, token=CANARY).get(f"{server.url}/?X-Amz-Signature={CANARY}", limit=9)
     link: BaseException | None = caught.value
     while link is not None:
-        shown = "".join([repr(link), str(link), repr(vars(link)), *traceback.format_exception(link)])
+        shown = "".join(
+            [repr(link), str(link), repr(vars(link)), *traceback.format_exception(link)]
+        )
         assert CANARY not in shown and "127.0.0.1" not in shown
         assert not hasattr(link, "request") and not hasattr(link, "response")
         link = link.__cause__ or link.__context__
     assert CANARY not in caplog.text
-    assert CANARY not in repr(Reply(200, {"location": CANARY}, CANARY.encode(), CANARY))
+    assert CANARY not in repr(HttpReply(200, {"location": CANARY}, CANARY.encode(), CANARY))

@@ -1,4 +1,5 @@
-"""Kernels are interpreted where there is no GPU, and every test draws the same numbers each time."""
+"""Kernels are interpreted where there is no GPU, and every test draws the same numbers each
+time."""
 
 from __future__ import annotations
 

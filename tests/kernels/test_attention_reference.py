@@ -1,4 +1,5 @@
-"""The reference attention against a loop over tokens and heads, written a second time from the rules of `cache`."""
+"""The reference attention against a loop over tokens and heads, written a second time from the
+rules of `cache`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def tier(position: int, length: int, window: tuple[int, int], sizes: tuple[int, 
 @pytest.mark.parametrize("sink_from", [0, 2, 4])
 @pytest.mark.parametrize("ring_start", [0, 5, 9])
 @pytest.mark.parametrize("sizes", [(4, 6), (0, 6), (4, 0), (0, 0)], ids=str)
-def test_every_position_is_read_where_the_rules_say(sink_from: int, ring_start: int, sizes: tuple[int, int]) -> None:
+def test_every_position_is_read_where_the_rules_say(
+    sink_from: int, ring_start: int, sizes: tuple[int, int]
+) -> None:
     lengths = [1, 3, 4, 6, 7, 10, 12]
     filling = testing.random_cache(
         lengths, SPEC, sink=sizes[0], recent=sizes[1], sink_from=sink_from, ring_start=ring_start
@@ -58,7 +61,9 @@ def test_decode_is_the_softmax_of_every_head_on_its_own(cap: float) -> None:
             if cap:
                 logits = [cap * math.tanh(x / cap) for x in logits]
             weights = [math.exp(x) for x in logits]
-            output = sum(w * v for w, v in zip(weights, values[:, head // 3], strict=True)) / sum(weights)
+            output = sum(w * v for w, v in zip(weights, values[:, head // 3], strict=True)) / sum(
+                weights
+            )
             torch.testing.assert_close(got[request, head], output @ partner[head // 3].double().T)
 
 
@@ -74,7 +79,10 @@ def test_extend_is_decode_over_a_growing_exact_tail() -> None:
         request = 0 if token < 3 else 2
         keys, values = reference.cached_rows(filling.cache, filling.batch, request, torch.float64)
         new = slice(int(cuts[request]), token + 1)
-        keys, values = torch.cat([keys, key[new].double()]), torch.cat([values, value[new].double()])
+        keys, values = (
+            torch.cat([keys, key[new].double()]),
+            torch.cat([values, value[new].double()]),
+        )
         logits = torch.einsum("hgd,nhd->hgn", query[token].double().view(2, 2, 16), keys) * 0.2
         want = torch.einsum("hgn,nhd->hgd", torch.softmax(logits, -1), values).view(4, 16)
         torch.testing.assert_close(got[token], want)
@@ -83,7 +91,9 @@ def test_extend_is_decode_over_a_growing_exact_tail() -> None:
 
 def test_an_empty_request_gets_zeros() -> None:
     filling = testing.random_cache([0, 2], SPEC, sink=2, recent=4)
-    got = reference.decode_attention(torch.randn(2, 4, 16), filling.cache, filling.batch, sm_scale=1.0)
+    got = reference.decode_attention(
+        torch.randn(2, 4, 16), filling.cache, filling.batch, sm_scale=1.0
+    )
     assert not got[0].any() and got[1].isfinite().all()
 
 

@@ -35,7 +35,12 @@ class Pair:
 
 
 def test_a_token_takes_72_bytes_per_head_in_int2_and_512_in_16_bits() -> None:
-    assert (HEADS.record, HEADS.rows, HEADS.query, HEADS.output) == (8 * 72, 8 * 512, 32 * 256, 32 * 256)
+    assert (HEADS.record, HEADS.rows, HEADS.query, HEADS.output) == (
+        8 * 72,
+        8 * 512,
+        32 * 256,
+        32 * 256,
+    )
     wide = Heads(QuantSpec(192, 96), QuantSpec(128, 64), num_kv_heads=2, group=3)
     assert (wide.record, wide.rows) == (2 * (48 + 8 + 32 + 8), 2 * 640)
     assert (wide.query, wide.output) == (6 * 384, 6 * 256)
@@ -44,8 +49,14 @@ def test_a_token_takes_72_bytes_per_head_in_int2_and_512_in_16_bits() -> None:
 def test_a_write_reads_rows_and_matrices_and_writes_records() -> None:
     one = 128 * 128 * 4
     assert roofline.write(HEADS, 10) == 10 * (4096 + 576 + 8) + 2 * one
-    assert roofline.write(HEADS, 10, slots=False, window_rows=4) == 10 * (4096 + 8) + 4 * 4096 + 2 * one
-    assert roofline.write(HEADS, 1, query=True, per_head=True) == 4096 + 576 + 8 + 2 * 8192 + 3 * 8 * one
+    assert (
+        roofline.write(HEADS, 10, slots=False, window_rows=4)
+        == 10 * (4096 + 8) + 4 * 4096 + 2 * one
+    )
+    assert (
+        roofline.write(HEADS, 1, query=True, per_head=True)
+        == 4096 + 576 + 8 + 2 * 8192 + 3 * 8 * one
+    )
 
 
 def test_every_cached_token_is_read_once_from_where_it_lies() -> None:
@@ -71,7 +82,12 @@ def test_rows_say_where_they_were_measured() -> None:
     timing = Timing(12.346e-6, 11e-6, 13e-6)
     results.write_rows([results.row("write", "8192", "triton", timing, 24_690_000, 4e12)], out)
     [line] = csv.DictReader(io.StringIO(out.getvalue()))
-    assert (line["microseconds"], line["p20"], line["p80"], line["share"]) == ("12.35", "11.00", "13.00", "0.500")
+    assert (line["microseconds"], line["p20"], line["p80"], line["share"]) == (
+        "12.35",
+        "11.00",
+        "13.00",
+        "0.500",
+    )
     assert all(line.values())
 
 
@@ -79,7 +95,10 @@ def test_a_search_changes_one_field_at_a_time_and_keeps_what_is_clearly_faster()
     cost = {(1, 1): 10.0, (2, 1): 9.95, (4, 1): 5.0, (4, 2): math.inf, (4, 4): 4.0, (1, 4): 1.0}
     trials: list[str] = []
     found = search.descend(
-        Pair(1, 1), {"a": (1, 2, 4), "b": (2, 4)}, lambda x: cost.get((x.a, x.b), 20.0), note=trials.append
+        Pair(1, 1),
+        {"a": (1, 2, 4), "b": (2, 4)},
+        lambda x: cost.get((x.a, x.b), 20.0),
+        note=trials.append,
     )
     assert found == (Pair(1, 4), 1.0, 10.0)  # by a = 4, b = 4, and then a = 1
     assert len(trials) == len(set(trials))
@@ -94,7 +113,10 @@ def test_a_case_has_as_many_layers_as_its_bytes_ask_for() -> None:
 def test_a_wrong_kernel_is_not_timed(factor: float) -> None:
     checks.decode(cases.TINY, reference.decode_attention)
     with pytest.raises(AssertionError, match="error"):
-        checks.decode(cases.TINY, lambda *args, **options: factor * reference.decode_attention(*args, **options))
+        checks.decode(
+            cases.TINY,
+            lambda *args, **options: factor * reference.decode_attention(*args, **options),
+        )
 
 
 @pytest.mark.gpu
@@ -109,7 +131,9 @@ def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A script of kernels/benchmarks, run as a user does, from elsewhere."""
     command = [sys.executable, str(SCRIPTS / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd="/")
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env=environment, cwd="/"
+    )
 
 
 def test_a_dry_run_measures_every_op_with_checks() -> None:
@@ -126,7 +150,10 @@ def test_a_dry_run_of_the_variants_measures_where_a_fused_extend_stops_to_pay() 
     done = script("run.py", "--variants", "--dry-run")
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert {(line["op"], line["kernel"]) for line in lines} >= {("crossover", "fused"), ("crossover", "materialised")}
+    assert {(line["op"], line["kernel"]) for line in lines} >= {
+        ("crossover", "fused"),
+        ("crossover", "materialised"),
+    }
     in_step = {line["kernel"] for line in lines if line["op"] == "in step"}
     assert in_step >= {"triton write", "triton attention", "triton both"} and len(in_step) >= 4
 
@@ -155,7 +182,9 @@ def test_the_kernel_of_the_matrix_units_has_what_it_is_said_to_time() -> None:
     except nvrtc.CompilerMissing as error:
         pytest.skip(str(error))
     for name, instruction in module.INSTRUCTIONS.items():
-        assert abs(size(instruction) - nothing - 16 * module.UNROLLED) < 1024, f"{name}: an instruction has 16 bytes"
+        assert abs(size(instruction) - nothing - 16 * module.UNROLLED) < 1024, (
+            f"{name}: an instruction has 16 bytes"
+        )
 
 
 @pytest.mark.gpu

@@ -1,4 +1,5 @@
-"""Kernels inside a process of SGLang, which puts a function of its own in the place of `triton.next_power_of_2`."""
+"""Kernels inside a process of SGLang, which puts a function of its own in the place of
+`triton.next_power_of_2`."""
 
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ for name in sys.argv[1:]:
             kernel.cache_key  # looks at everything the kernel refers to, the first step of compiling it
             seen += 1
 print(seen)
-"""
+"""  # noqa: E501
 
 
 def test_what_kernels_refer_to_can_be_compiled_beside_sglang() -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, *MODULES], env=env, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *MODULES], env=env, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert int(ran.stdout) >= 7

@@ -1,4 +1,5 @@
-"""The folder of compiled kernels: private, keyed by everything, and able to lose or damage a file."""
+"""The folder of compiled kernels: private, keyed by everything, and able to lose or damage a
+file."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_folder_and_files_are_private(folder: Path) -> None:
     assert [x.stat().st_mode & 0o077 for x in folder.iterdir()] == [0]
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 200, None], ids=["empty", "cut", "zeros", "one bit"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"short", b"\0" * 200, None], ids=["empty", "cut", "zeros", "one bit"]
+)
 def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> None:
     cubins.kept(["x"], lambda: b"code" * 50)
     (file,) = folder.iterdir()
@@ -43,7 +46,9 @@ def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
-def test_a_folder_open_to_others_is_not_used(folder: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_open_to_others_is_not_used(
+    folder: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.mkdir(parents=True)
     folder.chmod(mode)
     assert cubins.kept(["x"], lambda: b"code") == b"code"

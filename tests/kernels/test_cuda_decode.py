@@ -1,4 +1,5 @@
-"""The CUDA decode kernel: compilation anywhere NVRTC is, refusals anywhere, numbers on a GPU against float64."""
+"""The CUDA decode kernel: compilation anywhere NVRTC is, refusals anywhere, numbers on a GPU
+against float64."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
 
 
-def variant(head_dim: int = 128, group: int = 4, heads: int = 8, groups: int = 1) -> launcher.Variant:
+def variant(
+    head_dim: int = 128, group: int = 4, heads: int = 8, groups: int = 1
+) -> launcher.AttentionVariant:
     spec = QuantSpec(head_dim, head_dim // groups)
-    return launcher.Variant(spec, spec, group, heads, "int", "int", "long long", 0, False)
+    return launcher.AttentionVariant(spec, spec, group, heads, "int", "int", "long long", 0, False)
 
 
 def nvrtc_missing() -> str | None:
@@ -32,10 +35,16 @@ def nvrtc_missing() -> str | None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     "made",
-    [variant(), variant(64, 8, 1, 2), dataclasses.replace(variant(256, 16, 4), tiles=tuning.VARIANTS[-1])],
+    [
+        variant(),
+        variant(64, 8, 1, 2),
+        dataclasses.replace(variant(256, 16, 4), tiles=tuning.VARIANTS[-1]),
+    ],
     ids=lambda x: x.k_spec.head_dim,
 )
-def test_source_compiles_without_a_gpu_and_is_kept(made: launcher.Variant, arch: str, own_state, monkeypatch) -> None:
+def test_source_compiles_without_a_gpu_and_is_kept(
+    made: launcher.AttentionVariant, arch: str, own_state, monkeypatch
+) -> None:
     reason = nvrtc_missing()
     if reason:
         pytest.skip(reason)
@@ -56,8 +65,12 @@ def test_a_broken_source_raises_the_compilers_words() -> None:
 
 
 @pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
-@pytest.mark.parametrize("made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4, 4), variant(128, 4, 4)], ids=str)
-def test_stages_fit_into_the_shared_memory_of_a_block(made: launcher.Variant, shared: int) -> None:
+@pytest.mark.parametrize(
+    "made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4, 4), variant(128, 4, 4)], ids=str
+)
+def test_stages_fit_into_the_shared_memory_of_a_block(
+    made: launcher.AttentionVariant, shared: int
+) -> None:
     def room(stages: int) -> int:
         tiles = dataclasses.replace(made.tiles, stages=stages)
         used = launcher._ring_bytes(dataclasses.replace(made, tiles=tiles).flags)
@@ -79,11 +92,19 @@ def test_tiles_share_a_block_of_eight_warps() -> None:
 
 def test_refusals_name_what_was_seen() -> None:
     def reason(
-        heads: int = 4, dtype: torch.dtype = torch.bfloat16, spec: QuantSpec | None = None, **batch: object
+        heads: int = 4,
+        dtype: torch.dtype = torch.bfloat16,
+        spec: QuantSpec | None = None,
+        **batch: object,
     ) -> str:
-        filling = testing.random_cache([5], spec or QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
+        filling = testing.random_cache(
+            [5], spec or QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16
+        )
         query = torch.zeros(1, heads, filling.cache.k_spec.head_dim, dtype=dtype)
-        return launcher.unsupported(query, filling.cache, dataclasses.replace(filling.batch, **batch)) or "nothing"
+        return (
+            launcher.unsupported(query, filling.cache, dataclasses.replace(filling.batch, **batch))
+            or "nothing"
+        )
 
     assert "NVIDIA GPU" in reason()
     assert "96 of K" in reason(spec=QuantSpec(96, 96))
@@ -96,27 +117,50 @@ def test_refusals_name_what_was_seen() -> None:
 LENGTHS = (1, 17, 320, 63, 1000, 3001)
 
 
-def assert_right(filling: testing.Filling, query: torch.Tensor, *, atol: float = 1e-6, **options: object) -> None:
-    """Against plain torch in float64, with poisoned scratch and output; twice, because nothing may stay in scratch."""
-    workspace = Workspace.allocate(launcher.decode_elements(filling.cache, query.shape[1], query.shape[0]), "cuda")
+def assert_right(
+    filling: testing.Filling, query: torch.Tensor, *, atol: float = 1e-6, **options: object
+) -> None:
+    """Against plain torch in float64, with poisoned scratch and output; twice, because nothing may
+    stay in scratch."""
+    workspace = Workspace.allocate(
+        launcher.decode_elements(filling.cache, query.shape[1], query.shape[0]), "cuda"
+    )
     testing.poison(workspace.scratch)
     out = testing.poison(query.new_empty(*query.shape[:2], filling.cache.v_spec.head_dim))
     options.setdefault("sm_scale", query.shape[-1] ** -0.5)
     tiles = options.pop("tiles", tuning.CUDA)
     for _ in range(2):
         launcher.decode_attention(
-            query, filling.cache, filling.batch, workspace=workspace, out=out, tiles=tiles, **options
+            query,
+            filling.cache,
+            filling.batch,
+            workspace=workspace,
+            out=out,
+            tiles=tiles,
+            **options,
         )
     testing.assert_as_good_as_torch(
-        out, lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options), [query], atol=atol
+        out,
+        lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options),
+        [query],
+        atol=atol,
     )
 
 
 def random_case(
-    lengths=LENGTHS, head_dim=128, heads=2, group=4, groups=1, v_dim=None, dtype=torch.bfloat16, **options
+    lengths=LENGTHS,
+    head_dim=128,
+    heads=2,
+    group=4,
+    groups=1,
+    v_dim=None,
+    dtype=torch.bfloat16,
+    **options,
 ) -> tuple[testing.Filling, torch.Tensor]:
     k_spec = QuantSpec(head_dim, head_dim // groups, 0.96, options.pop("scale_dtype", "float16"))
-    v_spec = dataclasses.replace(k_spec, head_dim=v_dim or head_dim, group_size=(v_dim or head_dim) // groups)
+    v_spec = dataclasses.replace(
+        k_spec, head_dim=v_dim or head_dim, group_size=(v_dim or head_dim) // groups
+    )
     filling = testing.random_cache(
         lengths, k_spec, v_spec, num_kv_heads=heads, dtype=torch.bfloat16, device="cuda", **options
     )
@@ -159,7 +203,11 @@ def test_windows(windows: tuple[int, int], missing: tuple[int, int]) -> None:
     """Every combination of what a window holds; a read outside of it would be poison."""
     lengths = (1, 15, 16, 17, 33, 64, 65, 300, 700)
     case = random_case(
-        lengths, sink=windows[0], recent=windows[1], sink_from=min(missing[0], windows[0]), ring_start=missing[1]
+        lengths,
+        sink=windows[0],
+        recent=windows[1],
+        sink_from=min(missing[0], windows[0]),
+        ring_start=missing[1],
     )
     assert_right(*case)
 
@@ -168,7 +216,9 @@ def test_windows(windows: tuple[int, int], missing: tuple[int, int]) -> None:
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("cap", [0.0, 2.5])
 def test_logit_cap_and_value_partner(cap: float, per_head: bool) -> None:
-    partner = torch.linalg.qr(torch.randn(2 if per_head else 1, 128, 128, device="cuda")).Q.contiguous()
+    partner = torch.linalg.qr(
+        torch.randn(2 if per_head else 1, 128, 128, device="cuda")
+    ).Q.contiguous()
     assert_right(*random_case(), logit_cap=cap, o_partner=partner)
 
 
@@ -177,7 +227,8 @@ def test_logit_cap_and_value_partner(cap: float, per_head: bool) -> None:
 @pytest.mark.parametrize("group", [4, 8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_dtypes(dtype: torch.dtype, group: int, scale_dtype: str) -> None:
-    """Weights enter the matrix units in float16, so a float32 query is not better than one in float16."""
+    """Weights enter the matrix units in float16, so a float32 query is not better than one in
+    float16."""
     loose = 2e-3 if dtype == torch.float32 else 1e-6
     assert_right(*random_case(group=group, dtype=dtype, scale_dtype=scale_dtype), atol=loose)
 
@@ -197,7 +248,9 @@ def test_values_beyond_the_first_bound_keep_their_size() -> None:
     filling, query = random_case((4000,), sink=0, recent=0)
     order = filling.batch.slots.long()
     growth = torch.logspace(-3, 3, 4000, device="cuda")[:, None, None]
-    filling.cache.affine[order] = (filling.cache.affine[order].float() * growth).to(filling.cache.affine.dtype)
+    filling.cache.affine[order] = (filling.cache.affine[order].float() * growth).to(
+        filling.cache.affine.dtype
+    )
     assert_right(filling, query, sm_scale=0.01)
 
 
@@ -235,7 +288,8 @@ def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(
 
 @pytest.mark.gpu
 def test_a_graph_follows_lengths_slots_and_padding() -> None:
-    """Captured once, replayed after the batch changed in place; padding rows read the dummy slot and row."""
+    """Captured once, replayed after the batch changed in place; padding rows read the dummy slot
+    and row."""
     filling, query = random_case((1000, 77, 300, 5))
     batch, cache = filling.batch, filling.cache
     cache.codes[0], cache.affine[0], cache.ring_k[0], cache.ring_v[0] = 0, 0, 0, 0
@@ -253,4 +307,6 @@ def test_a_graph_follows_lengths_slots_and_padding() -> None:
     batch.rows[2:] = 0
     query.normal_()
     graph.replay()
-    testing.assert_as_good_as_torch(out, lambda q: reference.decode_attention(q, cache, batch, sm_scale=0.1), [query])
+    testing.assert_as_good_as_torch(
+        out, lambda q: reference.decode_attention(q, cache, batch, sm_scale=0.1), [query]
+    )

@@ -40,23 +40,36 @@ EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[variants.Variant], ctypes.CDLL]:
+def build(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[variants.WriteVariant], ctypes.CDLL]:
     """Compiles the kernel for the emulator, once per variant."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile the emulator with")
-    folder, made = tmp_path_factory.mktemp("emulator"), dict[variants.Variant, ctypes.CDLL]()
+    folder, made = tmp_path_factory.mktemp("emulator"), dict[variants.WriteVariant, ctypes.CDLL]()
     for name, text in launcher.SOURCE.files().items():
         (folder / name).write_text(text)
     for path in EMULATOR.iterdir():  # its machine.cuh takes the place of the GPU's
         shutil.copy(path, folder)
 
-    def library(variant: variants.Variant) -> ctypes.CDLL:
+    def library(variant: variants.WriteVariant) -> ctypes.CDLL:
         if variant not in made:
             target = folder / f"{len(made)}.so"
             flags = [f"-D{name}={value}" for name, value in variant.flags.items()]
-            options = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
-            subprocess.run([compiler, *options, *flags, "emulate.cpp", "-o", str(target)], cwd=folder, check=True)
+            options = [
+                "-std=c++17",
+                "-O1",
+                "-ffp-contract=off",
+                "-Wno-unknown-pragmas",
+                "-fPIC",
+                "-shared",
+            ]
+            subprocess.run(
+                [compiler, *options, *flags, "emulate.cpp", "-o", str(target)],
+                cwd=folder,
+                check=True,
+            )
             made[variant] = ctypes.CDLL(str(target))
             assert made[variant].parameters_size() == ctypes.sizeof(parameters.Params)
         return made[variant]
@@ -69,25 +82,52 @@ class Emulated:
 
     def __init__(
         self,
-        build: Callable[[variants.Variant], ctypes.CDLL],
+        build: Callable[[variants.WriteVariant], ctypes.CDLL],
         blocks: int = 6,
         warpgroups: int = 2,
         *,
         step: bool | None = None,
     ) -> None:
-        self.build, self.blocks, self.warpgroups, self.step, self.runs = build, blocks, warpgroups, step, 0
+        self.build, self.blocks, self.warpgroups, self.step, self.runs = (
+            build,
+            blocks,
+            warpgroups,
+            step,
+            0,
+        )
 
     def write_kv_int2(
-        self, key: Tensor, value: Tensor, cache: Any, transforms: Any, targets: Any, *, windows: Any,
-        parts: Any = "all", query: Tensor | None = None, query_out: Tensor | None = None, rows_out: Any = None,
-    ) -> Tensor | None:  # fmt: skip
+        self,
+        key: Tensor,
+        value: Tensor,
+        cache: Any,
+        transforms: Any,
+        targets: Any,
+        *,
+        windows: Any,
+        parts: Any = "all",
+        query: Tensor | None = None,
+        query_out: Tensor | None = None,
+        rows_out: Any = None,
+    ) -> Tensor | None:
         if query is not None and query_out is None:
             query_out = torch.full_like(query, math.nan)
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert variants.misfit(key, value, cache, targets, **options) is None
         variant = variants.variant(cache, targets, self.warpgroups)
         launch = parameters.arguments(
-            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, self.blocks, self.step
+            key,
+            value,
+            cache,
+            transforms,
+            targets,
+            windows,
+            parts,
+            query,
+            query_out,
+            rows_out,
+            self.blocks,
+            self.step,
         )
         self.runs += 1
         message = ctypes.create_string_buffer(201)
@@ -107,7 +147,11 @@ PLAIN = (QuantSpec(128, 128, 0.96), QuantSpec(128, 128, 0.92))
 CASES = [
     (*PLAIN, {"tokens": 90, "heads": 3}),
     (*PLAIN, {"tokens": 70, "per_head": True, "mean": False}),
-    (QuantSpec(128, 32, 0.985), QuantSpec(64, 32, 0.75), {"tokens": 45, "per_head": True, "group": 3}),
+    (
+        QuantSpec(128, 32, 0.985),
+        QuantSpec(64, 32, 0.75),
+        {"tokens": 45, "per_head": True, "group": 3},
+    ),
     (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(64, 16, 0.0, "bfloat16"), {"tokens": 33}),
 ]
 
@@ -116,7 +160,9 @@ EITHER = pytest.mark.parametrize("step", [False, True], ids=["many rows", "few r
 
 
 @EITHER
-@pytest.mark.parametrize(("k_spec", "v_spec", "options"), CASES, ids=lambda x: "" if isinstance(x, dict) else str(x))
+@pytest.mark.parametrize(
+    ("k_spec", "v_spec", "options"), CASES, ids=lambda x: "" if isinstance(x, dict) else str(x)
+)
 def test_the_emulated_kernel_writes_what_the_reference_writes(
     build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any], step: bool
 ) -> None:
@@ -126,10 +172,16 @@ def test_the_emulated_kernel_writes_what_the_reference_writes(
     together, query = job.write(emulated)
     for alike in (Emulated(build, 1000, 1, step=False), Emulated(build, 1000, step=True)):
         single, other = job.write(alike)
-        assert all(torch.equal(bits(getattr(single, name)), bits(getattr(together, name))) for name in STORES)
+        assert all(
+            torch.equal(bits(getattr(single, name)), bits(getattr(together, name)))
+            for name in STORES
+        )
         assert torch.equal(bits(query), bits(other))
     alone, _ = job.write(emulated, parts="slots", query=None)
-    assert all(torch.equal(bits(getattr(alone, name)), bits(getattr(together, name))) for name in ("codes", "affine"))
+    assert all(
+        torch.equal(bits(getattr(alone, name)), bits(getattr(together, name)))
+        for name in ("codes", "affine")
+    )
     few = job.only(torch.arange(7, 20))
     alone, slots = few.write(emulated)[0], few.targets.slots.long()
     assert torch.equal(alone.codes[slots], together.codes[slots])
@@ -143,14 +195,20 @@ def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str, step:
     job = bfloat16_job(*PLAIN, tokens=200, sink=0, recent=3)
     assert_same(emulated, job, **EXACT, parts=parts, query=None)
     cache, _ = job.write(emulated, parts=parts, query=None)
-    touched = {name for name in STORES if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))}
+    touched = {
+        name
+        for name in STORES
+        if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))
+    }
     assert touched == {"slots": {"codes", "affine"}, "windows": {"ring_k", "ring_v"}}[parts]
 
 
 @EITHER
 def test_the_emulated_kernel_takes_slices_and_gives_rows(build: Any, step: bool) -> None:
     job = bfloat16_job(*PLAIN, tokens=40)
-    query, key, value = torch.cat([job.query, job.key, job.value], 1).split([job.query.shape[1], 2, 2], 1)
+    query, key, value = torch.cat([job.query, job.key, job.value], 1).split(
+        [job.query.shape[1], 2, 2], 1
+    )
     job = replace(job, query=query, key=key, value=value)
     got, want = [tuple(torch.full((40, 2, 128), math.nan).bfloat16() for _ in "kv") for _ in "ab"]
     job.write(Emulated(build, step=step), rows_out=got)
@@ -169,14 +227,28 @@ def strange_rows(dim: int) -> Tensor:
     few = torch.randint(-3, 4, (32, dim), generator=draw).float()
     sizes = normal * 10.0 ** torch.linspace(-37, 37, 64)[:, None]
     steps = torch.arange(dim).float().expand(16, dim)
-    rows = [normal, spike, near, few, sizes, steps, torch.zeros(16, dim), torch.full((16, dim), -7.5)]
+    rows = [
+        normal,
+        spike,
+        near,
+        few,
+        sizes,
+        steps,
+        torch.zeros(16, dim),
+        torch.full((16, dim), -7.5),
+    ]
     rows.append(normal[:16] * 2.0 ** torch.randint(-30, 30, (16, dim), generator=draw))
     return torch.cat([x[torch.arange(len(x) // 16 * 16)] for x in rows])
 
 
 @pytest.mark.parametrize(("k_spec", "v_spec"), [case[:2] for case in CASES[1:]], ids=str)
-def test_the_clip_is_the_exact_order_statistic(build: Any, k_spec: QuantSpec, v_spec: QuantSpec) -> None:
-    library, message = build(variants.Variant(k_spec, v_spec, LONG, 2)), ctypes.create_string_buffer(201)
+def test_the_clip_is_the_exact_order_statistic(
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec
+) -> None:
+    library, message = (
+        build(variants.WriteVariant(k_spec, v_spec, LONG, 2)),
+        ctypes.create_string_buffer(201),
+    )
     for spec, value in ((k_spec, False), (v_spec, True)):
         rows = strange_rows(spec.head_dim)
         limits = torch.full((len(rows), 4), math.nan)
@@ -188,9 +260,12 @@ def test_the_clip_is_the_exact_order_statistic(build: Any, k_spec: QuantSpec, v_
 
 @EITHER
 def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> None:
-    """Transformed by nothing, so that sums are exact: small integers, which are full of ties, have no code wrong."""
+    """Transformed by nothing, so that sums are exact: small integers, which are full of ties, have
+    no code wrong."""
     rows = strange_rows(128)
-    rows = torch.cat([rows, rows.abs(), 1000 + torch.randint(-3, 4, (48, 128)), -rows[96:160].abs()]).bfloat16()
+    rows = torch.cat(
+        [rows, rows.abs(), 1000 + torch.randint(-3, 4, (48, 128)), -rows[96:160].abs()]
+    ).bfloat16()
     rows = rows[rows.float().abs().amax(-1) < 1e36][: len(rows) // 2 * 2].unflatten(0, (-1, 2))
     job = bfloat16_job(*PLAIN, tokens=len(rows), mean=False)
     one = torch.eye(128)[None]
@@ -199,12 +274,16 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> 
     got, want = (job.write(module, query=None, parts="slots")[0] for module in modules)
     assert torch.equal(bits(got.affine), bits(want.affine))
     for spec, x, part in ((PLAIN[0], rows, slice(32)), (PLAIN[1], rows.flip(0), slice(32, None))):
-        codes, expected = (unpack(cache.codes[job.targets.slots][..., part]).int() for cache in (got, want))
+        codes, expected = (
+            unpack(cache.codes[job.targets.slots][..., part]).int() for cache in (got, want)
+        )
         clipped = clip_rows(x, spec).double()
         low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
         exact = 3 * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
         differ = codes != expected
-        assert ((exact - exact.round()).abs()[differ] < 1e-6).all() and (codes - expected).abs().max() <= 1
+        assert ((exact - exact.round()).abs()[differ] < 1e-6).all() and (
+            codes - expected
+        ).abs().max() <= 1
         whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)
         assert whole.sum() > 60 and not differ[whole].any()
 
@@ -253,7 +332,9 @@ def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
 @settings(max_examples=200)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3000), st.sampled_from([1, 2, 8]), st.integers(1000, 1500)), min_size=1, max_size=3
+        st.tuples(st.integers(1, 3000), st.sampled_from([1, 2, 8]), st.integers(1000, 1500)),
+        min_size=1,
+        max_size=3,
     )
 )
 def test_no_block_is_left_that_a_side_could_use(sides: list[tuple[int, int, int]]) -> None:
@@ -267,7 +348,8 @@ def test_no_block_is_left_that_a_side_could_use(sides: list[tuple[int, int, int]
 
 
 def test_few_rows_have_a_kernel_of_their_own() -> None:
-    """The one for few rows where every block of it has a multiprocessor: 128 requests of an 8B model, not 256."""
+    """The one for few rows where every block of it has a multiprocessor: 128 requests of an 8B
+    model, not 256."""
 
     def launch(tokens: int) -> parameters.Launch:
         job = bfloat16_job(*PLAIN, tokens=tokens, heads=8, group=4, mean=False)
@@ -294,9 +376,13 @@ def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
     reason = nvrtc_missing()
     if reason:
         pytest.skip(reason)
-    made = variants.Variant(QuantSpec(128, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups)
+    made = variants.WriteVariant(
+        QuantSpec(128, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups
+    )
     flags = [f"-D{name}={value}" for name, value in made.flags.items()]
-    code = nvrtc.compile_source(launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags])
+    code = nvrtc.compile_source(
+        launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags]
+    )
     assert b"oscar_write" in code
     assert max(made.shared_bytes(step=step) for step in (False, True)) <= 227 * 1024
 
@@ -310,13 +396,17 @@ def test_what_the_kernel_does_not_have_is_told() -> None:
     assert "float16" in reason(replace(job, key=job.key.half()))
     assert "head_dim 96" in reason(bfloat16_job(QuantSpec(96, 96)))
     assert "rank 64" in reason(bfloat16_job(QuantSpec(128, 128, 0.5)))
-    assert "16 bytes" in reason(job, query=torch.zeros(21 * 4 * 128 + 1).bfloat16()[1:].view(21, 4, 128))
+    assert "16 bytes" in reason(
+        job, query=torch.zeros(21 * 4 * 128 + 1).bfloat16()[1:].view(21, 4, 128)
+    )
     if not torch.cuda.is_available():
         assert "needs an NVIDIA GPU" in reason(job)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_other_kernel_is_taken_with_a_word(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_on_a_gpu_the_other_kernel_is_taken_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     fastest._tell.cache_clear()
     odd = bfloat16_job(QuantSpec(32, 32, 0.9))
     for asked, told in (("0", 0), ("1", 1)):
@@ -331,7 +421,11 @@ def test_matrices_are_prepared_once_and_kept_as_long_as_their_transforms() -> No
     assert prepared(job.transforms) is first
     one = job.transforms.k_forward
     same = prepared(Transforms(one, one, job.transforms.v_forward, one))
-    assert same.q is same.k and not same.k_mean.view(torch.bfloat16).any() and torch.equal(same.k, first.k)
+    assert (
+        same.q is same.k
+        and not same.k_mean.view(torch.bfloat16).any()
+        and torch.equal(same.k, first.k)
+    )
     gone = weakref.ref(same.k)
     del same
     gc.collect()
@@ -353,11 +447,20 @@ GPU_CASES = [
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("tokens", [1, 64, 700, 5000])
 def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int) -> None:
-    options = {"heads": 8, "group": 3, "sink": 64, "recent": 256, "per_head": per_head, "mean": per_head}
+    options = {
+        "heads": 8,
+        "group": 3,
+        "sink": 64,
+        "recent": 256,
+        "per_head": per_head,
+        "mean": per_head,
+    }
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
     values = tokens * 8 * (k_spec.head_dim + v_spec.head_dim)
     for parts in ("all", "slots", "windows"):
-        assert_same(launcher, job, error=2**-16, allowed=values // 5000 + 5, rows=2**-7, parts=parts)
+        assert_same(
+            launcher, job, error=2**-16, allowed=values // 5000 + 5, rows=2**-7, parts=parts
+        )
     together, _ = job.write(launcher)
     for chosen in (slice(0, 1), slice(tokens // 3, tokens // 2 + 1), slice(0, tokens)):
         some = job.only(chosen)
@@ -373,14 +476,27 @@ def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: 
 def test_the_kernel_for_few_rows_writes_the_same_bytes(
     k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int
 ) -> None:
-    options = {"heads": 8, "group": 3, "sink": 64, "recent": 256, "per_head": per_head, "mean": per_head}
+    options = {
+        "heads": 8,
+        "group": 3,
+        "sink": 64,
+        "recent": 256,
+        "per_head": per_head,
+        "mean": per_head,
+    }
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
     slots, _ = job.write(launcher, parts="slots", query=None, step=False)
     whole, _ = job.write(launcher, step=False)
-    assert torch.equal(slots.codes, whole.codes) and torch.equal(bits(slots.affine), bits(whole.affine))
+    assert torch.equal(slots.codes, whole.codes) and torch.equal(
+        bits(slots.affine), bits(whole.affine)
+    )
     for parts in ("all", "slots", "windows"):
-        (few, query), (many, other) = (job.write(launcher, parts=parts, step=step) for step in (True, False))
-        assert all(torch.equal(bits(getattr(few, name)), bits(getattr(many, name))) for name in STORES)
+        (few, query), (many, other) = (
+            job.write(launcher, parts=parts, step=step) for step in (True, False)
+        )
+        assert all(
+            torch.equal(bits(getattr(few, name)), bits(getattr(many, name))) for name in STORES
+        )
         assert torch.equal(bits(query), bits(other))
 
 
@@ -388,7 +504,9 @@ def test_the_kernel_for_few_rows_writes_the_same_bytes(
 def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> None:
     job = bfloat16_job(*PLAIN, tokens=8192, heads=8, mean=False)
     first, again = (job.write(launcher, query=None)[0] for _ in "ab")
-    assert torch.equal(first.codes, again.codes) and torch.equal(bits(first.affine), bits(again.affine))
+    assert torch.equal(first.codes, again.codes) and torch.equal(
+        bits(first.affine), bits(again.affine)
+    )
     triton = job.write(triton_launcher, query=None)[0]
     assert int((first.codes != triton.codes).sum()) <= job.key.numel() // 50_000
 
@@ -416,11 +534,21 @@ def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles, settled
             rows = (job.key[one].roll(i, 0)[-len(new) :], job.value[one].roll(i, 0)[-len(new) :])
             torch.cuda.synchronize()
             x = launcher.write_kv_int2(
-                *rows, cache, job.transforms, job.only(new).targets, windows=job.windows, query=query, parts="all"
+                *rows,
+                cache,
+                job.transforms,
+                job.only(new).targets,
+                windows=job.windows,
+                query=query,
+                parts="all",
             )
             if wait:
                 torch.cuda.synchronize()
-            out.append(decode.decode_attention(x[-1:], cache, batch, sm_scale=0.1, tiles=tiles, settled=settled))
+            out.append(
+                decode.decode_attention(
+                    x[-1:], cache, batch, sm_scale=0.1, tiles=tiles, settled=settled
+                )
+            )
         return torch.stack(out)
 
     want = chain(True)
@@ -432,7 +560,10 @@ def test_a_graph_replays_the_cuda_kernel_with_new_tokens() -> None:
     job = bfloat16_job(QuantSpec(128, 128, 0.96), tokens=64, heads=8, sink=64, recent=256)
     want, want_query = job.write(launcher)
     held = replace(job, key=torch.zeros_like(job.key), value=torch.zeros_like(job.value))
-    cache, out = replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES}), want_query.clone()
+    cache, out = (
+        replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES}),
+        want_query.clone(),
+    )
     options = {"windows": job.windows, "query": job.query, "query_out": out.zero_()}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,5 @@
-"""Split-KV attention with Triton against the reference: on a GPU where there is one, else interpreted in float32."""
+"""Split-KV attention with Triton against the reference: on a GPU where there is one, else
+interpreted in float32."""
 
 from __future__ import annotations
 
@@ -34,11 +35,14 @@ def check(
     shared_partner: bool = True,
     **cache: int | None,
 ) -> None:
-    """Decode of a random batch, with poisoned scratch, is as good as the reference in the same dtype."""
+    """Decode of a random batch, with poisoned scratch, is as good as the reference in the same
+    dtype."""
     filling = testing.random_cache(lengths, k_spec, v_spec, dtype=DTYPE, device=DEVICE, **cache)  # type: ignore[arg-type]
     heads, head_dim = filling.cache.num_kv_heads, v_spec.head_dim
     query = torch.randn(len(lengths), heads * group, k_spec.head_dim, device=DEVICE, dtype=dtype)
-    partner = torch.randn(1 if shared_partner else heads, head_dim, head_dim, device=DEVICE) / math.sqrt(head_dim)
+    partner = torch.randn(
+        1 if shared_partner else heads, head_dim, head_dim, device=DEVICE
+    ) / math.sqrt(head_dim)
     options = {"sm_scale": k_spec.head_dim**-0.5, "logit_cap": cap, "o_partner": partner}
     with testing.poisoned_allocations():
         got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
@@ -51,11 +55,25 @@ def check(
 
 @pytest.mark.parametrize(
     ("dk", "dv", "gk", "gv"),
-    [(64, 64, 64, 64), (128, 128, 128, 64), (128, 128, 32, 32), (96, 96, 96, 96), (192, 128, 192, 128),
-     (256, 256, 256, 64), (80, 40, 80, 20)],
-)  # fmt: skip
+    [
+        (64, 64, 64, 64),
+        (128, 128, 128, 64),
+        (128, 128, 32, 32),
+        (96, 96, 96, 96),
+        (192, 128, 192, 128),
+        (256, 256, 256, 64),
+        (80, 40, 80, 20),
+    ],
+)
 def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
-    check([70, 1], QuantSpec(dk, gk, 0.96), QuantSpec(dv, gv, 0.92), sink=5, recent=9, shared_partner=False)
+    check(
+        [70, 1],
+        QuantSpec(dk, gk, 0.96),
+        QuantSpec(dv, gv, 0.92),
+        sink=5,
+        recent=9,
+        shared_partner=False,
+    )
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -72,15 +90,24 @@ def test_gqa_groups_batches_and_head_dims(group: int, batch: int, head_dim: int)
     check([400 + 37 * i for i in range(batch)], spec, spec, group=group, num_kv_heads=4)
 
 
-@settings(max_examples=200 if ON_GPU else 15, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(
+    max_examples=200 if ON_GPU else 15, deadline=None, derandomize=True, phases=[Phase.generate]
+)
 @given(data=st.data())
 def test_random_shapes(data: st.DataObject) -> None:
     draw = data.draw
     dk, dv = (draw(st.sampled_from([16, 24, 64])) for _ in range(2))
     check(
         draw(st.lists(st.integers(0, 200), min_size=1, max_size=3)),
-        QuantSpec(dk, dk // draw(st.sampled_from([1, 2])), draw(st.sampled_from([0.0, 0.96])), "bfloat16"),
-        QuantSpec(dv, dv // draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([0.0, 0.92])), "bfloat16"),
+        QuantSpec(
+            dk, dk // draw(st.sampled_from([1, 2])), draw(st.sampled_from([0.0, 0.96])), "bfloat16"
+        ),
+        QuantSpec(
+            dv,
+            dv // draw(st.sampled_from([1, 2, 4])),
+            draw(st.sampled_from([0.0, 0.92])),
+            "bfloat16",
+        ),
         group=draw(st.integers(1, 16)),
         num_kv_heads=draw(st.integers(1, 3)),
         cap=draw(st.sampled_from([0.0, 2.0])),
@@ -121,7 +148,9 @@ def test_padding_of_a_cuda_graph_changes_nothing() -> None:
     got = launcher.decode_attention(query, cache, padded, sm_scale=0.2)
     want = reference.decode_attention(query[:2].double(), cache, batch, sm_scale=0.2)
     assert (got[:2] - want).abs().max() < (0.05 if ON_GPU else 1e-5)
-    for old, new in zip(before, (cache.codes, cache.affine, cache.ring_k, cache.sink_v), strict=True):
+    for old, new in zip(
+        before, (cache.codes, cache.affine, cache.ring_k, cache.sink_v), strict=True
+    ):
         assert torch.equal(old.nan_to_num(), new.nan_to_num())
 
 
@@ -134,13 +163,19 @@ def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
         rows = dataclasses.replace(filling.batch, rows=filling.batch.rows[:batch])
         query = torch.randn(batch, 4, 16, device=DEVICE, dtype=DTYPE)
         out = testing.poison(torch.empty(batch, 4, 16, device=DEVICE, dtype=DTYPE))
-        got = launcher.decode_attention(query, filling.cache, rows, sm_scale=0.2, workspace=workspace, out=out)
+        got = launcher.decode_attention(
+            query, filling.cache, rows, sm_scale=0.2, workspace=workspace, out=out
+        )
         want = reference.decode_attention(query.double(), filling.cache, rows, sm_scale=0.2)
         assert got is out
         assert (got - want).abs().max() < (0.05 if ON_GPU else 1e-5)
     with pytest.raises(ValueError, match="the workspace holds 5 numbers"):
         launcher.decode_attention(
-            query, filling.cache, rows, sm_scale=0.2, workspace=Workspace(torch.empty(5, device=DEVICE))
+            query,
+            filling.cache,
+            rows,
+            sm_scale=0.2,
+            workspace=Workspace(torch.empty(5, device=DEVICE)),
         )
 
 
@@ -149,8 +184,12 @@ def test_query_and_out_may_be_slices() -> None:
     filling = testing.random_cache([30, 9], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     wide, target = (torch.randn(2, 8, 16, device=DEVICE, dtype=DTYPE) for _ in range(2))
     kept = target.clone()
-    got = launcher.decode_attention(wide[:, 2:6], filling.cache, filling.batch, sm_scale=0.2, out=target[:, 1:5])
-    want = reference.decode_attention(wide[:, 2:6].double(), filling.cache, filling.batch, sm_scale=0.2)
+    got = launcher.decode_attention(
+        wide[:, 2:6], filling.cache, filling.batch, sm_scale=0.2, out=target[:, 1:5]
+    )
+    want = reference.decode_attention(
+        wide[:, 2:6].double(), filling.cache, filling.batch, sm_scale=0.2
+    )
     assert (got - want).abs().max() < (0.05 if ON_GPU else 1e-5)
     assert torch.equal(target[:, 5:], kept[:, 5:]) and torch.equal(target[:, :1], kept[:, :1])
 
@@ -197,7 +236,9 @@ def test_offsets_beyond_32_bits() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_follows_new_lengths() -> None:
     spec = QuantSpec(128, 128, 0.96)
-    filling = testing.random_cache([5000, 700], spec, num_kv_heads=8, sink_from=0, dtype=DTYPE, device=DEVICE)
+    filling = testing.random_cache(
+        [5000, 700], spec, num_kv_heads=8, sink_from=0, dtype=DTYPE, device=DEVICE
+    )
     cache, batch = filling.cache, filling.batch
     query = torch.randn(2, 32, 128, device=DEVICE, dtype=DTYPE)
     workspace = Workspace(torch.empty(launcher.decode_elements(cache, 32, 2), device=DEVICE))

@@ -1,4 +1,5 @@
-"""Short extends with Triton against the reference: on a GPU where there is one, else interpreted in float32."""
+"""Short extends with Triton against the reference: on a GPU where there is one, else interpreted in
+float32."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def check(
     padding: int = 0,
     **cache: int | None,
 ) -> None:
-    """Outputs and lse of a random batch, with poisoned scratch; tokens after the last cut are left alone."""
+    """Outputs and lse of a random batch, with poisoned scratch; tokens after the last cut are left
+    alone."""
     filling = testing.random_cache(prefixes, k_spec, v_spec, dtype=DTYPE, device=DEVICE, **cache)  # type: ignore[arg-type]
     heads, tokens = filling.cache.num_kv_heads, sum(new) + padding
     query, key, value = (
@@ -40,18 +42,24 @@ def check(
     out = torch.full((tokens, heads * group, v_spec.head_dim), 7.0, device=DEVICE, dtype=DTYPE)
     options = {"cuts": cuts, "sm_scale": k_spec.head_dim**-0.5, "logit_cap": cap}
     with testing.poisoned_allocations():
-        got, lse = launcher.extend_attention(query, key, value, filling.cache, filling.batch, out=out, **options)
+        got, lse = launcher.extend_attention(
+            query, key, value, filling.cache, filling.batch, out=out, **options
+        )
     kept, used = slice(sum(new), None), slice(0, sum(new))
     assert (got[kept] == 7).all()
 
     def op(index: int):  # type: ignore[no-untyped-def]
-        return lambda q, k, v: reference.extend_attention(q, k, v, filling.cache, filling.batch, **options)[index][used]
+        return lambda q, k, v: reference.extend_attention(
+            q, k, v, filling.cache, filling.batch, **options
+        )[index][used]
 
     testing.assert_as_good_as_torch(got[used], op(0), [query, key, value], atol=4e-6)
     testing.assert_as_good_as_torch(lse[used], op(1), [query, key, value], atol=4e-6)
 
 
-@pytest.mark.parametrize(("dk", "dv", "gk", "gv"), [(64, 64, 64, 64), (128, 128, 32, 64), (96, 64, 96, 16)])
+@pytest.mark.parametrize(
+    ("dk", "dv", "gk", "gv"), [(64, 64, 64, 64), (128, 128, 32, 64), (96, 64, 96, 16)]
+)
 def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
     check([70, 3], [2, 5], QuantSpec(dk, gk, 0.96), QuantSpec(dv, gv, 0.92), sink=5, recent=9)
 
@@ -62,10 +70,20 @@ def test_gqa_groups(group: int) -> None:
 
 
 def test_requests_without_prefix_or_new_tokens_and_padding_tokens() -> None:
-    check([0, 30, 1, 0], [3, 0, 1, 18], QuantSpec(16, 16), QuantSpec(16, 16), padding=2, sink=4, recent=8)
+    check(
+        [0, 30, 1, 0],
+        [3, 0, 1, 18],
+        QuantSpec(16, 16),
+        QuantSpec(16, 16),
+        padding=2,
+        sink=4,
+        recent=8,
+    )
 
 
-@settings(max_examples=40 if ON_GPU else 4, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(
+    max_examples=40 if ON_GPU else 4, deadline=None, derandomize=True, phases=[Phase.generate]
+)
 @given(data=st.data())
 def test_random_shapes(data: st.DataObject) -> None:
     draw = data.draw
@@ -85,12 +103,16 @@ def test_random_shapes(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("rows", "warps"), [(32, 1), (64, 4), (128, 4)])
-def test_any_number_of_query_rows_in_a_program(rows: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tiles(*, group: int, **_: int) -> tuning.Tiles:
-        return tuning.Tiles(2, 1, 64, 16, rows, rows // group, warps, 2)
+def test_any_number_of_query_rows_in_a_program(
+    rows: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tiles(*, group: int, **_: int) -> tuning.AttentionTiles:
+        return tuning.AttentionTiles(2, 1, 64, 16, rows, rows // group, warps, 2)
 
     monkeypatch.setattr(tuning, "extend_tiles", tiles)
-    check([150, 9], [21, 40], QuantSpec(128, 128, 0.96), QuantSpec(128, 64), group=3, sink=5, recent=9)
+    check(
+        [150, 9], [21, 40], QuantSpec(128, 128, 0.96), QuantSpec(128, 64), group=3, sink=5, recent=9
+    )
 
 
 def test_a_workspace_of_the_announced_size_is_enough() -> None:
@@ -102,7 +124,14 @@ def test_a_workspace_of_the_announced_size_is_enough() -> None:
         testing.poison(workspace.scratch)
         bounds = torch.tensor(cuts, device=DEVICE)
         got, _ = launcher.extend_attention(
-            query, key, value, filling.cache, filling.batch, cuts=bounds, sm_scale=0.2, workspace=workspace
+            query,
+            key,
+            value,
+            filling.cache,
+            filling.batch,
+            cuts=bounds,
+            sm_scale=0.2,
+            workspace=workspace,
         )
         assert got.isfinite().all()
 

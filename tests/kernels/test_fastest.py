@@ -22,7 +22,9 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [x.getMessage() for x in caplog.records if x.name == fastest.__name__]
 
 
-def test_the_reason_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     filling = testing.random_cache([5], QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
     query = torch.zeros(1, 4, 128, dtype=torch.bfloat16)
@@ -35,13 +37,21 @@ def test_the_reason_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [128, 96])
-def test_both_paths_are_right_in_one_workspace(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_paths_are_right_in_one_workspace(
+    head_dim: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    filling = testing.random_cache([1000, 3, 400], QuantSpec(head_dim, head_dim), dtype=torch.bfloat16, device="cuda")
+    filling = testing.random_cache(
+        [1000, 3, 400], QuantSpec(head_dim, head_dim), dtype=torch.bfloat16, device="cuda"
+    )
     query = torch.randn(3, 8, head_dim, device="cuda").bfloat16()
     workspace = Workspace.allocate(fastest.decode_elements(filling.cache, 8, 3), "cuda")
-    out = fastest.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1, workspace=workspace)
+    out = fastest.decode_attention(
+        query, filling.cache, filling.batch, sm_scale=0.1, workspace=workspace
+    )
     testing.assert_as_good_as_torch(
-        out, lambda q: reference.decode_attention(q, filling.cache, filling.batch, sm_scale=0.1), [query]
+        out,
+        lambda q: reference.decode_attention(q, filling.cache, filling.batch, sm_scale=0.1),
+        [query],
     )
     assert len(told(caplog)) == (head_dim == 96)

@@ -1,4 +1,5 @@
-"""The folder for the Hugging Face kernels hub, loaded as its library does: from a path, under another name."""
+"""The folder for the Hugging Face kernels hub, loaded as its library does: from a path, under
+another name."""
 
 from __future__ import annotations
 
@@ -57,23 +58,39 @@ def variant(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def loaded(variant: Path) -> ModuleType:
-    """By the library where it is installed, else by its rule: `__init__.py` run under the id of the metadata."""
+    """By the library where it is installed, else by its rule: `__init__.py` run under the id of the
+    metadata."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("kernels")  # the folder of this checkout has its name
         from kernels import get_local_kernel
 
         return get_local_kernel(variant.parents[1])
-    return load_file(variant / "__init__.py", json.loads((variant / "metadata.json").read_text())["id"])
+    return load_file(
+        variant / "__init__.py", json.loads((variant / "metadata.json").read_text())["id"]
+    )
 
 
 def test_metadata_names_every_file_and_nothing_that_must_be_installed(variant: Path) -> None:
     metadata = json.loads((variant / "metadata.json").read_text())
-    assert metadata["id"].isidentifier() and metadata["name"] == "oscar-kernels" and metadata["python-depends"] == []
-    files = {p.relative_to(variant).as_posix(): p.read_bytes() for p in variant.rglob("*") if p.is_file()}
+    assert (
+        metadata["id"].isidentifier()
+        and metadata["name"] == "oscar-kernels"
+        and metadata["python-depends"] == []
+    )
+    files = {
+        p.relative_to(variant).as_posix(): p.read_bytes() for p in variant.rglob("*") if p.is_file()
+    }
     del files["metadata.json"]
-    want = {name: base64.b64encode(hashlib.sha256(content).digest()).decode() for name, content in files.items()}
+    want = {
+        name: base64.b64encode(hashlib.sha256(content).digest()).decode()
+        for name, content in files.items()
+    }
     assert metadata["digest"] == {"algorithm": "sha256", "files": want}
-    assert {"decode_attention/cuda/decode.cu", "kv_write/kernel.py", "oscar_kernels/__init__.py"} <= set(files)
+    assert {
+        "decode_attention/cuda/decode.cu",
+        "kv_write/kernel.py",
+        "oscar_kernels/__init__.py",
+    } <= set(files)
     assert not any(name.startswith(("bench", "testing")) for name in files)
 
 
@@ -89,7 +106,10 @@ def test_imports_are_relative_torch_triton_or_the_standard_library(variant: Path
 
 def test_every_module_is_importable_where_oscar_kernels_is_not(variant: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_EVERYTHING, str(variant)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", IMPORT_EVERYTHING, str(variant)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
@@ -97,10 +117,14 @@ def test_every_module_is_importable_where_oscar_kernels_is_not(variant: Path) ->
 def test_the_loaded_kernel_decodes_as_ours(variant: Path) -> None:
     pytest.importorskip("triton")
     kernel = loaded(variant)
-    assert kernel.__name__ != "oscar_kernels" and set(kernel.__all__) == set(load_file_names(variant))
+    assert kernel.__name__ != "oscar_kernels" and set(kernel.__all__) == set(
+        load_file_names(variant)
+    )
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
-    filling = testing.random_cache([70, 1], QuantSpec(64, 64, 0.96), sink=5, recent=9, dtype=dtype, device=device)
+    filling = testing.random_cache(
+        [70, 1], QuantSpec(64, 64, 0.96), sink=5, recent=9, dtype=dtype, device=device
+    )
     query = torch.randn(2, 8, 64, dtype=dtype, device=device)
     want = fastest.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)
     got = kernel.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)

@@ -20,11 +20,16 @@ from oscar_kernels.spec import QuantSpec
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def read(module: Any, filling: testing.Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
+def read(
+    module: Any, filling: testing.Filling, capacity: int, **options: Any
+) -> tuple[Tensor, Tensor]:
     cache = filling.cache
     out_k, out_v = (
         torch.full(
-            (capacity, cache.num_kv_heads, spec.head_dim), math.nan, dtype=cache.ring_k.dtype, device=cache.codes.device
+            (capacity, cache.num_kv_heads, spec.head_dim),
+            math.nan,
+            dtype=cache.ring_k.dtype,
+            device=cache.codes.device,
         )
         for spec in (cache.k_spec, cache.v_spec)
     )
@@ -33,7 +38,10 @@ def read(module: Any, filling: testing.Filling, capacity: int, **options: Any) -
 
 
 def assert_same(filling: testing.Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
-    got, want = read(launcher, filling, capacity, **options), read(reference, filling, capacity, **options)
+    got, want = (
+        read(launcher, filling, capacity, **options),
+        read(reference, filling, capacity, **options),
+    )
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
     return got
@@ -46,20 +54,26 @@ def assert_same(filling: testing.Filling, capacity: int, **options: Any) -> tupl
     (QuantSpec(256, 128), QuantSpec(16, 4)),
 ], ids=str)  # fmt: skip
 def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None:
-    filling = testing.random_cache([1, 30, 0, 7, 12], k_spec, v_spec, num_kv_heads=3, sink=4, recent=6, device=DEVICE)
+    filling = testing.random_cache(
+        [1, 30, 0, 7, 12], k_spec, v_spec, num_kv_heads=3, sink=4, recent=6, device=DEVICE
+    )
     got, _ = assert_same(filling, 57)
     assert not got[:50].isnan().any() and got[50:].isnan().all()
 
 
 @pytest.mark.parametrize(("sink", "recent"), [(0, 0), (0, 5), (5, 0), (40, 40)])
 def test_any_windows(sink: int, recent: int) -> None:
-    filling = testing.random_cache([33, 2], QuantSpec(16, 16), sink=sink, recent=recent, device=DEVICE)
+    filling = testing.random_cache(
+        [33, 2], QuantSpec(16, 16), sink=sink, recent=recent, device=DEVICE
+    )
     assert_same(filling, 35)
 
 
 def test_a_request_in_int2_alone_gives_what_the_quantizer_gives() -> None:
     spec = QuantSpec(32, 16, 0.9)
-    filling = testing.random_cache([9], spec, sink=2, recent=3, sink_from=2, ring_start=9, device=DEVICE)
+    filling = testing.random_cache(
+        [9], spec, sink=2, recent=3, sink_from=2, ring_start=9, device=DEVICE
+    )
     keys, values = read(launcher, filling, 9)
     assert torch.equal(keys, quantizer.fake_quantize(filling.keys, spec))
     assert torch.equal(values, quantizer.fake_quantize(filling.values, spec))
@@ -84,11 +98,15 @@ def test_pieces_give_the_whole() -> None:
         for b, start in enumerate(itertools.accumulate([0, *lengths[:-1]])):
             count = int(cuts[b + 1] - cuts[b])
             position = start + int(first[b])
-            assert torch.equal(keys[int(cuts[b]) : int(cuts[b]) + count], whole[position : position + count])
+            assert torch.equal(
+                keys[int(cuts[b]) : int(cuts[b]) + count], whole[position : position + count]
+            )
 
 
 def test_outputs_may_be_smaller_than_the_batch() -> None:
-    assert_same(testing.random_cache([9, 9], QuantSpec(16, 16), sink=2, recent=3, device=DEVICE), 13)
+    assert_same(
+        testing.random_cache([9, 9], QuantSpec(16, 16), sink=2, recent=3, device=DEVICE), 13
+    )
 
 
 @given(
@@ -123,5 +141,7 @@ def test_an_output_that_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_bfloat16_on_a_gpu(head_dim: int, scale_dtype: str) -> None:
     spec = QuantSpec(head_dim, head_dim // 2, 0.92, scale_dtype)
-    filling = testing.random_cache([700, 0, 1, 300, 65], spec, num_kv_heads=8, dtype=torch.bfloat16, device="cuda")
+    filling = testing.random_cache(
+        [700, 0, 1, 300, 65], spec, num_kv_heads=8, dtype=torch.bfloat16, device="cuda"
+    )
     assert_same(filling, 1100)

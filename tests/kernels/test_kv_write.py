@@ -1,4 +1,5 @@
-"""The write kernel against its reference: bytes equal but for counted ties, and nothing else touched."""
+"""The write kernel against its reference: bytes equal but for counted ties, and nothing else
+touched."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ SHAPES = [
 
 @pytest.mark.parametrize(("k_spec", "v_spec"), SHAPES, ids=str)
 @pytest.mark.parametrize("per_head", [False, True])
-def test_bytes_equal_the_reference(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head: bool) -> None:
+def test_bytes_equal_the_reference(
+    k_spec: QuantSpec, v_spec: QuantSpec | None, per_head: bool
+) -> None:
     assert_same(launcher, make_job(k_spec, v_spec, per_head=per_head, mean=per_head))
 
 
@@ -41,8 +44,14 @@ def test_parts_leave_the_rest_alone(parts: str, query: bool) -> None:
     job = make_job(QuantSpec(32, 32, 0.9), index=torch.int64)
     assert_same(launcher, job, parts=parts, **({} if query else {"query": None}))
     cache, _ = job.write(launcher, parts=parts)
-    touched = {name for name in STORES if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))}
-    assert touched == {"slots": set(STORES[:2]), "windows": set(STORES[2:]), "all": set(STORES)}[parts]
+    touched = {
+        name
+        for name in STORES
+        if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))
+    }
+    assert (
+        touched == {"slots": set(STORES[:2]), "windows": set(STORES[2:]), "all": set(STORES)}[parts]
+    )
 
 
 @pytest.mark.parametrize(("sink", "recent"), [(0, 0), (0, 7), (4, 0), (30, 30)])
@@ -188,9 +197,17 @@ GPU_SHAPES: Sequence[tuple[QuantSpec, QuantSpec | None]] = [
 @pytest.mark.parametrize("per_head", [False, True])
 def test_bfloat16_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head: bool) -> None:
     job = make_job(
-        k_spec, v_spec, tokens=700, heads=4, group=3, per_head=per_head, mean=per_head, sink=64, recent=256,
+        k_spec,
+        v_spec,
+        tokens=700,
+        heads=4,
+        group=3,
+        per_head=per_head,
+        mean=per_head,
+        sink=64,
+        recent=256,
         dtype=torch.bfloat16,
-    )  # fmt: skip
+    )
     values = 700 * 4 * (k_spec.head_dim + (v_spec or k_spec).head_dim)
     assert_same(launcher, job, error=2**-16, allowed=values // 5000, rows=2**-7)
     together, _ = job.write(launcher)
@@ -203,7 +220,9 @@ def test_bfloat16_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head
 
 @pytest.mark.gpu
 def test_a_graph_replays_with_new_tokens() -> None:
-    job = make_job(QuantSpec(128, 128, 0.96), tokens=64, heads=8, sink=64, recent=256, dtype=torch.bfloat16)
+    job = make_job(
+        QuantSpec(128, 128, 0.96), tokens=64, heads=8, sink=64, recent=256, dtype=torch.bfloat16
+    )
     want, want_query = job.write(launcher)
     held = replace(job, key=torch.zeros_like(job.key), value=torch.zeros_like(job.value))
     cache = replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES})

@@ -11,7 +11,10 @@ import oscar_kernels
 
 
 def test_importing_the_package_loads_neither_torch_nor_triton() -> None:
-    code = "import sys, oscar_kernels; oscar_kernels.QuantSpec(128, 64); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, oscar_kernels; oscar_kernels.QuantSpec(128, 64); sys.exit('torch' in"
+        " sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -23,10 +23,14 @@ SPECS = [
 ]
 
 
-def oracle(row: list[float], spec: QuantSpec) -> tuple[list[int], list[tuple[float, float]], list[float]]:
+def oracle(
+    row: list[float], spec: QuantSpec
+) -> tuple[list[int], list[tuple[float, float]], list[float]]:
     """Codes, (scale, offset) and distance to the nearest rounding tie, in double precision."""
     if spec.clip_ratio > 0:
-        limit = sorted(abs(x) for x in row)[min(math.floor(spec.clip_ratio * len(row)), len(row) - 1)]
+        limit = sorted(abs(x) for x in row)[
+            min(math.floor(spec.clip_ratio * len(row)), len(row) - 1)
+        ]
         row = [min(max(x, -limit), limit) for x in row]
     codes, affine, margins = [], [], []
     for start in range(0, len(row), spec.group_size):
@@ -105,7 +109,9 @@ def test_two_values_per_group_come_back_exactly() -> None:
     assert torch.equal(quantizer.fake_quantize(low_high, QuantSpec(32, 16)), low_high)
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if s.scale_dtype == "float32" or s.clip_ratio == 0], ids=str)
+@pytest.mark.parametrize(
+    "spec", [s for s in SPECS if s.scale_dtype == "float32" or s.clip_ratio == 0], ids=str
+)
 def test_the_error_stays_below_half_a_step(spec: QuantSpec) -> None:
     x = gaussian(500, spec.head_dim, seed=3)
     clipped = quantizer.clip_rows(x, spec)
@@ -115,10 +121,13 @@ def test_the_error_stays_below_half_a_step(spec: QuantSpec) -> None:
 
 
 def test_storage_types_cost_little() -> None:
-    """Squared error on Gaussian rows at ratio 0.96: 16-bit scales are no worse than float32 to three digits."""
+    """Squared error on Gaussian rows at ratio 0.96: 16-bit scales are no worse than float32 to
+    three digits."""
     x = gaussian(20_000, 128, seed=1)
     error = {
-        dtype: float((quantizer.fake_quantize(x, QuantSpec(128, 128, 0.96, dtype)) - x).square().mean())
+        dtype: float(
+            (quantizer.fake_quantize(x, QuantSpec(128, 128, 0.96, dtype)) - x).square().mean()
+        )
         for dtype in ("float32", "float16", "bfloat16")
     }
     assert error["float32"] == pytest.approx(0.1563, abs=1e-3)
@@ -130,9 +139,13 @@ def test_channels_may_be_permuted_when_a_row_is_one_group() -> None:
     x, order = gaussian(100, 64), torch.randperm(64, generator=torch.Generator().manual_seed(2))
     for ratio in (0.0, 0.92):
         one = QuantSpec(64, 64, ratio)
-        assert torch.equal(quantizer.fake_quantize(x[:, order], one), quantizer.fake_quantize(x, one)[:, order])
+        assert torch.equal(
+            quantizer.fake_quantize(x[:, order], one), quantizer.fake_quantize(x, one)[:, order]
+        )
     groups = QuantSpec(64, 16)
-    assert not torch.equal(quantizer.fake_quantize(x[:, order], groups), quantizer.fake_quantize(x, groups)[:, order])
+    assert not torch.equal(
+        quantizer.fake_quantize(x[:, order], groups), quantizer.fake_quantize(x, groups)[:, order]
+    )
 
 
 def test_rows_are_independent_and_any_shape_or_stride_is_taken() -> None:
@@ -157,11 +170,15 @@ def test_the_input_is_not_modified_and_half_types_are_taken() -> None:
     assert torch.equal(x, before)
 
 
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=64).filter(lambda codes: len(codes) % 4 == 0))
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=64).filter(lambda codes: len(codes) % 4 == 0)
+)
 def test_packing_comes_back_in_the_documented_order(codes: list[int]) -> None:
     quarter = len(codes) // 4
     packed = quantizer.pack(torch.tensor(codes, dtype=torch.uint8))
-    assert packed.tolist() == [sum(codes[j + i * quarter] << (2 * i) for i in range(4)) for j in range(quarter)]
+    assert packed.tolist() == [
+        sum(codes[j + i * quarter] << (2 * i) for i in range(4)) for j in range(quarter)
+    ]
     assert quantizer.unpack(packed).tolist() == codes
 
 

@@ -20,7 +20,9 @@ def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype) -> Non
     indptr = torch.tensor([0, *lengths]).cumsum(0)
     out = torch.full((sum(lengths) + 4,), -1, dtype=torch.int32, device=DEVICE)
     pack_slots(table.to(DEVICE), rows.to(DEVICE), indptr.to(DEVICE), out)
-    expected = torch.cat([table[row, :n].int() for row, n in zip(rows.tolist(), lengths, strict=True)])
+    expected = torch.cat(
+        [table[row, :n].int() for row, n in zip(rows.tolist(), lengths, strict=True)]
+    )
     assert out.tolist() == [*expected.tolist(), -1, -1, -1, -1]
 
 

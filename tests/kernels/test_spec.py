@@ -31,7 +31,9 @@ def test_clip_index(head_dim: int, ratio: float, index: int | None) -> None:
 
 
 @given(st.sampled_from([16, 64, 128, 256]), st.data())
-def test_a_ratio_in_the_middle_of_an_index_names_that_index(head_dim: int, data: st.DataObject) -> None:
+def test_a_ratio_in_the_middle_of_an_index_names_that_index(
+    head_dim: int, data: st.DataObject
+) -> None:
     index = data.draw(st.integers(0, head_dim - 1))
     assert QuantSpec(head_dim, head_dim, (index + 0.5) / head_dim).clip_index == index
 

@@ -19,7 +19,7 @@ import json
 models = {row["model"] for row in json.load(open("list.json"))["artifacts"]}
 assert "Qwen3-8B" in models, models
 assert json.load(open("info.json"))["recipe"]["hf_id"] == "Qwen/Qwen3-8B"
-import oscar_kernels, oscar_zoo.sglang_plugin.launch as launch
+import oscar_kernels, oscar_zoo.engines.sglang.launch.plan as launch
 from importlib.resources import files
 assert oscar_kernels.QuantSpec(128, 128).num_groups == 1
 sources = {f.name for f in files("oscar_kernels").joinpath("decode_attention", "cuda").iterdir()}

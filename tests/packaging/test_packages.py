@@ -35,7 +35,9 @@ def source_packages() -> set[str]:
 
 def test_the_package_list_is_what_is_on_disk(project: dict[str, Any]) -> None:
     setuptools = project["tool"]["setuptools"]
-    elsewhere = {name for name in setuptools["package-dir"] if name not in ("oscar_zoo", "oscar_kernels")}
+    elsewhere = {
+        name for name in setuptools["package-dir"] if name not in ("oscar_zoo", "oscar_kernels")
+    }
     assert set(setuptools["packages"]) - elsewhere == source_packages()
     assert len(setuptools["packages"]) == len(set(setuptools["packages"]))
     for folder in setuptools["package-dir"].values():
@@ -66,7 +68,11 @@ def test_cuda_sources_are_shipped(project: dict[str, Any]) -> None:
         for pattern in patterns
         for path in ROOT.joinpath("kernels", *name.split(".")).glob(pattern)
     }
-    sources = {path for path in (ROOT / "kernels" / "oscar_kernels").rglob("*") if path.suffix in (".cu", ".cuh")}
+    sources = {
+        path
+        for path in (ROOT / "kernels" / "oscar_kernels").rglob("*")
+        if path.suffix in (".cu", ".cuh")
+    }
     assert sources
     assert sources <= shipped
 
@@ -80,7 +86,9 @@ def test_stub_modules_are_shipped_as_data(project: dict[str, Any]) -> None:
 
 
 def test_recipes_manifests_and_schema_are_importable_resources() -> None:
-    recipes = {e.name for e in resources.files("oscar_zoo.recipes").iterdir() if e.name.endswith(".toml")}
+    recipes = {
+        e.name for e in resources.files("oscar_zoo.recipes").iterdir() if e.name.endswith(".toml")
+    }
     assert recipes == {path.name for path in (ROOT / "zoo").glob("*.toml")}
     manifests = resources.files("oscar_zoo.manifests")
     assert (manifests / "manifest.schema.json").is_file()
@@ -111,5 +119,8 @@ def test_tests_are_no_package() -> None:
 
 
 def test_the_registry_works_where_torch_cannot_be_imported() -> None:
-    code = "import sys; sys.modules['torch'] = None; import oscar_zoo.registry.pull, oscar_zoo.registry.publish"
+    code = (
+        "import sys; sys.modules['torch'] = None; import oscar_zoo.registry.pull,"
+        " oscar_zoo.registry.publish"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -18,11 +18,18 @@ HUB = "hf:org/zoo"
 EMPTY = Index.empty()
 
 
-def entry(name: str = "Qwen3-8B/tag", *, license: str | None = "Apache-2.0", **more: object) -> IndexEntry:  # noqa: A002
+def entry(
+    name: str = "Qwen3-8B/tag",
+    *,
+    license: str | None = "Apache-2.0",  # noqa: A002
+    **more: object,
+) -> IndexEntry:
     files = [FileDigest("k.pt", "a" * 64, 10)]
     facts: dict[str, object] = {
         "model": "Qwen/Qwen3-8B",
-        "summary": Summary(method="oscar", format_version=1, bits_per_element=2.25, license=license),
+        "summary": Summary(
+            method="oscar", format_version=1, bits_per_element=2.25, license=license
+        ),
     }
     return IndexEntry(
         id=name,
@@ -54,9 +61,13 @@ def test_a_new_card_has_front_matter_a_table_and_commands_to_copy() -> None:
     )
     text = new_card(entry(scores=(score,)))
     assert text.startswith(
-        "---\nlibrary_name: oscar-zoo\ntags:\n- kv-cache\n- quantization\nlicense: apache-2.0\n---\n"
+        "---\nlibrary_name: oscar-zoo\ntags:\n- kv-cache\n- quantization\nlicense:"
+        " apache-2.0\n---\n"
     )
-    row = "| Qwen/Qwen3-8B | `tag` | oscar | 1 | 2.25 | not reported | gpqa\\_diamond 55.56 (BF16 56.67), upstream | "
+    row = (
+        "| Qwen/Qwen3-8B | `tag` | oscar | 1 | 2.25 | not reported | gpqa\\_diamond 55.56 (BF16"
+        " 56.67), upstream | "
+    )
     assert f"{row}`sha256:" in text
     assert "\noscar-zoo pull Qwen3-8B:tag --hub hf:org/zoo\noscar-zoo serve Qwen3-8B:tag\n" in text
     text = new_card(entry("tiny-qwen3-hard/tag", model="oscar-zoo/tiny-qwen3-hard"))
@@ -65,13 +76,22 @@ def test_a_new_card_has_front_matter_a_table_and_commands_to_copy() -> None:
 
 def test_what_nobody_said_is_not_reported() -> None:
     text = new_card(entry(summary=None, model=None))
-    assert "| Qwen3-8B | `tag` | not reported | not reported | not reported | not reported | not reported |" in text
+    assert (
+        "| Qwen3-8B | `tag` | not reported | not reported | not reported | not reported | not"
+        " reported |" in text
+    )
     assert "license" not in text
 
 
 def test_a_score_shows_its_error_and_who_reports_it() -> None:
     measured = Score(
-        task="recall", value=0.5, unit="share", kv_dtype="int2", reporter="measured", who="me", stderr=0.25
+        task="recall",
+        value=0.5,
+        unit="share",
+        kv_dtype="int2",
+        reporter="measured",
+        who="me",
+        stderr=0.25,
     )
     missing = Score(task="other", value=None, kv_dtype="int2", reporter="third_party")
     text = new_card(entry(scores=(measured, missing)))
@@ -90,7 +110,9 @@ def test_a_score_shows_its_error_and_who_reports_it() -> None:
 def test_the_license_is_given_when_it_is_known_and_the_same_for_all(
     licenses: list[str | None], shown: str | None
 ) -> None:
-    text = new_card(*(entry(f"m{i}/tag", model=None, license=name) for i, name in enumerate(licenses)))
+    text = new_card(
+        *(entry(f"m{i}/tag", model=None, license=name) for i, name in enumerate(licenses))
+    )
     front = text.split("---")[1]
     assert (shown in front) if shown else "license" not in front and "evil" not in front
 
@@ -104,7 +126,10 @@ def test_yanked_versions_are_marked_and_never_recommended() -> None:
 
 
 def test_a_card_nobody_edited_is_written_anew() -> None:
-    first, second = index(entry(license="MIT")), index(entry(license="MIT"), entry("b/tag", model=None, license=None))
+    first, second = (
+        index(entry(license="MIT")),
+        index(entry(license="MIT"), entry("b/tag", model=None, license=None)),
+    )
     card = update_card(None, EMPTY, first, hub=HUB)
     assert b"license: mit" in card
     assert b"license" not in update_card(card, first, second, hub=HUB)
@@ -153,18 +178,30 @@ def test_what_a_manifest_says_stays_plain_text(text: str) -> None:
     nasty = entry(
         model=text,
         summary=Summary(method=text, license=text),
-        scores=(Score(task=text, value=1.0, unit=text, kv_dtype="int2", reporter="measured", who=text),),
+        scores=(
+            Score(task=text, value=1.0, unit=text, kv_dtype="int2", reporter="measured", who=text),
+        ),
         status=Status(state="deprecated", reason=text, replaced_by=text),
     )
     card = update_card(None, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB)
     assert (card.count(BEGIN), card.count(END)) == (1, 1)
-    assert update_card(b"x" + card, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB) == b"x" + card
+    assert (
+        update_card(b"x" + card, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB)
+        == b"x" + card
+    )
     rows = re.findall(r"^\| .*$", card.decode(), re.MULTILINE)
     assert len(rows) == 4
-    tokens = MarkdownIt("commonmark").enable("table").enable("strikethrough").parse(card.decode().split("---\n", 2)[2])
+    tokens = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .enable("strikethrough")
+        .parse(card.decode().split("---\n", 2)[2])
+    )
     inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
     assert {child.type for child in inline} <= {"text", "text_special", "code_inline"}
-    assert not re.search(r"(?i)https?://|www\.|(?<!\\)<[a-z]", card.decode().replace("hf:org/zoo", ""))
+    assert not re.search(
+        r"(?i)https?://|www\.|(?<!\\)<[a-z]", card.decode().replace("hf:org/zoo", "")
+    )
     assert sum(token.type == "td_open" for token in tokens) == 2 * 9
 
 

@@ -67,7 +67,13 @@ def test_geometry(catalog: Catalog, name: str, shape: tuple[int, ...]) -> None:
     recipe = catalog.recipe(name)
     assert recipe is not None
     g = recipe.geometry
-    assert (g.num_layers, g.num_q_heads, g.num_kv_heads, g.head_dim, len(g.attention_layers)) == shape
+    assert (
+        g.num_layers,
+        g.num_q_heads,
+        g.num_kv_heads,
+        g.head_dim,
+        len(g.attention_layers),
+    ) == shape
 
 
 def test_hybrid_models_list_their_full_attention_layers(catalog: Catalog) -> None:
@@ -113,7 +119,10 @@ def test_the_packaged_manifests_are_the_published_rows(catalog: Catalog) -> None
 
 def test_the_packaged_manifests_invent_nothing(catalog: Catalog) -> None:
     for manifest in catalog.manifests():
-        recipe, tag = catalog.recipe(manifest.model.id), CalibrationTag.parse(manifest.artifact_id.tag)
+        recipe, tag = (
+            catalog.recipe(manifest.model.id),
+            CalibrationTag.parse(manifest.artifact_id.tag),
+        )
         assert recipe is not None
         assert tag is not None
         calibration = manifest.fit.calibration

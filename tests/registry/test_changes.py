@@ -1,4 +1,5 @@
-"""Against other writers, lost replies and failing tags: `publish` on real folder hubs that misbehave in between."""
+"""Against other writers, lost replies and failing tags: `publish` on real folder hubs that
+misbehave in between."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def other_version(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other"))
 
 
-def test_one_publish_is_one_commit_and_one_tag_without_a_slash(tmp_path: Path, folder: Path) -> None:
+def test_one_publish_is_one_commit_and_one_tag_without_a_slash(
+    tmp_path: Path, folder: Path
+) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     result = publish(folder, hub)
     (change,) = hub.commits
@@ -55,7 +58,10 @@ def test_one_publish_is_one_commit_and_one_tag_without_a_slash(tmp_path: Path, f
 
 def test_another_artifact_published_in_between_is_kept(tmp_path: Path, folder: Path) -> None:
     other = other_version(tmp_path)
-    hub = ScriptedHub(tmp_path / "hub", after(lambda: publish(other, LocalHub(tmp_path / "hub", must_exist=False))))
+    hub = ScriptedHub(
+        tmp_path / "hub",
+        after(lambda: publish(other, LocalHub(tmp_path / "hub", must_exist=False))),
+    )
     assert not publish(folder, hub).already_published
     assert [e.id for e in index_of(hub).artifacts] == ["tiny-qwen3-hard/other", str(HARD)]
     assert index_of(hub).serial == 2
@@ -63,14 +69,20 @@ def test_another_artifact_published_in_between_is_kept(tmp_path: Path, folder: P
 
 
 def test_the_same_version_published_in_between_is_success(tmp_path: Path, folder: Path) -> None:
-    hub = ScriptedHub(tmp_path / "hub", after(lambda: publish(folder, LocalHub(tmp_path / "hub", must_exist=False))))
+    hub = ScriptedHub(
+        tmp_path / "hub",
+        after(lambda: publish(folder, LocalHub(tmp_path / "hub", must_exist=False))),
+    )
     assert publish(folder, hub).already_published
     assert index_of(hub).serial == 1
 
 
 def test_another_version_of_the_id_published_in_between_wins(tmp_path: Path, folder: Path) -> None:
     rival = write_folder(tmp_path / "rival", artifact_files(seed=1))
-    hub = ScriptedHub(tmp_path / "hub", after(lambda: publish(rival, LocalHub(tmp_path / "hub", must_exist=False))))
+    hub = ScriptedHub(
+        tmp_path / "hub",
+        after(lambda: publish(rival, LocalHub(tmp_path / "hub", must_exist=False))),
+    )
     with pytest.raises(VersionExists):
         publish(folder, hub)
     assert hub.fetch(HARD, K_NAME, limit=1 << 20) == artifact_files(seed=1)[K_NAME]
@@ -80,7 +92,9 @@ def test_a_hub_that_never_stands_still_is_given_up(tmp_path: Path, folder: Path)
     def elsewhere() -> None:
         target = LocalHub(tmp_path / "hub", must_exist=False)
         target.refresh()
-        target.commit(Change(None, {}, {"index.json": grown(target).to_bytes()}, target.revision, "busy"))
+        target.commit(
+            Change(None, {}, {"index.json": grown(target).to_bytes()}, target.revision, "busy")
+        )
 
     def grown(target: LocalHub) -> Index:
         return Index(schema="oscar-zoo.index/1", serial=index_of(target).serial + 1, artifacts=())
@@ -113,7 +127,9 @@ def test_requests_that_are_always_lost_end_as_a_network_error(tmp_path: Path, fo
     assert len(hub.events) == 9 - changes.ATTEMPTS
 
 
-def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(tmp_path: Path, folder: Path) -> None:
+def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(
+    tmp_path: Path, folder: Path
+) -> None:
     hub = ScriptedHub(tmp_path / "hub", lose_reply_and_die)
     with pytest.raises(NetworkError, match="not known whether") as caught:
         publish(folder, hub)
@@ -124,14 +140,18 @@ def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(tmp_p
     assert len(hub.commits) == 1
 
 
-def test_a_hub_that_is_down_from_the_start_is_not_said_to_be_unknown(tmp_path: Path, folder: Path) -> None:
+def test_a_hub_that_is_down_from_the_start_is_not_said_to_be_unknown(
+    tmp_path: Path, folder: Path
+) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
     with pytest.raises(HubUnreachable, match="connection refused"):
         publish(folder, hub)
 
 
-def test_what_cannot_be_read_back_is_an_error_that_can_be_repeated(tmp_path: Path, folder: Path) -> None:
+def test_what_cannot_be_read_back_is_an_error_that_can_be_repeated(
+    tmp_path: Path, folder: Path
+) -> None:
     def answers_and_dies(hub: ScriptedHub, change: Change) -> Any:
         commit = hub.write(change)
         hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
@@ -156,7 +176,8 @@ def test_a_hub_that_stores_other_bytes_is_caught(tmp_path: Path, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "refusal", [Forbidden.for_hub("Hugging Face org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")]
+    "refusal",
+    [Forbidden.for_hub("Hugging Face org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")],
 )
 def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     tmp_path: Path, folder: Path, refusal: Exception
@@ -167,10 +188,17 @@ def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     assert result.tag is None and TAG in result.warnings[0] and "again" in result.warnings[0]
     hub.refuse_tag = None
     again = publish(folder, hub)
-    assert (again.already_published, again.tag, again.warnings, list(hub.tags)) == (True, TAG, (), [TAG])
+    assert (again.already_published, again.tag, again.warnings, list(hub.tags)) == (
+        True,
+        TAG,
+        (),
+        [TAG],
+    )
 
 
-def test_a_tag_of_an_earlier_commit_with_the_same_content_is_right(tmp_path: Path, folder: Path) -> None:
+def test_a_tag_of_an_earlier_commit_with_the_same_content_is_right(
+    tmp_path: Path, folder: Path
+) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     first = publish(folder, hub)
     publish(other_version(tmp_path), hub)

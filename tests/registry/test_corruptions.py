@@ -1,4 +1,5 @@
-"""A thousand damaged deliveries, with each version of the client: every one refused, nothing in the store touched."""
+"""A thousand damaged deliveries, with each version of the client: every one refused, nothing in the
+store touched."""
 
 from __future__ import annotations
 
@@ -17,11 +18,21 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 def corrupted(folder: Path, count: int, scheme: str, version: int = 1) -> dict[str, Any]:
     """What `corruption_run.py` found."""
-    state = {f"OSCAR_ZOO_{name}": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+    state = {
+        f"OSCAR_ZOO_{name}": str(folder / name.lower())
+        for name in ("CACHE", "DATA", "STATE", "CONFIG")
+    }
     path = {"PYTHONPATH": str(HUB_2)} if version == 2 else {}
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "corruption_run.py"), str(count), "20261120", scheme],
-        env={**os.environ, **state, **path, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder), "HOME": str(folder)},
+        env={
+            **os.environ,
+            **state,
+            **path,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(folder),
+            "HOME": str(folder),
+        },
         cwd=folder,
         capture_output=True,
         text=True,
@@ -45,4 +56,9 @@ def test_a_thousand_damaged_deliveries_from_hugging_face(tmp_path: Path, version
 
 def test_damaged_deliveries_from_modelscope(tmp_path: Path) -> None:
     result = corrupted(tmp_path, 200, "ms")
-    assert (result["accepted"], result["refused"], result["unchanged"], result["healed"]) == ([], 200, True, True)
+    assert (result["accepted"], result["refused"], result["unchanged"], result["healed"]) == (
+        [],
+        200,
+        True,
+        True,
+    )

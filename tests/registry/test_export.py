@@ -15,7 +15,9 @@ from oscar_zoo.registry.store import Store, StoredArtifact
 
 @pytest.fixture
 def stored(tmp_path: Path) -> StoredArtifact:
-    return pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", artifact_files()), Store(tmp_path / "cache")).artifact
+    return pull(
+        "tiny-qwen3-hard", hub_with(tmp_path / "hub", artifact_files()), Store(tmp_path / "cache")
+    ).artifact
 
 
 def test_the_layout_is_that_of_the_public_hub(tmp_path: Path, stored: StoredArtifact) -> None:
@@ -33,7 +35,9 @@ def test_copies_cannot_harm_the_store(tmp_path: Path, stored: StoredArtifact) ->
 
 
 @pytest.mark.parametrize("other", ["changed", "more", "less", "file"])
-def test_other_content_is_kept_unless_it_may_be_replaced(tmp_path: Path, stored: StoredArtifact, other: str) -> None:
+def test_other_content_is_kept_unless_it_may_be_replaced(
+    tmp_path: Path, stored: StoredArtifact, other: str
+) -> None:
     place = tmp_path / HARD.model / HARD.tag
     if other == "file":
         place.parent.mkdir()
@@ -42,10 +46,14 @@ def test_other_content_is_kept_unless_it_may_be_replaced(tmp_path: Path, stored:
         export(stored, tmp_path)
         name = "notes.txt" if other == "more" else K_NAME
         (place / name).unlink() if other == "less" else (place / name).write_bytes(b"other")
-    before = place.read_bytes() if other == "file" else {p.name: p.read_bytes() for p in place.iterdir()}
+    before = (
+        place.read_bytes() if other == "file" else {p.name: p.read_bytes() for p in place.iterdir()}
+    )
     with pytest.raises(OutputExists if other != "file" else (OutputExists, StorageError)):
         export(stored, tmp_path)
-    assert before == (place.read_bytes() if other == "file" else {p.name: p.read_bytes() for p in place.iterdir()})
+    assert before == (
+        place.read_bytes() if other == "file" else {p.name: p.read_bytes() for p in place.iterdir()}
+    )
     export(stored, tmp_path, replace=True)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == artifact_files()
     assert [p.name for p in place.parent.iterdir()] == [HARD.tag]

@@ -46,7 +46,12 @@ def litter(store: Store) -> dict[str, int]:
     store.put(ID, KEPT, source="s")
     store.put(OTHER, LOST, source="s")
     forget(store, OTHER)
-    for folder in (store.root, store.blobs, store.artifacts, store.root / "hubs/hub" / ("d" * 40) / "files"):
+    for folder in (
+        store.root,
+        store.blobs,
+        store.artifacts,
+        store.root / "hubs/hub" / ("d" * 40) / "files",
+    ):
         leftover = folder / ".tmp.0123"
         leftover.mkdir(parents=True)
         (leftover / "half").write_bytes(b"x" * 1000)
@@ -86,7 +91,9 @@ def test_what_nothing_needs_goes_and_the_rest_stays(store: Store) -> None:
     record = store.find(ID)
     assert record is not None and store.open(record.digest).files == KEPT
     assert gc(store).removed == ()
-    assert sorted(path.name for path in store.blobs.iterdir()) == sorted(f.sha256 for f in record.files)
+    assert sorted(path.name for path in store.blobs.iterdir()) == sorted(
+        f.sha256 for f in record.files
+    )
 
 
 def test_a_missing_store_is_not_created(store: Store) -> None:
@@ -97,7 +104,11 @@ def test_what_may_be_in_use_stays(store: Store) -> None:
     store.put(ID, KEPT, source="s")
     store.put(OTHER, LOST, source="s")
     forget(store, OTHER, seconds=3000)
-    for path in (store.root / ".tmp.young", store.root / "hubs/hub" / ("c" * 40), store.root / "hubs/hub/main"):
+    for path in (
+        store.root / ".tmp.young",
+        store.root / "hubs/hub" / ("c" * 40),
+        store.root / "hubs/hub/main",
+    ):
         path.mkdir(parents=True)
     age(store.root / "hubs/hub/main", 10 * HUB_METADATA_SECONDS)
     age(store.root / "hubs/hub" / ("c" * 40), HUB_METADATA_SECONDS - 3600)
@@ -119,7 +130,10 @@ def test_links_are_removed_and_never_followed(store: Store, tmp_path: Path) -> N
         age(path)
     gc(store)
     assert (outside / "precious").read_bytes() == b"p"
-    assert not os.path.lexists(store.root / ".tmp.link") and not (store.artifacts / ".tmp.tree").exists()
+    assert (
+        not os.path.lexists(store.root / ".tmp.link")
+        and not (store.artifacts / ".tmp.tree").exists()
+    )
 
 
 def test_an_entry_with_a_rotten_record_goes_and_one_of_another_version_stays(store: Store) -> None:
@@ -132,7 +146,9 @@ def test_an_entry_with_a_rotten_record_goes_and_one_of_another_version_stays(sto
     assert len(list(store.entry_folders())) == 1
 
 
-def test_copies_in_place_of_links_keep_their_blobs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_in_place_of_links_keep_their_blobs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "link", lambda *_: raise_error(errno.EPERM)())
     store.put(ID, KEPT, source="s")
     store.put(OTHER, LOST, source="s")
@@ -143,7 +159,9 @@ def test_copies_in_place_of_links_keep_their_blobs(store: Store, monkeypatch: py
 
 
 @pytest.mark.parametrize("why", ["busy", "no locks"])
-def test_without_the_lock_young_blobs_stay(store: Store, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_without_the_lock_young_blobs_stay(
+    store: Store, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     store.put(ID, KEPT, source="s")
     for name, seconds in (("0", 0.0), ("1", 7200.0)):
         blob = store.blobs / (name * 64)
@@ -167,7 +185,9 @@ def test_a_store_that_others_can_write_is_left_alone(store: Store) -> None:
     assert disk_use(store.root) == before
 
 
-def test_an_entry_that_came_back_meanwhile_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_came_back_meanwhile_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.put(ID, KEPT, source="s")
     forget(store, ID)
     listed = os.listdir
@@ -284,6 +304,8 @@ def test_it_runs_beside_processes_that_store_and_open(store: Store, locks: str) 
     finally:
         assert (cleaner.communicate("stop\n", timeout=60)[1], cleaner.returncode) == ("", 0)
     names = {record.id.tag for record in store.installed()}
-    assert names == {f"{role}-{number}" for role in ("a", "b", "c", "shared") for number in range(20)}
+    assert names == {
+        f"{role}-{number}" for role in ("a", "b", "c", "shared") for number in range(20)
+    }
     for record in store.installed():
         assert store.open(record.digest, record.id).files["v.pt"] == record.id.tag.encode()

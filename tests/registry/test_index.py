@@ -17,7 +17,9 @@ from oscar_zoo.hubs.base import MAX_ROOT_BYTES
 from oscar_zoo.registry.index import SCHEMA, Index, IndexEntry, IndexFile
 
 
-def entry(name: str = "Qwen3-8B/tag", *, model: str | None = "Qwen/Qwen3-8B", **more: Any) -> IndexEntry:
+def entry(
+    name: str = "Qwen3-8B/tag", *, model: str | None = "Qwen/Qwen3-8B", **more: Any
+) -> IndexEntry:
     files = [FileDigest("k.pt", "a" * 64, 10), FileDigest("v.pt", "b" * 64, 20)]
     return IndexEntry(
         id=name,
@@ -45,7 +47,9 @@ def test_an_index_comes_back_from_its_bytes() -> None:
 
 
 def test_an_entry_is_added_or_replaced_and_the_serial_grows() -> None:
-    first = Index.empty().with_entry(entry("b/tag", model=None)).with_entry(entry("A/tag", model=None))
+    first = (
+        Index.empty().with_entry(entry("b/tag", model=None)).with_entry(entry("A/tag", model=None))
+    )
     assert (first.serial, [e.id for e in first.artifacts]) == (2, ["A/tag", "b/tag"])
     yanked = entry("b/tag", model=None, status=Status(state="yanked", reason="x"))
     second = first.with_entry(yanked)
@@ -61,7 +65,11 @@ def test_another_spelling_of_an_id_replaces_it() -> None:
 
 
 def test_aliases_name_one_artifact_in_any_case() -> None:
-    index = Index.empty().with_entry(entry(aliases=("Q8", "small-one"))).with_entry(entry("other/tag", model=None))
+    index = (
+        Index.empty()
+        .with_entry(entry(aliases=("Q8", "small-one")))
+        .with_entry(entry("other/tag", model=None))
+    )
     assert [e.id for e in index.aliased("q8")] == ["Qwen3-8B/tag"]
     assert index.aliased("Qwen3-8B") == ()
     with pytest.raises(UsageError, match="names both"):
@@ -73,7 +81,9 @@ def test_aliases_name_one_artifact_in_any_case() -> None:
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
-    value = json.loads(Index.empty().with_entry(entry("a/tag")).with_entry(entry("b/tag", model=None)).to_bytes())
+    value = json.loads(
+        Index.empty().with_entry(entry("a/tag")).with_entry(entry("b/tag", model=None)).to_bytes()
+    )
     change(value)
     return json.dumps(value).encode()
 
@@ -126,7 +136,9 @@ def test_the_changes_above_start_from_a_good_index() -> None:
 @pytest.mark.parametrize("schema", ["oscar-zoo.index/2", "oscar-zoo.manifest/1", None, 1])
 def test_an_index_of_another_version_says_to_upgrade(schema: object) -> None:
     with pytest.raises(MalformedFile, match="schema") as caught:
-        Index.from_bytes(changed(lambda value: value.update(schema=schema)), what="index.json of file:/zoo")
+        Index.from_bytes(
+            changed(lambda value: value.update(schema=schema)), what="index.json of file:/zoo"
+        )
     assert caught.value.reason == "index.version"
     assert "file:/zoo" in caught.value.message
     assert "upgrade" in (caught.value.hint or "") or "-U" in (caught.value.hint or "")
@@ -138,8 +150,14 @@ def test_an_index_of_another_version_says_to_upgrade(schema: object) -> None:
         (b"", "json.syntax"),
         (b"[]", "index.schema"),
         (b"\xef\xbb\xbf{}", "json.encoding"),
-        (b'{"schema": "oscar-zoo.index/1", "serial": 1, "serial": 2, "artifacts": []}', "json.duplicate_key"),
-        (b'{"schema": "oscar-zoo.index/1", "serial": 9007199254740992, "artifacts": []}', "json.number"),
+        (
+            b'{"schema": "oscar-zoo.index/1", "serial": 1, "serial": 2, "artifacts": []}',
+            "json.duplicate_key",
+        ),
+        (
+            b'{"schema": "oscar-zoo.index/1", "serial": 9007199254740992, "artifacts": []}',
+            "json.number",
+        ),
         (b"<!doctype html>", "json.syntax"),
         (b" " * (MAX_ROOT_BYTES + 1), "json.size"),
     ],
@@ -152,7 +170,9 @@ def test_what_is_no_index_is_refused(data: bytes, reason: str) -> None:
 
 @given(st.data())
 def test_an_index_is_the_same_in_whatever_order_it_grew(data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from("abcdefgABCDEFG"), min_size=1, max_size=7, unique_by=str.casefold))
+    names = data.draw(
+        st.lists(st.sampled_from("abcdefgABCDEFG"), min_size=1, max_size=7, unique_by=str.casefold)
+    )
     entries = [entry(f"{name}/tag", model=None) for name in names]
     one, two = Index.empty(), Index.empty()
     for item in entries:

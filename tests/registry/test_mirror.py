@@ -33,7 +33,8 @@ BARE = ArtifactId("Bare", "tag")
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
-    """A hub with a published version, and one without manifest and index entry, as the public zoos have them."""
+    """A hub with a published version, and one without manifest and index entry, as the public zoos
+    have them."""
     monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
     hub = LocalHub(tmp_path / "source", must_exist=False)
     publish(write_folder(tmp_path / "one", artifact_files()), hub, aliases=("hard",))
@@ -65,7 +66,9 @@ def test_everything_is_copied_byte_for_byte(source: LocalHub, target: LocalHub) 
     assert outcomes(results) == {"Bare/tag": "copied", str(HARD): "copied"}
     assert tuple(seen) == results
     assert content(target) == content(source)
-    assert results[0].warnings == () and results[0].size == sum(len(data) for data in payload(seed=2).values())
+    assert results[0].warnings == () and results[0].size == sum(
+        len(data) for data in payload(seed=2).values()
+    )
 
 
 def test_what_the_index_says_goes_along(source: LocalHub, target: LocalHub) -> None:
@@ -80,13 +83,18 @@ def test_what_the_index_says_goes_along(source: LocalHub, target: LocalHub) -> N
 def test_a_copy_of_a_remote_hub_says_where_it_came_from(source: LocalHub, target: LocalHub) -> None:
     mirror(ScriptedHub(source.root, name="hf:org/zoo@main"), target, [HARD.reference])
     entry = index_of(target).entry(HARD)
-    assert entry is not None and {hub: place.repo for hub, place in entry.hubs.items()} == {"hf": "org/zoo"}
+    assert entry is not None and {hub: place.repo for hub, place in entry.hubs.items()} == {
+        "hf": "org/zoo"
+    }
 
 
 def test_a_copy_can_be_pulled(tmp_path: Path, source: LocalHub, target: LocalHub) -> None:
     mirror(source, target)
     first = pull("Bare", source, Store(tmp_path / "a"))
-    assert pull("Bare", target, Store(tmp_path / "b")).artifact.record.digest == first.artifact.record.digest
+    assert (
+        pull("Bare", target, Store(tmp_path / "b")).artifact.record.digest
+        == first.artifact.record.digest
+    )
 
 
 def test_mirroring_again_copies_nothing(source: LocalHub, target: LocalHub) -> None:
@@ -106,7 +114,9 @@ def test_mirroring_again_copies_nothing(source: LocalHub, target: LocalHub) -> N
         (["oscar-zoo/tiny-qwen3-hard"], {str(HARD)}),
     ],
 )
-def test_names_choose_versions(source: LocalHub, target: LocalHub, names: list[str], copied: set[str]) -> None:
+def test_names_choose_versions(
+    source: LocalHub, target: LocalHub, names: list[str], copied: set[str]
+) -> None:
     assert set(outcomes(mirror(source, target, names))) == copied
     assert {str(a) for a in target.artifacts()} == copied
 
@@ -128,7 +138,11 @@ def test_other_content_on_the_target_is_refused(source: LocalHub, target: LocalH
 def test_what_fails_verification_is_not_written(source: LocalHub, target: LocalHub) -> None:
     files = payload(seed=4)
     swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
-    put_version(source, "Swapped/tag", swapped | {FILE_NAME: manifest(swapped, artifact="Swapped/tag").to_bytes()})
+    put_version(
+        source,
+        "Swapped/tag",
+        swapped | {FILE_NAME: manifest(swapped, artifact="Swapped/tag").to_bytes()},
+    )
     with pytest.raises(VerificationFailed, match="Swapped"):
         mirror(source, target)
     assert [str(a) for a in target.artifacts()] == ["Bare/tag"]
@@ -144,7 +158,9 @@ def test_a_source_that_contradicts_its_index_is_refused(source: LocalHub, target
     assert not target.root.exists()
 
 
-def test_bytes_that_change_while_they_are_fetched_are_refused(source: LocalHub, target: LocalHub) -> None:
+def test_bytes_that_change_while_they_are_fetched_are_refused(
+    source: LocalHub, target: LocalHub
+) -> None:
     class Moving(ScriptedHub):
         def fetch(self, artifact: ArtifactId, path: str, **more: Any) -> bytes:
             data = self.folder.fetch(artifact, path, **more)
@@ -166,7 +182,9 @@ def test_a_target_that_rots_is_caught(source: LocalHub, target: LocalHub) -> Non
         mirror(source, ScriptedHub(target.root, rots), ["Bare"])
 
 
-def test_a_target_that_rots_later_is_caught_by_the_last_comparison(source: LocalHub, target: LocalHub) -> None:
+def test_a_target_that_rots_later_is_caught_by_the_last_comparison(
+    source: LocalHub, target: LocalHub
+) -> None:
     def spoil(result: MirrorResult) -> None:
         path = target.root / "Bare/tag" / V_NAME
         path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -182,7 +200,9 @@ def test_a_lost_reply_is_one_commit(source: LocalHub, target: LocalHub) -> None:
     assert remote.tags.keys() == {"oz-Bare-tag"}
 
 
-def test_a_dry_run_and_a_proposal_leave_the_target_alone(source: LocalHub, target: LocalHub) -> None:
+def test_a_dry_run_and_a_proposal_leave_the_target_alone(
+    source: LocalHub, target: LocalHub
+) -> None:
     dry = mirror(source, target, options=MirrorOptions(dry_run=True))
     assert set(outcomes(dry).values()) == {"would be copied"}
     assert not target.root.exists()
@@ -195,7 +215,9 @@ def test_a_dry_run_and_a_proposal_leave_the_target_alone(source: LocalHub, targe
     assert outcomes(again) == {"Bare/tag": "already there", str(HARD): "would be copied"}
 
 
-def test_a_hub_is_not_mirrored_to_itself_and_a_source_must_exist(source: LocalHub, target: LocalHub) -> None:
+def test_a_hub_is_not_mirrored_to_itself_and_a_source_must_exist(
+    source: LocalHub, target: LocalHub
+) -> None:
     with pytest.raises(UsageError, match="itself"):
         mirror(source, LocalHub(source.root))
     with pytest.raises(PathNotFound):

@@ -29,7 +29,9 @@ SENTENCE = f"{HARD.reference} is yanked: wrong data; use tiny-qwen3-hard:better"
 def hub(tmp_path: Path) -> LocalHub:
     hub = LocalHub(tmp_path / "hub", must_exist=False)
     publish(write_folder(tmp_path / "made", artifact_files()), hub, allow_warnings=True)
-    other = write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/better", seed=1))
+    other = write_folder(
+        tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/better", seed=1)
+    )
     publish(other, hub, allow_warnings=True)
     return hub
 
@@ -41,7 +43,9 @@ def pulled(hub: LocalHub, tmp_path: Path, *, cache: str = "cache", **options: bo
 
 def test_a_stored_or_locked_version_says_that_it_was_yanked(hub: LocalHub, tmp_path: Path) -> None:
     assert pulled(hub, tmp_path).warnings == ()
-    set_status(hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better")
+    set_status(
+        hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better"
+    )
     for options in ({}, {"offline": True}, {"prefer_installed": True}, {"cache": "fresh"}):
         assert pulled(hub, tmp_path, **options).warnings == (SENTENCE,)  # type: ignore[arg-type]
     set_status(hub, HARD.reference, "deprecated", reason="old")
@@ -70,9 +74,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def test_a_remote_hub_is_asked_once_a_day_and_remembered(hub: LocalHub, tmp_path: Path, server: HubServer) -> None:
+def test_a_remote_hub_is_asked_once_a_day_and_remembered(
+    hub: LocalHub, tmp_path: Path, server: HubServer
+) -> None:
     def files() -> dict[str, bytes]:
-        return {p.relative_to(hub.root).as_posix(): p.read_bytes() for p in hub.root.rglob("*") if p.is_file()}
+        return {
+            p.relative_to(hub.root).as_posix(): p.read_bytes()
+            for p in hub.root.rglob("*")
+            if p.is_file()
+        }
 
     def again(**options: bool) -> PullResult:
         remote = open_huggingface("org/zoo")
@@ -81,7 +91,9 @@ def test_a_remote_hub_is_asked_once_a_day_and_remembered(hub: LocalHub, tmp_path
 
     repo = server.repository("org/zoo", files=files())
     assert again().warnings == ()
-    set_status(hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better")
+    set_status(
+        hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better"
+    )
     repo.commit(files())
     server.clear()
     assert again().warnings == () and server.requests == []  # a day has not passed

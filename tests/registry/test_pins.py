@@ -47,7 +47,9 @@ def test_the_same_bytes_keep_their_first_pin_and_the_file_untouched(tmp_path: Pa
     file = PinFile(tmp_path / LOCK_NAME)
     record(file, pin())
     before = file.path.stat()
-    record(file, pin().model_copy(update={"first_seen": "2027-01-01T00:00:00Z", "hub": "ms:other/zoo"}))
+    record(
+        file, pin().model_copy(update={"first_seen": "2027-01-01T00:00:00Z", "hub": "ms:other/zoo"})
+    )
     assert file.read().artifacts == (pin(),)
     assert file.path.stat().st_mtime_ns == before.st_mtime_ns
     record(file, pin(content="b"))
@@ -83,13 +85,19 @@ def test_the_lock_of_a_project_is_the_nearest_up_to_its_repository(
     assert PinFile.of_project().path == tmp_path / "project" / LOCK_NAME
 
 
-def test_a_home_folder_and_the_root_are_no_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_and_the_root_are_no_projects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home"
     (home / ".git").mkdir(parents=True)  # as of people who keep their settings in git
     work = home / "work" / "src"
     work.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    assert project_root(home) is None and project_root(work) is None and project_root(Path("/")) is None
+    assert (
+        project_root(home) is None
+        and project_root(work) is None
+        and project_root(Path("/")) is None
+    )
     for marker in ("pyproject.toml", ".git", ".hg"):
         (home / "work" / marker).touch()
         assert project_root(work) == home / "work" == project_root(home / "work")

@@ -51,10 +51,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_publish_then_pull_gives_the_same_bytes(tmp_path: Path, hub: LocalHub) -> None:
-    folder = write_folder(tmp_path / "out", {**artifact_files(), "report.html": b"<p>not part of it</p>"})
+    folder = write_folder(
+        tmp_path / "out", {**artifact_files(), "report.html": b"<p>not part of it</p>"}
+    )
     result = publish(folder, hub)
     assert (result.id, result.already_published, result.warnings) == (HARD, False, ())
-    assert (result.revision, result.tag, result.proposal, result.plan) == (hub.revision, None, None, None)
+    assert (result.revision, result.tag, result.proposal, result.plan) == (
+        hub.revision,
+        None,
+        None,
+        None,
+    )
     assert hub.artifacts() == (HARD,)
     pulled = pull("tiny-qwen3-hard", hub, Store(tmp_path / "cache"))
     assert pulled.artifact.files == artifact_files()
@@ -67,7 +74,9 @@ def test_the_index_says_what_was_published(tmp_path: Path, hub: LocalHub, folder
     entry = index.entry(HARD)
     assert entry is not None
     assert (index.serial, entry.digest, entry.aliases) == (1, result.digest, ("hard", "tiny"))
-    assert {f.path: f.sha256 for f in entry.files} == {n: sha256_hex(files[n]) for n in (K_NAME, V_NAME)}
+    assert {f.path: f.sha256 for f in entry.files} == {
+        n: sha256_hex(files[n]) for n in (K_NAME, V_NAME)
+    }
     assert entry.manifest_sha256 == sha256_hex(files[FILE_NAME])
     assert entry.model == "oscar-zoo/tiny-qwen3-hard"
     assert entry.summary is not None and entry.summary.method == "oscar"
@@ -84,13 +93,19 @@ def test_publishing_twice_is_success_and_writes_nothing(hub: LocalHub, folder: P
     second = publish(folder, hub)
     assert second.already_published
     assert (second.digest, second.revision) == (first.digest, first.revision)
-    assert {path: path.stat().st_mtime_ns for path in hub.root.rglob("*") if path.name != ".lock"} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in hub.root.rglob("*") if path.name != ".lock"
+    } == before
 
 
-def test_the_same_content_computed_again_is_already_published(tmp_path: Path, hub: LocalHub) -> None:
+def test_the_same_content_computed_again_is_already_published(
+    tmp_path: Path, hub: LocalHub
+) -> None:
     files = artifact_files()
     publish(write_folder(tmp_path / "one", files), hub)
-    later = Manifest.from_bytes(files["oscar.json"]).model_copy(update={"created": "2030-01-01T00:00:00Z"})
+    later = Manifest.from_bytes(files["oscar.json"]).model_copy(
+        update={"created": "2030-01-01T00:00:00Z"}
+    )
     again = publish(write_folder(tmp_path / "two", files | {"oscar.json": later.to_bytes()}), hub)
     assert again.already_published
     assert hub.fetch(HARD, "oscar.json", limit=1 << 20) == files["oscar.json"]
@@ -98,7 +113,9 @@ def test_the_same_content_computed_again_is_already_published(tmp_path: Path, hu
     assert entry is not None and entry.manifest_sha256 == sha256_hex(files["oscar.json"])
 
 
-def test_the_same_payload_with_another_serving_recipe_is_refused(tmp_path: Path, hub: LocalHub) -> None:
+def test_the_same_payload_with_another_serving_recipe_is_refused(
+    tmp_path: Path, hub: LocalHub
+) -> None:
     files = artifact_files()
     publish(write_folder(tmp_path / "one", files), hub)
     first = Manifest.from_bytes(files["oscar.json"])
@@ -108,7 +125,9 @@ def test_the_same_payload_with_another_serving_recipe_is_refused(tmp_path: Path,
         publish(write_folder(tmp_path / "two", files | {"oscar.json": changed.to_bytes()}), hub)
 
 
-def test_other_bytes_under_a_published_id_are_refused(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+def test_other_bytes_under_a_published_id_are_refused(
+    tmp_path: Path, hub: LocalHub, folder: Path
+) -> None:
     publish(folder, hub)
     before = index_of(hub)
     with pytest.raises(VersionExists) as caught:
@@ -119,14 +138,18 @@ def test_other_bytes_under_a_published_id_are_refused(tmp_path: Path, hub: Local
 
 
 @pytest.mark.parametrize("name", [K_NAME, FILE_NAME])
-def test_a_version_that_was_damaged_on_the_hub_is_other_content(hub: LocalHub, folder: Path, name: str) -> None:
+def test_a_version_that_was_damaged_on_the_hub_is_other_content(
+    hub: LocalHub, folder: Path, name: str
+) -> None:
     publish(folder, hub)
     (hub.root / str(HARD) / name).write_bytes(b"half")
     with pytest.raises(VersionExists, match=name):
         publish(folder, hub)
 
 
-def test_a_version_without_manifest_on_the_hub_is_other_content(hub: LocalHub, folder: Path) -> None:
+def test_a_version_without_manifest_on_the_hub_is_other_content(
+    hub: LocalHub, folder: Path
+) -> None:
     put_version(hub, HARD, payload())
     with pytest.raises(VersionExists, match=r"oscar\.json"):
         publish(folder, hub)
@@ -138,7 +161,9 @@ def test_a_name_that_differs_only_in_case_is_refused(hub: LocalHub, folder: Path
         publish(folder, hub)
 
 
-def test_a_version_that_was_deleted_comes_back_only_as_it_was(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+def test_a_version_that_was_deleted_comes_back_only_as_it_was(
+    tmp_path: Path, hub: LocalHub, folder: Path
+) -> None:
     digest = publish(folder, hub, aliases=("hard",)).digest
     for path in sorted((hub.root / str(HARD)).iterdir()):
         path.unlink()
@@ -178,16 +203,24 @@ def test_a_card_with_damaged_markers_is_left_alone_and_told(hub: LocalHub, folde
     assert index_of(hub).entry(HARD) is not None
 
 
-def test_a_yanked_version_stays_yanked_when_it_is_published_again(hub: LocalHub, folder: Path) -> None:
+def test_a_yanked_version_stays_yanked_when_it_is_published_again(
+    hub: LocalHub, folder: Path
+) -> None:
     publish(folder, hub)
     set_status(hub, str(HARD), "yanked", reason="wrong data")
     assert publish(folder, hub, aliases=("more",)).already_published
     entry = index_of(hub).entry(HARD)
     assert entry is not None
-    assert (entry.status.state, entry.status.reason, entry.aliases) == ("yanked", "wrong data", ("more",))
+    assert (entry.status.state, entry.status.reason, entry.aliases) == (
+        "yanked",
+        "wrong data",
+        ("more",),
+    )
 
 
-def test_a_folder_without_manifest_is_refused_with_the_next_step(tmp_path: Path, hub: LocalHub) -> None:
+def test_a_folder_without_manifest_is_refused_with_the_next_step(
+    tmp_path: Path, hub: LocalHub
+) -> None:
     with pytest.raises(UsageError, match=r"oscar\.json") as caught:
         publish(write_folder(tmp_path / "out", payload()), hub)
     assert "compute" in (caught.value.hint or "")
@@ -199,7 +232,9 @@ def test_a_folder_without_manifest_is_refused_with_the_next_step(tmp_path: Path,
 def test_a_missing_and_an_unlisted_file_are_refused(tmp_path: Path, hub: LocalHub) -> None:
     files = artifact_files()
     with pytest.raises(PathNotFound, match="v_rotation"):
-        publish(write_folder(tmp_path / "less", {n: d for n, d in files.items() if n != V_NAME}), hub)
+        publish(
+            write_folder(tmp_path / "less", {n: d for n, d in files.items() if n != V_NAME}), hub
+        )
     with pytest.raises(UsageError, match=r"third\.pt"):
         publish(write_folder(tmp_path / "more", {**files, "third.pt": files[K_NAME]}), hub)
     assert not hub.root.exists()
@@ -245,7 +280,9 @@ def test_a_link_in_the_folder_is_refused(tmp_path: Path, hub: LocalHub, folder: 
 @pytest.mark.parametrize(
     "alias", ["Qwen3-8B", "qwen/qwen3-8b", "a:b", "a@sha256:000000000000", "a b", "tiny-qwen3-two"]
 )
-def test_an_alias_must_be_a_plain_name_that_is_free(tmp_path: Path, hub: LocalHub, folder: Path, alias: str) -> None:
+def test_an_alias_must_be_a_plain_name_that_is_free(
+    tmp_path: Path, hub: LocalHub, folder: Path, alias: str
+) -> None:
     other = write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-two/tag"))
     publish(other, hub, aliases=("Taken",))
     with pytest.raises(UsageError):
@@ -253,7 +290,7 @@ def test_an_alias_must_be_a_plain_name_that_is_free(tmp_path: Path, hub: LocalHu
     assert index_of(hub).entry(HARD) is None
 
 
-# --- proposals, dry runs, new repositories -------------------------------------------------------------------------
+# --- proposals, dry runs, new repositories ---
 
 
 def test_a_proposal_is_one_pull_request_and_no_tag(tmp_path: Path, folder: Path) -> None:
@@ -286,13 +323,20 @@ def test_a_dry_run_says_exactly_what_would_be_sent(tmp_path: Path, folder: Path)
     (change,) = hub.commits
     sent = [(path, sha256_hex(data), len(data)) for path, data in sorted(change.paths.items())]
     assert [(f.path, f.sha256, f.size) for f in plan.files] == sent
-    assert (plan.message, plan.parent, plan.tag, plan.serial) == (change.message, change.parent, TAG, 1)
+    assert (plan.message, plan.parent, plan.tag, plan.serial) == (
+        change.message,
+        change.parent,
+        TAG,
+        1,
+    )
     again = publish(folder, hub, dry_run=True, aliases=("hard",))
     assert again.already_published and again.plan is not None
     assert (again.plan.files, again.plan.message, again.plan.serial) == ((), None, 1)
 
 
-def test_a_dry_run_refuses_what_the_real_run_refuses(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
+def test_a_dry_run_refuses_what_the_real_run_refuses(
+    tmp_path: Path, hub: LocalHub, folder: Path
+) -> None:
     publish(folder, hub)
     with pytest.raises(VersionExists):
         publish(write_folder(tmp_path / "two", artifact_files(seed=1)), hub, dry_run=True)
@@ -310,10 +354,12 @@ def test_a_repository_is_created_on_request_only(tmp_path: Path, folder: Path) -
     assert hub.created == [False]
 
 
-# --- death and races -----------------------------------------------------------------------------------------------
+# --- death and races ---
 
 
-def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(tmp_path: Path, folder: Path) -> None:
+def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(
+    tmp_path: Path, folder: Path
+) -> None:
     for number in range(1, 400):
         hub = LocalHub(tmp_path / f"hub{number}", must_exist=False)
         killed = killed_at(number, lambda hub=hub: publish(folder, hub))  # type: ignore[misc]
@@ -322,7 +368,9 @@ def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(tmp_path: P
         publish(folder, hub)
         entry = index_of(hub).entry(HARD)
         assert entry is not None and (hub.root / "README.md").exists()
-        assert {f.path: f.sha256 for f in entry.files}.items() <= {f.path: f.sha256 for f in hub.files(HARD)}.items()
+        assert {f.path: f.sha256 for f in entry.files}.items() <= {
+            f.path: f.sha256 for f in hub.files(HARD)
+        }.items()
         if not killed:
             break
     assert 30 < number < 399
@@ -333,7 +381,8 @@ def test_two_processes_that_publish_to_one_folder(tmp_path: Path) -> None:
     rounds, spawn = 20, multiprocessing.get_context("spawn")
     barrier, answers = spawn.Barrier(2), spawn.Queue()
     processes = [
-        spawn.Process(target=publish_folders, args=(str(tmp_path), who, rounds, barrier, answers)) for who in (1, 2)
+        spawn.Process(target=publish_folders, args=(str(tmp_path), who, rounds, barrier, answers))
+        for who in (1, 2)
     ]
     for process in processes:
         process.start()
@@ -348,6 +397,8 @@ def test_two_processes_that_publish_to_one_folder(tmp_path: Path) -> None:
     assert index.serial == len(index.artifacts) == rounds // 2 * 3
     for entry in index.artifacts:
         there = {f.path: f.sha256 for f in hub.files(entry.artifact_id)}
-        assert {f.path: f.sha256 for f in entry.files} == {n: s for n, s in there.items() if n != FILE_NAME}
+        assert {f.path: f.sha256 for f in entry.files} == {
+            n: s for n, s in there.items() if n != FILE_NAME
+        }
         assert there[FILE_NAME] == entry.manifest_sha256
     assert not list(hub.root.rglob(".tmp.*"))

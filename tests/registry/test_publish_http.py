@@ -1,4 +1,5 @@
-"""Publishing over loopback HTTP with the real clients: what arrives, how often, and what a bad network makes of it."""
+"""Publishing over loopback HTTP with the real clients: what arrives, how often, and what a bad
+network makes of it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def server(started: HubServer) -> Iterator[HubServer]:
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def publisher(request: pytest.FixtureRequest, started: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def publisher(
+    request: pytest.FixtureRequest, started: HubServer, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     folder = tmp_path_factory.mktemp("publisher")
     child = Publisher(started.environment(folder) | TOKENS, folder, request.param)
     assert child.client.startswith(f"{request.param}.")
@@ -63,11 +66,15 @@ def commit_requests(server: HubServer) -> list[int | None]:
 def test_a_publish_is_one_commit_with_everything_and_a_tag_on_it(
     server: HubServer, publisher: Publisher, folder: str
 ) -> None:
-    repo = server.repository("org/zoo", files={"README.md": b"# Ours\n", "Other/tag/k.pt": b"theirs"})
+    repo = server.repository(
+        "org/zoo", files={"README.md": b"# Ours\n", "Other/tag/k.pt": b"theirs"}
+    )
     before = repo.head()
     done = publisher.do("publish", folder=folder, hub=HUB)
     assert (done["already_published"], done["tag"], done["warnings"]) == (False, TAG, [])
-    assert [c.oid for c in repo.commits] == [before, done["revision"]] and repo.tags == {TAG: done["revision"]}
+    assert [c.oid for c in repo.commits] == [before, done["revision"]] and repo.tags == {
+        TAG: done["revision"]
+    }
     assert commit_requests(server) == [200]
     files = repo.files()
     assert {path: data for path, data in files.items() if path.startswith(f"{HARD}/")} == {
@@ -79,7 +86,9 @@ def test_a_publish_is_one_commit_with_everything_and_a_tag_on_it(
     assert files["Other/tag/k.pt"] == b"theirs"
 
 
-def test_publishing_again_sends_nothing(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_publishing_again_sends_nothing(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
     first = publisher.do("publish", folder=folder, hub=HUB)
     server.clear()
@@ -101,12 +110,16 @@ def test_other_content_is_refused_and_a_yank_changes_the_index_alone(
     assert (done["changed"], done["serial"], done["revision"]) == (True, 2, repo.head())
     changed = {path for path, data in repo.files().items() if before.get(path) != data}
     assert (changed, repo.tags, len(repo.commits)) == ({"index.json", "README.md"}, tags, 3)
-    assert not publisher.do("status", name=HARD.reference, hub=HUB, state="yanked", reason="wrong data")["changed"]
+    assert not publisher.do(
+        "status", name=HARD.reference, hub=HUB, state="yanked", reason="wrong data"
+    )["changed"]
     entry = index_of(repo).entry(HARD)
     assert entry is not None and entry.status.state == "yanked"
 
 
-def test_a_lost_reply_is_not_a_second_commit(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_a_lost_reply_is_not_a_second_commit(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
     server.fault("lose_reply", "*/commit/*", times=1, method="POST")
     done = publisher.do("publish", folder=folder, hub=HUB)
@@ -114,14 +127,18 @@ def test_a_lost_reply_is_not_a_second_commit(server: HubServer, publisher: Publi
     assert len(repo.commits) == 2
 
 
-def test_a_request_that_never_arrived_is_sent_again(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_a_request_that_never_arrived_is_sent_again(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
     server.fault("reset", "*/commit/*", times=1, method="POST")
     done = publisher.do("publish", folder=folder, hub=HUB)
     assert (done["already_published"], done["tag"], len(repo.commits)) == (False, TAG, 2)
 
 
-def dies_with_the_next_commit(server: HubServer, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def dies_with_the_next_commit(
+    server: HubServer, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the next commit on, reading gives the page of a broken proxy."""
     commit = repo.commit_blobs
 
@@ -134,7 +151,11 @@ def dies_with_the_next_commit(server: HubServer, repo: Repository, monkeypatch: 
 
 @pytest.mark.parametrize("reply", ["lost", "read"])
 def test_a_hub_that_dies_with_the_commit_leaves_it_unknown_until_the_next_run(
-    server: HubServer, publisher: Publisher, folder: str, monkeypatch: pytest.MonkeyPatch, reply: str
+    server: HubServer,
+    publisher: Publisher,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    reply: str,
 ) -> None:
     repo = server.repository("org/zoo")
     dies_with_the_next_commit(server, repo, monkeypatch)
@@ -149,9 +170,15 @@ def test_a_hub_that_dies_with_the_commit_leaves_it_unknown_until_the_next_run(
     assert (again["already_published"], again["tag"], len(repo.commits)) == (True, TAG, 2)
 
 
-def test_a_commit_of_somebody_else_in_between_is_kept(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_a_commit_of_somebody_else_in_between_is_kept(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
-    server.fault("second_writer", times=1, call=lambda: repo.commit({"notes.txt": b"mine", "README.md": b"# New\n"}))
+    server.fault(
+        "second_writer",
+        times=1,
+        call=lambda: repo.commit({"notes.txt": b"mine", "README.md": b"# New\n"}),
+    )
     done = publisher.do("publish", folder=folder, hub=HUB)
     assert (done["already_published"], done["revision"]) == (False, repo.head())
     assert commit_requests(server) == [412, 200]
@@ -159,7 +186,9 @@ def test_a_commit_of_somebody_else_in_between_is_kept(server: HubServer, publish
     assert len(repo.commits) == 3
 
 
-def test_the_same_id_published_in_between_wins(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_the_same_id_published_in_between_wins(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
     rival = {f"{HARD}/{name}": data for name, data in artifact_files(seed=1).items()}
     server.fault("second_writer", times=1, call=lambda: repo.commit(rival))
@@ -168,7 +197,9 @@ def test_the_same_id_published_in_between_wins(server: HubServer, publisher: Pub
     assert (commit_requests(server), repo.tags) == ([412], {})
 
 
-def test_a_proposal_becomes_a_version_when_it_is_merged(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_a_proposal_becomes_a_version_when_it_is_merged(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo", files={"README.md": b"# Theirs\n"})
     done = publisher.do("publish", folder=folder, hub=HUB, propose=True)
     assert (done["proposal"], done["tag"]) == (f"{server.url}/org/zoo/discussions/1", None)
@@ -178,20 +209,28 @@ def test_a_proposal_becomes_a_version_when_it_is_merged(server: HubServer, publi
     assert (merged["already_published"], merged["tag"], len(repo.commits)) == (True, TAG, 2)
 
 
-def test_a_proposal_whose_reply_is_lost_is_sent_once(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_a_proposal_whose_reply_is_lost_is_sent_once(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
     server.fault("lose_reply", "*/commit/*", times=1, method="POST")
     assert "not known" in publisher.do("publish", folder=folder, hub=HUB, propose=True)["message"]
     assert len(repo.pulls) == 1
 
 
-def test_a_repository_is_created_on_request_only(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_a_repository_is_created_on_request_only(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     refused = publisher.do("publish", folder=folder, hub="hf:org/new")
     assert refused["error"] == "not_found.repository" and "--create" in refused["hint"]
     assert server.find("hf", "org/new") is None
     done = publisher.do("publish", folder=folder, hub="hf:org/new", create=True)
     assert done["tag"] == TAG
-    assert set(server.repository("org/new").files()) > {f"{HARD}/{FILE_NAME}", "index.json", "README.md"}
+    assert set(server.repository("org/new").files()) > {
+        f"{HARD}/{FILE_NAME}",
+        "index.json",
+        "README.md",
+    }
 
 
 @pytest.mark.parametrize("status", [403, 500])
@@ -223,7 +262,9 @@ def test_a_tag_of_an_older_commit_stays_and_one_of_other_content_is_told(
     assert repo.tags[TAG] == empty
 
 
-def test_without_the_right_to_write_nothing_is_written(server: HubServer, publisher: Publisher, folder: str) -> None:
+def test_without_the_right_to_write_nothing_is_written(
+    server: HubServer, publisher: Publisher, folder: str
+) -> None:
     repo = server.repository("org/zoo")
     repo.write_token = "hf_owner"
     assert publisher.do("publish", folder=folder, hub=HUB)["error"].startswith("access")
@@ -241,8 +282,12 @@ def test_a_hub_that_serves_other_bytes_afterwards_is_caught(
 def test_a_mirror_on_the_other_hub_has_the_same_digests(
     server: HubServer, publisher: Publisher, folder: str, tmp_path: Path
 ) -> None:
-    other = str(write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other", seed=1)))
-    repo = server.repository("org/zoo", files={f"Bare/tag/{name}": data for name, data in payload(seed=2).items()})
+    other = str(
+        write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other", seed=1))
+    )
+    repo = server.repository(
+        "org/zoo", files={f"Bare/tag/{name}": data for name, data in payload(seed=2).items()}
+    )
     for source in (folder, other):
         publisher.do("publish", folder=source, hub=HUB)
     names = {"Bare/tag", "tiny-qwen3-hard/other", str(HARD)}
@@ -257,7 +302,9 @@ def test_a_mirror_on_the_other_hub_has_the_same_digests(
     commits = len(copy.commits)
     again = publisher.do("mirror", source=HUB, target="ms:org/copy", names=[])
     assert (again, len(copy.commits)) == (dict.fromkeys(names, "already there"), commits)
-    back = publisher.do("mirror", source="ms:org/copy", target="hf:org/back", names=["Bare"], create=True)
+    back = publisher.do(
+        "mirror", source="ms:org/copy", target="hf:org/back", names=["Bare"], create=True
+    )
     assert back == {"Bare/tag": "copied"}
     bare = {p: d for p, d in server.repository("org/back").files().items() if p.startswith("Bare/")}
     assert bare == {p: d for p, d in repo.files().items() if p.startswith("Bare/")}
@@ -279,7 +326,7 @@ def test_modelscope_takes_a_version_once_even_when_the_reply_is_lost(
     assert len(repo.commits) == commits
 
 
-# --- races -----------------------------------------------------------------------------------------------------------
+# --- races ---
 
 
 def folders(root: Path, ids: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -290,11 +337,15 @@ def folders(root: Path, ids: list[tuple[str, str]]) -> list[tuple[str, str]]:
         files = content[side] | {FILE_NAME: manifest(content[side], artifact=artifact).to_bytes()}
         return str(write_folder(root / str(side) / str(number), files))
 
-    return [(folder(0, number, one), folder(1, number, two)) for number, (one, two) in enumerate(ids)]
+    return [
+        (folder(0, number, one), folder(1, number, two)) for number, (one, two) in enumerate(ids)
+    ]
 
 
 @pytest.fixture(scope="module")
-def rivals(started: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Publisher]]:
+def rivals(
+    started: HubServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Publisher]]:
     """Two publishers, with both versions of the client where there are two."""
     children = []
     for version in (1, 2 if HUB_2.is_dir() else 1):
@@ -321,9 +372,16 @@ def test_of_two_publishers_of_one_id_exactly_one_wins(
         commits = len(repo.commits)
         answers = race(rivals, pair, f"hf:{name}")
         winners = [side for side in (0, 1) if "error" not in answers[side]]
-        assert len(winners) == 1 and answers[1 - winners[0]]["error"] == "conflict.version", (number, answers)
+        assert len(winners) == 1 and answers[1 - winners[0]]["error"] == "conflict.version", (
+            number,
+            answers,
+        )
         assert len(repo.commits) == commits + 1
-        there = {p.rsplit("/", 1)[1]: d for p, d in repo.files().items() if p.startswith(f"Model/round{number}/")}
+        there = {
+            p.rsplit("/", 1)[1]: d
+            for p, d in repo.files().items()
+            if p.startswith(f"Model/round{number}/")
+        }
         assert there == {path.name: path.read_bytes() for path in Path(pair[winners[0]]).iterdir()}
         entry = index_of(repo).entry(ArtifactId("Model", f"round{number}"))
         assert entry is not None and entry.digest == answers[winners[0]]["digest"]
@@ -336,7 +394,10 @@ def test_publishers_of_different_ids_lose_nothing_of_each_other(
     repo = server.repository("org/zoo")
     ids = [(f"One/round{number}", f"Two/round{number}") for number in range(10)]
     for pair in folders(tmp_path, ids):
-        assert [answer.get("already_published") for answer in race(rivals, pair, HUB)] == [False, False]
+        assert [answer.get("already_published") for answer in race(rivals, pair, HUB)] == [
+            False,
+            False,
+        ]
     index = index_of(repo)
     assert {entry.id for entry in index.artifacts} == {name for pair in ids for name in pair}
     assert (index.serial, len(repo.commits), len(repo.tags)) == (20, 21, 20)

@@ -11,7 +11,13 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import DigestMismatch, Rejected, Unreadable, Verified
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.errors import DigestMismatchError, IntegrityError, MalformedFile, StorageError, VerificationFailed
+from oscar_zoo.errors import (
+    DigestMismatchError,
+    IntegrityError,
+    MalformedFile,
+    StorageError,
+    VerificationFailed,
+)
 from oscar_zoo.hubs.base import HubFile, Progress
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
@@ -19,7 +25,9 @@ from oscar_zoo.registry.pull import pull, verify_stored
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 
-REAL = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts" / "OSCAR-RotationZoo"
+REAL = (
+    Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts" / "OSCAR-RotationZoo"
+)
 
 
 @pytest.fixture
@@ -35,7 +43,12 @@ def rewrite(hub: LocalHub, name: str, data: bytes) -> None:
 def test_pull_stores_exactly_the_hubs_bytes(tmp_path: Path, store: Store) -> None:
     files = artifact_files()
     seen: list[tuple[str, int, int]] = []
-    result = pull("TINY-qwen3-hard", hub_with(tmp_path / "hub", files), store, progress=lambda *c: seen.append(c))
+    result = pull(
+        "TINY-qwen3-hard",
+        hub_with(tmp_path / "hub", files),
+        store,
+        progress=lambda *c: seen.append(c),
+    )
     assert not result.already_present
     assert not result.first_use
     assert result.artifact.files == files
@@ -55,7 +68,9 @@ def test_a_folder_without_manifest_is_trusted_on_first_use(tmp_path: Path, store
     assert not pull("tiny-qwen3-hard", hub, store).first_use
 
 
-def test_the_second_pull_fetches_nothing_and_hashes_everything(tmp_path: Path, store: Store) -> None:
+def test_the_second_pull_fetches_nothing_and_hashes_everything(
+    tmp_path: Path, store: Store
+) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     first = pull("tiny-qwen3-hard", hub, store)
     seen: list[str] = []
@@ -77,8 +92,12 @@ def test_a_rotten_entry_is_fetched_again(tmp_path: Path, store: Store, name: str
     assert pull("tiny-qwen3-hard", hub, store).already_present
 
 
-def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(tmp_path: Path, store: Store) -> None:
-    old = pull("tiny-qwen3-hard", hub_with(tmp_path / "one", artifact_files()), store).artifact.record
+def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(
+    tmp_path: Path, store: Store
+) -> None:
+    old = pull(
+        "tiny-qwen3-hard", hub_with(tmp_path / "one", artifact_files()), store
+    ).artifact.record
     hub = hub_with(tmp_path / "two", artifact_files(seed=1))
     with pytest.raises(DigestMismatchError) as caught:
         pull("tiny-qwen3-hard", hub, store)
@@ -90,7 +109,9 @@ def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(tmp_path: P
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_rotten_entry_still_says_what_the_hub_must_offer(tmp_path: Path, store: Store, listed: bool) -> None:
+def test_a_rotten_entry_still_says_what_the_hub_must_offer(
+    tmp_path: Path, store: Store, listed: bool
+) -> None:
     old = pull("tiny-qwen3-hard", hub_with(tmp_path / "one", payload()), store).artifact.record
     (old.path / K_NAME).chmod(0o600)
     (old.path / K_NAME).write_bytes(b"rot")
@@ -100,7 +121,10 @@ def test_a_rotten_entry_still_says_what_the_hub_must_offer(tmp_path: Path, store
         with pytest.raises(DigestMismatchError) as caught:
             pull("tiny-qwen3-hard", hub, store)
         assert old.digest in caught.value.message
-    assert pull("tiny-qwen3-hard", hub, store, trust=Trust(accept_new=True)).artifact.record.digest != old.digest
+    assert (
+        pull("tiny-qwen3-hard", hub, store, trust=Trust(accept_new=True)).artifact.record.digest
+        != old.digest
+    )
 
 
 class SilentHub(LocalHub):
@@ -110,9 +134,13 @@ class SilentHub(LocalHub):
         return tuple(HubFile(file.path, file.size, None) for file in super().files(artifact))
 
 
-def test_a_delivery_of_another_length_is_refused_without_a_listed_digest(tmp_path: Path, store: Store) -> None:
+def test_a_delivery_of_another_length_is_refused_without_a_listed_digest(
+    tmp_path: Path, store: Store
+) -> None:
     class Longer(SilentHub):
-        def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+        def fetch(
+            self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+        ) -> bytes:
             return super().fetch(artifact, path, limit=limit, progress=progress) + b"?"
 
     with pytest.raises(DigestMismatchError, match="bytes"):
@@ -120,15 +148,22 @@ def test_a_delivery_of_another_length_is_refused_without_a_listed_digest(tmp_pat
 
 
 @pytest.mark.parametrize("more", [{}, {"statistics.safetensors": b"unknown"}])
-def test_bytes_are_those_the_package_promises(tmp_path: Path, store: Store, more: dict[str, bytes]) -> None:
+def test_bytes_are_those_the_package_promises(
+    tmp_path: Path, store: Store, more: dict[str, bytes]
+) -> None:
     promised = Manifest.from_bytes(artifact_files()[FILE_NAME])
     catalog = Catalog(Catalog.packaged().recipes(), [promised])
     other = hub_with(tmp_path / "one", {**payload(seed=0 if more else 1), **more})
-    for trust in (Trust(), Trust(accept_new=True)):  # not a promise of the past: it cannot be given up
+    for trust in (
+        Trust(),
+        Trust(accept_new=True),
+    ):  # not a promise of the past: it cannot be given up
         with pytest.raises(DigestMismatchError, match="shipped with oscar-zoo") as listed:
             pull("tiny-qwen3-hard", other, store, catalog=catalog, trust=trust)
     assert str(promised.digest) in listed.value.message
-    with pytest.raises(VerificationFailed) as caught:  # a listing without digests: the bytes are looked at
+    with pytest.raises(
+        VerificationFailed
+    ) as caught:  # a listing without digests: the bytes are looked at
         pull("tiny-qwen3-hard", SilentHub(other.root), store, catalog=catalog)
     assert isinstance(caught.value.outcome, Rejected if more else DigestMismatch)
     result = pull("tiny-qwen3-hard", hub_with(tmp_path / "two", payload()), store, catalog=catalog)
@@ -142,7 +177,9 @@ class BoastfulHub(LocalHub):
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         return tuple(HubFile(file.path, 1 << 40, file.sha256) for file in super().files(artifact))
 
-    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
         raise AssertionError(f"{path} was fetched with a limit of {limit} bytes")
 
 
@@ -154,7 +191,9 @@ def test_more_bytes_than_an_artifact_has_are_not_fetched(tmp_path: Path, store: 
 
 
 @pytest.mark.parametrize("change", ["swapped", "removed"])
-def test_another_manifest_over_the_same_payload_is_an_error(tmp_path: Path, store: Store, change: str) -> None:
+def test_another_manifest_over_the_same_payload_is_an_error(
+    tmp_path: Path, store: Store, change: str
+) -> None:
     files = artifact_files()
     pull("tiny-qwen3-hard", hub_with(tmp_path / "one", files), store)
     other = dict(files)
@@ -180,7 +219,9 @@ def test_bytes_that_break_their_manifest_are_not_stored(tmp_path: Path, store: S
     assert store.installed() == ()
 
 
-def test_a_bad_artifact_is_rejected_with_its_outcome_and_not_stored(tmp_path: Path, store: Store) -> None:
+def test_a_bad_artifact_is_rejected_with_its_outcome_and_not_stored(
+    tmp_path: Path, store: Store
+) -> None:
     files = payload()
     swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
     with pytest.raises(VerificationFailed) as caught:
@@ -216,7 +257,9 @@ class FlakyHub(LocalHub):
 
     bad = 0
 
-    def fetch(self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None) -> bytes:
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
         data = super().fetch(artifact, path, limit=limit, progress=progress)
         if path != K_NAME or self.bad == 0:
             return data
@@ -242,7 +285,9 @@ def test_a_digest_in_the_reference_is_checked(tmp_path: Path, store: Store) -> N
 
 
 def test_a_stored_entry_can_be_verified_again(tmp_path: Path, store: Store) -> None:
-    record = pull("tiny-qwen3-hard", hub_with(tmp_path / "hub", artifact_files()), store).artifact.record
+    record = pull(
+        "tiny-qwen3-hard", hub_with(tmp_path / "hub", artifact_files()), store
+    ).artifact.record
     assert isinstance(verify_stored(store.open(record.digest)), Verified)
 
 
@@ -255,7 +300,9 @@ def test_a_full_disk_stops_a_pull_and_the_next_one_works(tmp_path: Path) -> None
             with injection.active():
                 pull("tiny-qwen3-hard", hub, store)
         except StorageError:
-            assert all(store.open(record.digest).files == artifact_files() for record in store.installed())
+            assert all(
+                store.open(record.digest).files == artifact_files() for record in store.installed()
+            )
         assert pull("tiny-qwen3-hard", hub, store).artifact.files == artifact_files()
         if not injection.fired:
             break
@@ -266,14 +313,18 @@ def test_a_killed_pull_is_repaired_by_the_next(tmp_path: Path) -> None:
     for number in range(1, 100, 7):
         store = Store(tmp_path / f"cache{number}")
         killed = killed_at(number, lambda store=store: pull("tiny-qwen3-hard", hub, store))  # type: ignore[misc]
-        assert all(store.open(record.digest).files == artifact_files() for record in store.installed())
+        assert all(
+            store.open(record.digest).files == artifact_files() for record in store.installed()
+        )
         assert pull("tiny-qwen3-hard", hub, store).artifact.files == artifact_files()
         if not killed:
             break
 
 
 @pytest.mark.real
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real rotation files are not beside this checkout")
+@pytest.mark.skipif(
+    not REAL.is_dir(), reason="the real rotation files are not beside this checkout"
+)
 @pytest.mark.parametrize(
     ("reference", "tag", "layers"),
     [

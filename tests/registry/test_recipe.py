@@ -29,7 +29,12 @@ geometry = "a test"
 
 @pytest.mark.parametrize(
     ("written", "layers"),
-    [('"all"', tuple(range(8))), ("{ every = 4, from = 3 }", (3, 7)), ("{ every = 3 }", (0, 3, 6)), ("[1, 5]", (1, 5))],
+    [
+        ('"all"', tuple(range(8))),
+        ("{ every = 4, from = 3 }", (3, 7)),
+        ("{ every = 3 }", (0, 3, 6)),
+        ("[1, 5]", (1, 5)),
+    ],
 )
 def test_attention_layers_are_expanded(written: str, layers: tuple[int, ...]) -> None:
     recipe = load_recipe(TEXT.replace("{ every = 4, from = 3 }", written))

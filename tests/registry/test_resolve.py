@@ -10,7 +10,13 @@ from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, HubUnreachable, InvalidName, MalformedFile
+from oscar_zoo.errors import (
+    AmbiguousName,
+    ArtifactNotFound,
+    HubUnreachable,
+    InvalidName,
+    MalformedFile,
+)
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
@@ -50,7 +56,10 @@ def test_every_way_to_name_an_artifact(hub: LocalHub, reference: str) -> None:
     assert found.manifest is not None
     assert found.manifest.digest == found.digest
     assert found.geometry == found.manifest.model.geometry
-    assert [f.path for f in found.files] == ["k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"]
+    assert [f.path for f in found.files] == [
+        "k_rotation_qqt_r_h_pbr.pt",
+        "v_rotation_sst_r_h_pbr.pt",
+    ]
 
 
 def test_a_bare_name_means_the_default_tag(hub: LocalHub) -> None:
@@ -62,7 +71,9 @@ def test_a_bare_name_means_the_default_tag(hub: LocalHub) -> None:
     assert [f.path for f in found.files] == ["k.pt", "v.pt"]
 
 
-def test_the_only_version_on_a_hub_is_taken_though_the_default_tag_is_another(tmp_path: Path) -> None:
+def test_the_only_version_on_a_hub_is_taken_though_the_default_tag_is_another(
+    tmp_path: Path,
+) -> None:
     hub = LocalHub(tmp_path, must_exist=False)
     put_version(hub, "Qwen3-8B/seq150000_prompt44_group128", PAIR)
     assert resolve("qwen3-8b", hub).id.tag == "seq150000_prompt44_group128"
@@ -89,7 +100,11 @@ def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
 
 
 def test_statistics_belong_to_the_payload_without_a_manifest(hub: LocalHub) -> None:
-    assert [f.path for f in resolve("Custom:one", hub).files] == ["k.pt", "statistics.safetensors", "v.pt"]
+    assert [f.path for f in resolve("Custom:one", hub).files] == [
+        "k.pt",
+        "statistics.safetensors",
+        "v.pt",
+    ]
 
 
 def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
@@ -117,7 +132,9 @@ def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_pa
     ):
         with pytest.raises(HubUnreachable) as caught:
             first_answer(hubs, partial(ask, name=name), name=name)
-        assert (caught.value.hint or "").startswith("did you mean ") and word in (caught.value.hint or "")
+        assert (caught.value.hint or "").startswith("did you mean ") and word in (
+            caught.value.hint or ""
+        )
         assert "oscar-zoo list --installed" in (caught.value.hint or "")
     with pytest.raises(HubUnreachable) as caught:
         first_answer((hub, gone), partial(ask, name="Qwen3-32B"), name="Qwen3-32B")
@@ -172,7 +189,9 @@ def status(state: str, *, aliases: tuple[str, ...] = ()) -> Catalog:
     """The packaged recipes, and a manifest of the hub's artifact in that state."""
     manifest = Manifest.from_bytes(artifact_files(artifact=HARD)["oscar.json"])
     registry = Registry(status=Status(state=state, reason="a bad fit"), aliases=aliases)  # type: ignore[arg-type]
-    return Catalog(Catalog.packaged().recipes(), [manifest.model_copy(update={"registry": registry})])
+    return Catalog(
+        Catalog.packaged().recipes(), [manifest.model_copy(update={"registry": registry})]
+    )
 
 
 def test_a_withdrawn_version_needs_its_digest(hub: LocalHub) -> None:
@@ -210,7 +229,11 @@ def test_a_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:
 def test_an_incomplete_version_is_named_as_such(tmp_path: Path, left_out: str) -> None:
     hub = LocalHub(tmp_path, must_exist=False)
     files = artifact_files(artifact=HARD)
-    kept = {"README.md": b"x"} if left_out == "all" else {n: d for n, d in files.items() if n != left_out}
+    kept = (
+        {"README.md": b"x"}
+        if left_out == "all"
+        else {n: d for n, d in files.items() if n != left_out}
+    )
     put_version(hub, HARD, kept)
     with pytest.raises(ArtifactNotFound, match="has no"):
         resolve("tiny-qwen3-hard", hub)

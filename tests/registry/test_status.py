@@ -27,7 +27,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
     monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
     hub = LocalHub(tmp_path / "hub", must_exist=False)
     publish(write_folder(tmp_path / "one", artifact_files()), hub)
-    publish(write_folder(tmp_path / "two", artifact_files(artifact="tiny-qwen3-hard/other", seed=1)), hub)
+    publish(
+        write_folder(tmp_path / "two", artifact_files(artifact="tiny-qwen3-hard/other", seed=1)),
+        hub,
+    )
     put_version(hub, "Bare/tag", payload(seed=2))
     return hub
 
@@ -50,14 +53,18 @@ def test_a_yank_changes_the_index_and_nothing_else(tmp_path: Path, hub: LocalHub
     assert result.status == Status(state="yanked", reason="wrong data", date=today)
     after_ = index_of(hub)
     assert after_.serial == before.serial + 1
-    assert {path: path.read_bytes() for path in hub.root.rglob("*.*") if path.parent != hub.root} == files
+    assert {
+        path: path.read_bytes() for path in hub.root.rglob("*.*") if path.parent != hub.root
+    } == files
     entry, old = after_.entry(HARD), before.entry(HARD)
     assert entry is not None and old is not None
     assert entry == old.model_copy(update={"status": result.status})
     assert "yanked: wrong data" in (hub.root / "README.md").read_text()
 
 
-def test_a_yanked_version_is_not_found_by_name_and_served_by_digest(tmp_path: Path, hub: LocalHub) -> None:
+def test_a_yanked_version_is_not_found_by_name_and_served_by_digest(
+    tmp_path: Path, hub: LocalHub
+) -> None:
     digest = yank(hub).digest
     with pytest.raises(ArtifactNotFound, match="wrong data"):
         pull(HARD.reference, hub, Store(tmp_path / "cache"))
@@ -117,7 +124,12 @@ def test_an_artifact_with_a_broken_manifest_can_be_yanked(hub: LocalHub) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["tiny-qwen3-hard:other", "TINY-qwen3-hard:Other", "tiny-qwen3-hard/other", "oscar-zoo/tiny-qwen3-hard:other"],
+    [
+        "tiny-qwen3-hard:other",
+        "TINY-qwen3-hard:Other",
+        "tiny-qwen3-hard/other",
+        "oscar-zoo/tiny-qwen3-hard:other",
+    ],
 )
 def test_a_version_is_named_by_its_reference_or_id_in_any_case(hub: LocalHub, name: str) -> None:
     assert yank(hub, name).id.tag == "other"
@@ -146,7 +158,9 @@ def test_a_version_is_named_by_its_digest(hub: LocalHub) -> None:
         ("a/b/c", InvalidName),
     ],
 )
-def test_a_name_that_is_not_exactly_one_version_is_refused(hub: LocalHub, name: str, error: type[Exception]) -> None:
+def test_a_name_that_is_not_exactly_one_version_is_refused(
+    hub: LocalHub, name: str, error: type[Exception]
+) -> None:
     before = index_of(hub)
     with pytest.raises(error):
         yank(hub, name)
@@ -154,7 +168,9 @@ def test_a_name_that_is_not_exactly_one_version_is_refused(hub: LocalHub, name: 
 
 
 def test_what_others_publish_meanwhile_is_kept(tmp_path: Path, hub: LocalHub) -> None:
-    third = write_folder(tmp_path / "three", artifact_files(artifact="tiny-qwen3-hard/third", seed=3))
+    third = write_folder(
+        tmp_path / "three", artifact_files(artifact="tiny-qwen3-hard/third", seed=3)
+    )
     remote = ScriptedHub(hub.root, after(lambda: publish(third, LocalHub(hub.root))))
     result = set_status(remote, HARD.reference, "yanked", reason="wrong data")
     index = index_of(hub)

@@ -77,11 +77,18 @@ def test_blobs_are_read_only_files_in_private_folders(store: Store) -> None:
         blob = store.root / "blobs" / "sha256" / entry.sha256
         assert stat.S_IMODE(blob.stat().st_mode) == 0o444
         assert blob.samefile(record.path / entry.path)
-    for folder in (store.root, store.root / "blobs" / "sha256", store.root / "artifacts", record.path):
+    for folder in (
+        store.root,
+        store.root / "blobs" / "sha256",
+        store.root / "artifacts",
+        record.path,
+    ):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_default_place_is_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_place_is_the_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OSCAR_ZOO_CACHE", str(tmp_path / "elsewhere"))
     assert Store().put(ID, PLAIN, source="s").record.path.is_relative_to(tmp_path / "elsewhere")
 
@@ -109,7 +116,9 @@ def test_two_ids_may_share_their_bytes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["k.pt", "v.pt"])
-def test_a_flipped_byte_is_seen_at_the_next_use_and_repaired_by_put(store: Store, name: str) -> None:
+def test_a_flipped_byte_is_seen_at_the_next_use_and_repaired_by_put(
+    store: Store, name: str
+) -> None:
     record = store.put(ID, PLAIN, source="s").record
     flip(record.path / name)
     with pytest.raises(DigestMismatchError, match=name):
@@ -142,7 +151,9 @@ def test_a_missing_file_and_a_link_in_place_of_one_are_seen(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize("size", [0, 1, 199])
-def test_a_truncated_blob_is_seen_at_the_next_use_and_repaired_by_put(store: Store, size: int) -> None:
+def test_a_truncated_blob_is_seen_at_the_next_use_and_repaired_by_put(
+    store: Store, size: int
+) -> None:
     record = store.put(ID, PLAIN, source="s").record
     blob = store.blobs / record.files[0].sha256
     blob.chmod(0o600)
@@ -154,7 +165,9 @@ def test_a_truncated_blob_is_seen_at_the_next_use_and_repaired_by_put(store: Sto
 
 
 @pytest.mark.parametrize("broken", [b"", b"{}", b"not json", b'{"schema": "oscar-zoo.record/2"}'])
-def test_an_entry_without_a_good_record_is_absent_and_repaired_by_put(store: Store, broken: bytes) -> None:
+def test_an_entry_without_a_good_record_is_absent_and_repaired_by_put(
+    store: Store, broken: bytes
+) -> None:
     record = store.put(ID, PLAIN, source="s").record
     path = record.path / "record.json"
     path.chmod(0o600)
@@ -178,7 +191,9 @@ def test_a_record_moved_to_another_digest_is_no_entry(store: Store) -> None:
 
 @pytest.mark.parametrize("older", [0, 1])
 def test_the_latest_of_several_contents_of_one_id_is_found(store: Store, older: int) -> None:
-    records = [store.put(ID, files, source="s").record for files in (PLAIN, {**PLAIN, "k.pt": b"other"})]
+    records = [
+        store.put(ID, files, source="s").record for files in (PLAIN, {**PLAIN, "k.pt": b"other"})
+    ]
     path = records[older].path / "record.json"
     path.chmod(0o600)
     path.write_text(path.read_text().replace(records[older].fetched, "2001-02-03T04:05:06Z"))
@@ -204,7 +219,9 @@ def test_unsafe_file_names_are_refused(store: Store, name: str) -> None:
     assert not store.root.exists()
 
 
-def test_without_hard_links_an_entry_keeps_copies(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_an_entry_keeps_copies(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
@@ -215,12 +232,18 @@ def test_without_hard_links_an_entry_keeps_copies(store: Store, monkeypatch: pyt
     assert store.open(record.digest).files == PLAIN
 
 
-def test_blobs_of_an_entry_that_could_not_be_stored_go_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_of_an_entry_that_could_not_be_stored_go_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.put(ID, {"k.pt": PLAIN["k.pt"]}, source="s")
-    monkeypatch.setattr("oscar_zoo.registry.store.durable.move_into_place", lambda *_: raise_error(errno.ENOSPC)())
+    monkeypatch.setattr(
+        "oscar_zoo.registry.store.durable.move_into_place", lambda *_: raise_error(errno.ENOSPC)()
+    )
     with pytest.raises(StorageError, match="No space"):
         store.put(ArtifactId("other", "tag"), PLAIN, source="s")
-    assert [path.read_bytes() for path in (store.root / "blobs/sha256").iterdir()] == [PLAIN["k.pt"]]
+    assert [path.read_bytes() for path in (store.root / "blobs/sha256").iterdir()] == [
+        PLAIN["k.pt"]
+    ]
 
 
 def test_old_leftovers_are_removed(store: Store) -> None:
@@ -240,7 +263,9 @@ def assert_nothing_or_everything(store: Store) -> None:
 
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_failing_disk_leaves_nothing_or_everything(tmp_path: Path, code: int, stays: bool) -> None:
+def test_a_failing_disk_leaves_nothing_or_everything(
+    tmp_path: Path, code: int, stays: bool
+) -> None:
     for number in range(1, 200):
         store = Store(tmp_path / str(number))
         injection = Injection(number, raise_error(code), stays=stays)
@@ -285,7 +310,9 @@ def test_the_last_entry_of_a_digest_takes_its_folder_along(store: Store) -> None
     store.remove(two)  # as a second process does that saw it too
 
 
-def test_the_folder_of_a_digest_may_go_while_its_entry_is_placed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_digest_may_go_while_its_entry_is_placed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, removed = durable.move_into_place, []
 
     def remove_first(staged: Path, target: Path) -> bool:
@@ -304,7 +331,10 @@ def test_no_path_in_the_store_grows_with_the_names_of_model_and_tag(store: Store
     store.put(ArtifactId(longest, longest), {longest: b"x", "k.pt": b"y"}, source="s")
     paths = [path.relative_to(store.root) for path in store.root.rglob("*")]
     assert max(len(str(path)) for path in paths if path.name != longest) <= 103
-    assert max(len(str(path)) for path in paths) == len("artifacts/") + 64 + len("/") + 12 + len("/") + 100
+    assert (
+        max(len(str(path)) for path in paths)
+        == len("artifacts/") + 64 + len("/") + 12 + len("/") + 100
+    )
     assert not any(set('<>:"|?*\\') & set(str(path)) for path in paths)
 
 
@@ -325,7 +355,11 @@ for number in range(30):
 @pytest.mark.parametrize("file_system", ["local disk"], indirect=True)
 def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None:
     children = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(store.root)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(store.root)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for _ in range(4)
     ]
     for child in children:

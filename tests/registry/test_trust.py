@@ -1,4 +1,5 @@
-"""What was seen before decides what may be used: lock, known artifacts, index, offline, failover."""
+"""What was seen before decides what may be used: lock, known artifacts, index, offline,
+failover."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def troubled(root: Path, trouble: OscarZooError | None = None) -> TroubledHub:
     return hub
 
 
-def entry(files: dict[str, bytes], *, state: str = "active", aliases: tuple[str, ...] = ()) -> IndexEntry:
+def entry(
+    files: dict[str, bytes], *, state: str = "active", aliases: tuple[str, ...] = ()
+) -> IndexEntry:
     """The index entry of `files` as `HARD`."""
     digests = [file_digest(name, data) for name, data in files.items() if name != FILE_NAME]
     return IndexEntry(
@@ -91,20 +94,28 @@ def write_index(hub: LocalHub, *entries: IndexEntry, serial: int | None = None) 
     hub.refresh()
 
 
-# --- the lock ------------------------------------------------------------------------------------------------------
+# --- the lock ---
 
 
-def test_a_pull_pins_for_the_project_and_for_the_user(hub: LocalHub, store: Store, lock: PinFile) -> None:
+def test_a_pull_pins_for_the_project_and_for_the_user(
+    hub: LocalHub, store: Store, lock: PinFile
+) -> None:
     record = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
     for file in (lock, PinFile.known()):
         pin = file.read().pin(HARD)
         assert pin is not None
-        assert (pin.digest, pin.manifest_sha256, pin.hub) == (record.digest, record.manifest_sha256, hub.name)
+        assert (pin.digest, pin.manifest_sha256, pin.hub) == (
+            record.digest,
+            record.manifest_sha256,
+            hub.name,
+        )
         assert pin.file_digests == record.files
         assert pin.source == "manifest"
 
 
-def test_what_is_pinned_and_here_asks_no_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
+def test_what_is_pinned_and_here_asks_no_hub(
+    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
+) -> None:
     trust = Trust(lock=lock)
     pull(NAME, hub, store, trust=trust)
     dead = troubled(tmp_path / "dead", Forbidden.for_hub("the dead hub"))
@@ -113,7 +124,9 @@ def test_what_is_pinned_and_here_asks_no_hub(hub: LocalHub, store: Store, lock: 
     assert result.level == "numeric"
     assert dead.asked == 0
     assert isinstance(plan(NAME, dead, store, trust=trust), PullResult)
-    with pytest.raises(Forbidden):  # without the lock the hub is asked whether the name means something else now
+    with pytest.raises(
+        Forbidden
+    ):  # without the lock the hub is asked whether the name means something else now
         pull(NAME, dead, store)
 
 
@@ -124,7 +137,9 @@ def test_a_digest_that_is_here_asks_no_hub(hub: LocalHub, store: Store, tmp_path
     assert dead.asked == 0
 
 
-def test_the_lock_holds_against_every_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
+def test_the_lock_holds_against_every_hub(
+    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
+) -> None:
     old = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
     other = hub_with(tmp_path / "other", artifact_files(seed=1))
     elsewhere = Store(tmp_path / "elsewhere")
@@ -135,7 +150,9 @@ def test_the_lock_holds_against_every_hub(hub: LocalHub, store: Store, lock: Pin
     assert (caught.value.want, elsewhere.installed()) == (old.digest, ())
     assert caught.value.got in caught.value.message
     assert lock.path.read_bytes() == before
-    new = pull(NAME, other, elsewhere, trust=Trust(known=trust.known, lock=lock, accept_new=True)).artifact.record
+    new = pull(
+        NAME, other, elsewhere, trust=Trust(known=trust.known, lock=lock, accept_new=True)
+    ).artifact.record
     assert new.digest == caught.value.got
     assert lock.read().pin(HARD).digest == new.digest  # type: ignore[union-attr]
 
@@ -155,7 +172,9 @@ def test_a_lock_delivers_its_version_though_the_name_means_another_now(
     assert pull(NAME, hub, Store(tmp_path / "other")).artifact.record.id.tag == "newer"
 
 
-def test_locked_mode_takes_nothing_else_and_writes_nothing(hub: LocalHub, store: Store, lock: PinFile) -> None:
+def test_locked_mode_takes_nothing_else_and_writes_nothing(
+    hub: LocalHub, store: Store, lock: PinFile
+) -> None:
     with pytest.raises(NotLocked, match=LOCK_NAME):
         pull(NAME, hub, store, trust=Trust(lock=lock, locked=True))
     assert not lock.path.exists()
@@ -167,18 +186,24 @@ def test_locked_mode_takes_nothing_else_and_writes_nothing(hub: LocalHub, store:
     assert lock.path.read_bytes() == before
 
 
-def test_a_lock_can_be_read_without_being_written(hub: LocalHub, store: Store, lock: PinFile) -> None:
+def test_a_lock_can_be_read_without_being_written(
+    hub: LocalHub, store: Store, lock: PinFile
+) -> None:
     pull(NAME, hub, store, trust=Trust(lock=lock, write_lock=False))
     assert not lock.path.exists()
 
 
-def test_another_organisations_model_does_not_fit_a_pin(hub: LocalHub, store: Store, lock: PinFile) -> None:
+def test_another_organisations_model_does_not_fit_a_pin(
+    hub: LocalHub, store: Store, lock: PinFile
+) -> None:
     pull(NAME, hub, store, trust=Trust(lock=lock))
     with pytest.raises(ArtifactNotFound):
         pull(f"someone/{NAME}", hub, store, trust=Trust(lock=lock))
 
 
-def test_another_manifest_under_a_pin_is_seen(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
+def test_another_manifest_under_a_pin_is_seen(
+    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
+) -> None:
     trust = Trust(lock=lock)
     pull(NAME, hub, store, trust=trust)
     manifest = hub.root / str(HARD) / FILE_NAME
@@ -187,10 +212,12 @@ def test_another_manifest_under_a_pin_is_seen(hub: LocalHub, store: Store, lock:
         pull(NAME, hub, Store(tmp_path / "fresh"), trust=trust)
 
 
-# --- known artifacts -----------------------------------------------------------------------------------------------
+# --- known artifacts ---
 
 
-def test_what_this_user_saw_holds_after_the_store_was_emptied(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+def test_what_this_user_saw_holds_after_the_store_was_emptied(
+    hub: LocalHub, store: Store, tmp_path: Path
+) -> None:
     old = pull(NAME, hub, store).artifact.record
     store.remove(old)
     with pytest.raises(DigestMismatchError, match="known artifacts") as caught:
@@ -200,7 +227,7 @@ def test_what_this_user_saw_holds_after_the_store_was_emptied(hub: LocalHub, sto
     assert not pull(NAME, hub, store).already_present
 
 
-# --- the index -----------------------------------------------------------------------------------------------------
+# --- the index ---
 
 
 def test_an_index_that_contradicts_its_files_is_refused(hub: LocalHub, store: Store) -> None:
@@ -229,7 +256,9 @@ def test_an_older_index_is_refused_unless_it_is_allowed(hub: LocalHub, store: St
         pull(NAME, hub, store)
 
 
-def test_yanked_versions_need_their_digest_and_bring_the_reason(hub: LocalHub, store: Store) -> None:
+def test_yanked_versions_need_their_digest_and_bring_the_reason(
+    hub: LocalHub, store: Store
+) -> None:
     write_index(hub, entry(artifact_files(), state="yanked", aliases=("hardy",)))
     for name in (NAME, "hardy", str(HARD), HARD.reference):
         with pytest.raises(ArtifactNotFound, match="a bad fit"):
@@ -243,11 +272,15 @@ def test_an_alias_of_the_index_is_a_name(hub: LocalHub, store: Store) -> None:
     assert pull("HARDY", hub, store).artifact.record.id == HARD
 
 
-# --- several hubs --------------------------------------------------------------------------------------------------
+# --- several hubs ---
 
 
 @pytest.mark.parametrize(
-    "trouble", [HubUnreachable.for_hub("the first hub", "reset"), HubTimeout.for_hub("the first hub", "is silent")]
+    "trouble",
+    [
+        HubUnreachable.for_hub("the first hub", "reset"),
+        HubTimeout.for_hub("the first hub", "is silent"),
+    ],
 )
 def test_the_next_hub_is_asked_after_network_trouble(
     hub: LocalHub, store: Store, tmp_path: Path, trouble: NetworkError
@@ -257,7 +290,9 @@ def test_the_next_hub_is_asked_after_network_trouble(
     assert result.notes == (trouble.message,)
 
 
-@pytest.mark.parametrize("trouble", [Forbidden.for_hub("the first hub"), DigestMismatchError("wrong bytes")])
+@pytest.mark.parametrize(
+    "trouble", [Forbidden.for_hub("the first hub"), DigestMismatchError("wrong bytes")]
+)
 def test_no_other_hub_hides_a_refusal_or_wrong_bytes(
     hub: LocalHub, store: Store, tmp_path: Path, trouble: OscarZooError
 ) -> None:
@@ -266,7 +301,9 @@ def test_no_other_hub_hides_a_refusal_or_wrong_bytes(
     assert store.installed() == ()
 
 
-def test_a_name_is_looked_for_on_one_hub_after_the_other(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+def test_a_name_is_looked_for_on_one_hub_after_the_other(
+    hub: LocalHub, store: Store, tmp_path: Path
+) -> None:
     empty = LocalHub(tmp_path / "empty", must_exist=False)
     assert pull(NAME, [empty, hub], store).hub == hub.name
     with pytest.raises(NotFoundError) as caught:
@@ -278,7 +315,9 @@ def test_a_name_is_looked_for_on_one_hub_after_the_other(hub: LocalHub, store: S
     assert str(hub.root) in missing.value.message
 
 
-def test_silence_of_one_hub_and_absence_on_the_other_are_both_told(store: Store, tmp_path: Path) -> None:
+def test_silence_of_one_hub_and_absence_on_the_other_are_both_told(
+    store: Store, tmp_path: Path
+) -> None:
     empty = LocalHub(tmp_path / "empty", must_exist=False)
     with pytest.raises(NetworkError) as caught:
         pull("Qwen3-32B", [troubled(tmp_path / "dead"), empty], store)
@@ -292,7 +331,9 @@ def test_an_error_without_a_network_begins_with_what_is_not_here_and_ends_with_w
     dead, own = troubled(tmp_path / "dead"), LocalHub(paths.default_zoo_dir(), must_exist=False)
     with pytest.raises(NetworkError) as empty:
         pull("Qwen3-32B", [own, dead], store)
-    assert empty.value.message.startswith("Qwen3-32B is not on this machine and could not be fetched: the first hub")
+    assert empty.value.message.startswith(
+        "Qwen3-32B is not on this machine and could not be fetched: the first hub"
+    )
     assert str(own.root) not in empty.value.message
     assert empty.value.hint == "check the network; nothing is installed yet"
     pull(NAME, hub, store)
@@ -303,7 +344,9 @@ def test_an_error_without_a_network_begins_with_what_is_not_here_and_ends_with_w
         pull("qwen3-31b", [own, dead], store)
     assert str(unknown.value.hint).startswith("did you mean Qwen3-32B")
     assert str(unknown.value.hint).endswith(f"Installed: {HARD.reference}")
-    with pytest.raises(ArtifactNotFound, match="Qwen3-32B is not on this machine, and offline") as offline:
+    with pytest.raises(
+        ArtifactNotFound, match="Qwen3-32B is not on this machine, and offline"
+    ) as offline:
         pull("Qwen3-32B", own, store, offline=True)
     assert offline.value.hint == f"run it without --offline; installed: {HARD.reference}"
     with pytest.raises(ArtifactNotFound) as nobody:
@@ -313,7 +356,9 @@ def test_an_error_without_a_network_begins_with_what_is_not_here_and_ends_with_w
         pull("Qwen3-32B", LocalHub(hub.root), store, offline=True)
 
 
-def test_a_lock_names_the_hub_that_is_asked_first(store: Store, lock: PinFile, tmp_path: Path) -> None:
+def test_a_lock_names_the_hub_that_is_asked_first(
+    store: Store, lock: PinFile, tmp_path: Path
+) -> None:
     one, two = hub_with(tmp_path / "one", payload()), hub_with(tmp_path / "two", payload())
     trust = Trust(lock=lock)
     pull(NAME, two, store, trust=trust)
@@ -323,7 +368,7 @@ def test_a_lock_names_the_hub_that_is_asked_first(store: Store, lock: PinFile, t
     assert moved.hub == one.name
 
 
-# --- offline -------------------------------------------------------------------------------------------------------
+# --- offline ---
 
 
 def test_offline_takes_what_is_here_and_says_what_is_not(hub: LocalHub, store: Store) -> None:
@@ -333,7 +378,9 @@ def test_offline_takes_what_is_here_and_says_what_is_not(hub: LocalHub, store: S
     assert pull(NAME, (), store, offline=True).already_present
 
 
-def test_an_offline_pull_pins_for_the_project_too(hub: LocalHub, store: Store, lock: PinFile) -> None:
+def test_an_offline_pull_pins_for_the_project_too(
+    hub: LocalHub, store: Store, lock: PinFile
+) -> None:
     record = pull(NAME, hub, store).artifact.record
     pull(NAME, (), store, trust=Trust(lock=lock), offline=True)
     pin = lock.read().pin(HARD)
@@ -342,7 +389,9 @@ def test_an_offline_pull_pins_for_the_project_too(hub: LocalHub, store: Store, l
     assert (pin.digest, pin.hub) == (record.digest, hub.name)
 
 
-def test_a_silent_hub_with_a_copy_here_says_how_to_use_it(hub: LocalHub, store: Store, tmp_path: Path) -> None:
+def test_a_silent_hub_with_a_copy_here_says_how_to_use_it(
+    hub: LocalHub, store: Store, tmp_path: Path
+) -> None:
     pull(NAME, hub, store)
     with pytest.raises(NetworkError) as caught:
         pull(NAME, troubled(tmp_path / "dead"), store)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.heldout import LayerRows, Queries, SequenceRows
-from oscar_zoo.evaluate.cache import Side
+from oscar_zoo.compute.capture.held_out_rows import LayerRows, Queries, SequenceRows
+from oscar_zoo.evaluate.simulated_cache import Side
 
 WINDOWS = Windows(sink=3, recent=5)
 
@@ -21,7 +21,8 @@ def random_rows(
     seed: int = 0,
     windows: Windows = WINDOWS,
 ) -> LayerRows:
-    """Queries with history of sequences of some lengths; every third one is evenly spaced, the others are focused."""
+    """Queries with history of sequences of some lengths; every third one is evenly spaced, the
+    others are focused."""
     draw = torch.Generator().manual_seed(seed)
 
     def rows(*shape: int) -> Tensor:
@@ -47,4 +48,6 @@ def paired(width: int, *, clip: float = 0.0, seed: int = 1) -> Side:
     draw = torch.Generator().manual_seed(seed)
     forward = torch.eye(width) + 0.3 * torch.randn(2, width, width, generator=draw)
     mean = torch.randn(2, 1, width, generator=draw)
-    return Side(forward, torch.linalg.inv(forward).mT, mean, QuantSpec(width, width, clip, "float16"))
+    return Side(
+        forward, torch.linalg.inv(forward).mT, mean, QuantSpec(width, width, clip, "float16")
+    )

@@ -1,7 +1,7 @@
 """The meaning of the INT2 cache in float64, token by token and without any state of the plugin.
 
-`expected` gets everything a request computes and how it was cut into steps, and returns the attention outputs. The
-tiers are written down here a second time, as sets of positions.
+`expected` gets everything a request computes and how it was cut into steps, and returns the
+attention outputs. The tiers are written down here a second time, as sets of positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a request was computed: `prefix` tokens found in the cache, then extend steps, then one token per step."""
+    """How a request was computed: `prefix` tokens found in the cache, then extend steps, then one
+    token per step."""
 
     chunks: Sequence[int]
     decode: int
@@ -54,7 +55,8 @@ def expected(
     dtype: torch.dtype,
     scaling: float,
 ) -> Tensor:
-    """Outputs of positions `cut.prefix`, ...: `[tokens, num_q_heads, d]` float64; inputs `[total, heads, d]`."""
+    """Outputs of positions `cut.prefix`, ...: `[tokens, num_q_heads, d]` float64; inputs
+    `[total, heads, d]`."""
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     keys = torch.einsum("thd,hde->the", (k.double() - pair_k.mean), pair_k.forward)
@@ -62,7 +64,10 @@ def expected(
     tiers = {
         "exact": (keys, values),
         "window": (keys.float().to(dtype).double(), values.float().to(dtype).double()),
-        "int2": (fake_quantize(keys.float(), spec).double(), fake_quantize(values.float(), spec).double()),
+        "int2": (
+            fake_quantize(keys.float(), spec).double(),
+            fake_quantize(values.float(), spec).double(),
+        ),
     }
     out = []
     for p in range(cut.prefix, cut.total):
@@ -77,7 +82,8 @@ def expected(
 
 
 def near_a_tie(x: Tensor, pair: Matrices, spec: QuantSpec, margin: float = 1e-4) -> Tensor:
-    """`[tokens]` bool: tokens with a value so close to a rounding tie that float32 may round it either way."""
+    """`[tokens]` bool: tokens with a value so close to a rounding tie that float32 may round it
+    either way."""
     rows = clip_rows(torch.einsum("thd,hde->the", x.double() - pair.mean, pair.forward), spec)
     scale, offset = affine_parameters(rows, spec)
     groups = rows.unflatten(-1, (spec.num_groups, spec.group_size))
@@ -114,7 +120,16 @@ def general_set(role: str, layers: int, heads: int, dim: int, *, seed: int) -> R
         )
 
     objective = "qqt_wush" if role == "k" else "sst_wush"
-    return RotationSet(3, objective, "kv_head", "wush", False, role == "k", tuple(layer(i) for i in range(layers)), {})
+    return RotationSet(
+        3,
+        objective,
+        "kv_head",
+        "wush",
+        False,
+        role == "k",
+        tuple(layer(i) for i in range(layers)),
+        {},
+    )
 
 
 def matrices(rotations: RotationSet, layer: int, heads: int) -> Matrices:
@@ -126,5 +141,7 @@ def matrices(rotations: RotationSet, layer: int, heads: int) -> Matrices:
 
     mean = np.zeros(dim) if entry.mean is None else entry.mean
     return Matrices(
-        spread(entry.forward, (heads, dim, dim)), spread(entry.partner, (heads, dim, dim)), spread(mean, (heads, dim))
+        spread(entry.forward, (heads, dim, dim)),
+        spread(entry.partner, (heads, dim, dim)),
+        spread(mean, (heads, dim)),
     )

@@ -1,11 +1,14 @@
-"""Captures in processes that may be killed: `python capture_child.py JOB.json`, also under `torchrun`.
+"""Captures in processes that may be killed: `python capture_child.py JOB.json`, also under
+`torchrun`.
 
-A job is a list of captures of one small model, run one after the other. Each names `family`, `lengths` (of its random
-sequences), `out` (where rank 0 writes the sums), `passes` (force the engine that runs the model whole), and for
-checkpoints `work`, `resume`, and one way to end early:
-- `kill_at`: SIGKILL at that progress report, in a forked process, so that the next capture of the list still runs;
+A job is a list of captures of one small model, run one after the other. Each names `family`,
+`lengths` (of its random sequences), `out` (where rank 0 writes the sums), `passes` (force the
+engine that runs the model whole), and for checkpoints `work`, `resume`, and one way to end early:
+- `kill_at`: SIGKILL at that progress report, in a forked process, so that the next capture of the
+  list still runs;
 - `kill_in_save`: `[n, "before" or "after"]`, SIGKILL around the n-th replacement of the state;
-- `stop_at`: KeyboardInterrupt at that progress report; with `savers`, only these ranks have saved something.
+- `stop_at`: KeyboardInterrupt at that progress report; with `savers`, only these ranks have saved
+  something.
 The exit codes of all captures go to `JOB.json.codes`.
 """
 
@@ -61,7 +64,14 @@ def run(job: dict[str, Any]) -> None:
     data = sequences(*job["lengths"], seed=job.get("seed", 0))
     work = Path(job["work"]) if "work" in job else None
     try:
-        moments = capture(loaded, data, needs=NEEDS, progress=Reports(job), work=work, resume=job.get("resume", False))
+        moments = capture(
+            loaded,
+            data,
+            needs=NEEDS,
+            progress=Reports(job),
+            work=work,
+            resume=job.get("resume", False),
+        )
     except KeyboardInterrupt:
         return
     if rank_and_size()[0] == 0:
@@ -108,7 +118,9 @@ def die() -> None:
 def write(path: Path, moments: Moments) -> None:
     """Every sum and count under `LAYER.NAME`."""
     moments.check_coverage(NEEDS)
-    tensors = {f"{i}.{name}": getattr(one, name) for i, one in moments.layers.items() for name in SUMS}
+    tensors = {
+        f"{i}.{name}": getattr(one, name) for i, one in moments.layers.items() for name in SUMS
+    }
     for i, one in moments.layers.items():
         tensors[f"{i}.counts"] = torch.tensor([getattr(one, name) for name in COUNTS])
     save_file(tensors, path)

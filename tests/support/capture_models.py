@@ -1,6 +1,8 @@
-"""Small random models of many architectures, and the rows their attention sees, found without the tap.
+"""Small random models of many architectures, and the rows their attention sees, found without the
+tap.
 
-Rows come from hooks on the models' own projections and norms; rotary embedding and softmax attention are computed here.
+Rows come from hooks on the models' own projections and norms; rotary embedding and softmax
+attention are computed here.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.compute.data import CalibrationData
-from oscar_zoo.evaluate.geometry import model_block
-from oscar_zoo.evaluate.models import LoadedModel
+from oscar_zoo.models.geometry import model_block
+from oscar_zoo.models.loading import LoadedModel
 
 VOCABULARY = 96
 HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
@@ -68,7 +70,9 @@ def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Lo
     import transformers
 
     shape = {**COMMON, **FAMILIES.get(family, {}), **changes}
-    config = getattr(transformers, f"{family}Config")(**{k: v for k, v in shape.items() if v is not None})
+    config = getattr(transformers, f"{family}Config")(
+        **{k: v for k, v in shape.items() if v is not None}
+    )
     name = family.removesuffix("Text")
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval()
@@ -85,13 +89,16 @@ def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Lo
 def sequences(*lengths: int, seed: int = 0, vocabulary: int = VOCABULARY) -> CalibrationData:
     """Random tokens."""
     generator = torch.Generator().manual_seed(seed)
-    ids = tuple(tuple(torch.randint(0, vocabulary, (n,), generator=generator).tolist()) for n in lengths)
+    ids = tuple(
+        tuple(torch.randint(0, vocabulary, (n,), generator=generator).tolist()) for n in lengths
+    )
     return CalibrationData(ids, sum(lengths), "random")
 
 
 @dataclasses.dataclass
 class Rows:
-    """Rows of one layer over all sequences, `[heads, T, d]`; `output` from softmax attention in float64 here."""
+    """Rows of one layer over all sequences, `[heads, T, d]`; `output` from softmax attention in
+    float64 here."""
 
     query: Tensor
     key: Tensor
@@ -132,7 +139,9 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
         return lambda module, args, output: seen.__setitem__(name, output)
 
     def positions(module: Any, args: Any, kwargs: Any) -> None:
-        seen["positions"] = kwargs["position_embeddings"] if "position_embeddings" in kwargs else args[1]
+        seen["positions"] = (
+            kwargs["position_embeddings"] if "position_embeddings" in kwargs else args[1]
+        )
 
     def finish(module: Any, args: Any, output: Any) -> None:
         width = attention.head_dim
@@ -149,11 +158,14 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
 
 def by_head(x: Tensor, tokens: int, width: int) -> Tensor:
     """`[heads, T, d]` from that, from `[T, heads, d]` or from `[T, heads * d]`."""
-    return x if x.ndim == 3 and x.shape[0] != tokens else x.reshape(tokens, -1, width).transpose(0, 1)
+    return (
+        x if x.ndim == 3 and x.shape[0] != tokens else x.reshape(tokens, -1, width).transpose(0, 1)
+    )
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary embedding of `[heads, T, d]`, halves paired, over the first channels where the embedding is narrower."""
+    """Rotary embedding of `[heads, T, d]`, halves paired, over the first channels where the
+    embedding is narrower."""
     width = cosine.shape[-1]
     turn, rest = x[..., :width], x[..., width:]
     first, second = turn.chunk(2, -1)

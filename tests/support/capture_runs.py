@@ -1,6 +1,8 @@
-"""Captures through SGLang for tests: as users run them, and in forks of a process that imported SGLang.
+"""Captures through SGLang for tests: as users run them, and in forks of a process that imported
+SGLang.
 
-A forked capture runs to its end, or up to the pass in which everything of it is killed. Its engine is a fork too.
+A forked capture runs to its end, or up to the pass in which everything of it is killed. Its engine
+is a fork too.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from engines import text_tokens
 from forked_program import ForkedProgram
 from sglang_forks import shared
 
-from oscar_zoo.compute.capture import sglang, sglang_process, state
+from oscar_zoo.compute.capture import engine, engine_job, state
 from oscar_zoo.compute.capture.base import Progress
-from oscar_zoo.compute.capture.sglang import SglangFacts, capture_with_sglang
+from oscar_zoo.compute.capture.engine import SglangFacts, capture_with_sglang
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.evaluate.models import inspect_model
-from oscar_zoo.sglang_plugin.launch import child_environment
+from oscar_zoo.engines.sglang.launch.plan import child_environment
+from oscar_zoo.models.loading import inspect_model
 
 NEEDS = frozenset({"rows", "weighted", "outputs", "weights"})
 LENGTHS = (140, 256, 7)  # 256 is the whole context of the random model
@@ -37,7 +39,9 @@ CPU = {"device": "cpu", "dtype": "float32", "mem_fraction_static": 0.5}
 
 def prompts() -> tuple[tuple[int, ...], ...]:
     ids = text_tokens()
-    return tuple(tuple(ids[start : start + n]) for start, n in zip((0, 3000, 9000), LENGTHS, strict=True))
+    return tuple(
+        tuple(ids[start : start + n]) for start, n in zip((0, 3000, 9000), LENGTHS, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Run:
     def here(self, *, resume: bool = False, progress: Progress | None = None) -> Captured:
         """Capture in this process."""
         told: list[tuple[int, int, str]] = []
-        env = {**child_environment(os.environ, device="cpu", kernels=Path(self.work)), "OMP_NUM_THREADS": "1"}
+        env = {
+            **child_environment(os.environ, device="cpu", kernels=Path(self.work)),
+            "OMP_NUM_THREADS": "1",
+        }
         if self.site:
             env["PYTHONPATH"] = os.pathsep.join([self.site, env["PYTHONPATH"]])
         if self.tensor_parallel > 1:
@@ -88,9 +95,10 @@ class Run:
         return Captured(moments, facts, told)
 
     def killed(self, number: int) -> None:
-        """Capture up to a pass, then kill this process group; in the second pass that of the engine first."""
+        """Capture up to a pass, then kill this process group; in the second pass that of the engine
+        first."""
         state.MIN_SECONDS, state.SHARE = 0.0, 0
-        sglang_process._passes = partial(_waiting, sglang_process._passes, number)
+        engine_job._passes = partial(_waiting, engine_job._passes, number)
 
         def told(done: int, total: int, where: str) -> None:
             if not where.startswith(f"pass {number} "):
@@ -104,7 +112,8 @@ class Run:
 
 
 def _waiting(passes: Callable[..., None], number: int, *arguments: Any) -> None:
-    """In the engine's process, a fork: stand still once a pass was told of, or all is done before the kill comes."""
+    """In the engine's process, a fork: stand still once a pass was told of, or all is done before
+    the kill comes."""
     *others, progress = arguments
 
     def told(done: int, total: int, where: str) -> None:
@@ -116,7 +125,8 @@ def _waiting(passes: Callable[..., None], number: int, *arguments: Any) -> None:
 
 
 def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
-    """`run` to its end, after ones that were killed in the passes `kills`; each goes on with what was left.
+    """`run` to its end, after ones that were killed in the passes `kills`; each goes on with what
+    was left.
 
     In forks of the process that imported SGLang (`sglang_forks`).
     """
@@ -128,7 +138,9 @@ def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
 
     for number in kills:
         status = call(kill=number)
-        assert status == -signal.SIGKILL, f"{status} instead of the kill in pass {number}: {log.read_text()[-4000:]}"
+        assert status == -signal.SIGKILL, (
+            f"{status} instead of the kill in pass {number}: {log.read_text()[-4000:]}"
+        )
     assert call(resume=bool(kills), out=str(out)) == 0, log.read_text()[-4000:]
     captured: Captured = pickle.loads(out.read_bytes())
     return captured
@@ -136,7 +148,7 @@ def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
 
 def capture(run: dict[str, Any], out: str = "", kill: int = 0, resume: bool = False) -> None:
     """In the fork: `Run.killed`, or `Run.here` with the result pickled in the file `out`."""
-    sglang.subprocess = SimpleNamespace(Popen=ForkedEngine, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    engine.subprocess = SimpleNamespace(Popen=ForkedEngine, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     if kill:
         Run(**run).killed(kill)
     else:

@@ -1,4 +1,5 @@
-"""The launch command of the model cards and of the README that were published with the SGLang fork."""
+"""The launch command of the model cards and of the README that were published with the SGLang
+fork."""
 
 from __future__ import annotations
 

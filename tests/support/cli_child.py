@@ -44,7 +44,10 @@ class Cli:
     @property
     def variables(self) -> dict[str, str]:
         """All variables of the children."""
-        state = {f"OSCAR_ZOO_{name}": str(self.folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+        state = {
+            f"OSCAR_ZOO_{name}": str(self.folder / name.lower())
+            for name in ("CACHE", "DATA", "STATE", "CONFIG")
+        }
         path = {"PYTHONPATH": str(HUB_2)} if self.version == 2 else {}
         return {**self.environment, **state, **path}
 

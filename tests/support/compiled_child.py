@@ -1,4 +1,5 @@
-"""Print which kernels Triton would compile for an NVIDIA GPU: while a worker warms up, then for batches that it meets.
+"""Print which kernels Triton would compile for an NVIDIA GPU: while a worker warms up, then for
+batches that it meets.
 
 Nothing is compiled or run: every launch only gets its key, by Triton's own rules.
 """
@@ -17,13 +18,13 @@ from triton.runtime import jit
 from oscar_kernels import _triton
 from oscar_kernels.decode_attention import launcher
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.sglang_plugin.device_batch import extend_batch
-from oscar_zoo.sglang_plugin.kernel_executor import KernelExecutor
-from oscar_zoo.sglang_plugin.plain_prefill import PlainPrefill
-from oscar_zoo.sglang_plugin.side_store import SideShape, SideStore
-from oscar_zoo.sglang_plugin.slot_store import SlotShape, SlotStore
-from oscar_zoo.sglang_plugin.transforms import TransformTable
-from oscar_zoo.sglang_plugin.warm_up import warm_up
+from oscar_zoo.runtime.batch import extend_batch
+from oscar_zoo.runtime.executor import Executor
+from oscar_zoo.runtime.plain_prefill import PlainPrefill
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.warm_up import warm_up
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 HEADS, GROUP, DIM, ROWS, PIECE = 2, 4, 32, 40, 64
 keys: set[str] = set()
@@ -45,8 +46,8 @@ def main() -> None:
     launcher._multiprocessors = lambda device: 132
     spec = QuantSpec(DIM, DIM, 0.9, "float16")
     sets = [general_set(role, 1, HEADS, DIM, seed=1) for role in ("k", "v")]
-    side = SideStore(SideShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
-    executor = KernelExecutor(
+    side = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
+    executor = Executor(
         SlotStore(SlotShape(1, 100, HEADS, spec, spec), "cpu"), side,
         TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu"),
         num_q_heads=HEADS * GROUP, max_batch=ROWS, scratch_tokens=PIECE, prefill=PlainPrefill(),
@@ -59,7 +60,10 @@ def main() -> None:
     for _ in range(60):
         requests = choose.choice([1, 2, 3, 7, 16, 30])
         prefixes = [choose.choice([0, 1, 64, choose.randrange(300)]) for _ in range(requests)]
-        lengths = [choose.choice([1, 2, 17, choose.randrange(1, 1200 // requests)]) for _ in range(requests)]
+        lengths = [
+            choose.choice([1, 2, 17, choose.randrange(1, 1200 // requests)])
+            for _ in range(requests)
+        ]
         rows, total = torch.arange(requests) + choose.randrange(ROWS - requests), sum(lengths)
         # A chunk is a part of longer buffers, whose addresses are not round.
         written = torch.zeros(total + 3, dtype=torch.int64)[choose.randrange(3) :][:total]

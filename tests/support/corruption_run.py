@@ -1,6 +1,7 @@
 """Pull from a loopback hub that delivers damaged files, many times, each time with another damage.
 
-As a program: `corruption_run.py COUNT SEED KIND` with a private environment; prints one line of JSON.
+As a program: `corruption_run.py COUNT SEED KIND` with a private environment; prints one line of
+JSON.
 """
 
 from __future__ import annotations
@@ -48,20 +49,33 @@ def damages(chance: random.Random, size: int, name: str) -> dict[str, Damage]:
 
 def store_state(root: Path) -> dict[str, tuple[str, int]]:
     """Every file of entries and blobs with its content and the time it was written."""
-    files = (path for part in ("artifacts", "blobs") for path in (root / part).rglob("*") if path.is_file())
+    files = (
+        path
+        for part in ("artifacts", "blobs")
+        for path in (root / part).rglob("*")
+        if path.is_file()
+    )
     return {str(path): (sha256_hex(path.read_bytes()), path.stat().st_mtime_ns) for path in files}
 
 
 def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
-    """Pull `count` times from damaged deliveries, then once from an honest one; see the keys of the result."""
+    """Pull `count` times from damaged deliveries, then once from an honest one; see the keys of the
+    result."""
     chance = random.Random(seed)
-    files = {f"{a}/{n}": d for a in (ONE, OTHER) for n, d in artifact_files(artifact=a, seed=len(a)).items()}
+    files = {
+        f"{a}/{n}": d
+        for a in (ONE, OTHER)
+        for n, d in artifact_files(artifact=a, seed=len(a)).items()
+    }
     outcomes: collections.Counter[str] = collections.Counter()
     accepted, same_size = [], 0
     with HubServer() as server:
         server.repository("org/zoo", "hf" if scheme == "hf" else "ms", files=files)
         os.environ |= {"HF_ENDPOINT": server.url, "MODELSCOPE_ENDPOINT": server.url}
-        store, hub = Store(), lambda: open_hub(f"{scheme}:org/zoo", network=NetworkSettings(tries=1))
+        store, hub = (
+            Store(),
+            lambda: open_hub(f"{scheme}:org/zoo", network=NetworkSettings(tries=1)),
+        )
         pull("tiny-qwen3", hub(), store)
         before = store_state(store.root)
         for number in range(count):
@@ -82,7 +96,9 @@ def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
             same_size += kind == "flip" or (kind == "swap" and name != FILE_NAME)
             server.clear_faults()
         unchanged = store_state(store.root) == before
-        healed = pull("tiny-qwen3-hard", hub(), store).artifact.files == artifact_files(artifact=ONE, seed=len(ONE))
+        healed = pull("tiny-qwen3-hard", hub(), store).artifact.files == artifact_files(
+            artifact=ONE, seed=len(ONE)
+        )
     return {
         "refused": sum(outcomes.values()),
         "same_size": same_size,

@@ -1,4 +1,5 @@
-"""What the token-equality suite runs: the workloads, and the ways to run them that must not change a token."""
+"""What the token-equality suite runs: the workloads, and the ways to run them that must not change
+a token."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Case:
     Attributes:
         engine: keyword arguments.
         env: variables beside sizes of windows and mode.
-        rotations: `general` (format 3, one pair per KV head, not orthogonal, centred) or `orthogonal` (format 1).
+        rotations: `general` (format 3, one pair per KV head, not orthogonal, centred) or
+            `orthogonal` (format 1).
         mode: of the slots; empty for a server without the plugin's cache.
         mutant: a bug of `engine_mutants`.
         spawn: workers as users get them.
@@ -58,15 +60,22 @@ CASES = {
     "chunk_256": Case({"chunked_prefill_size": 256}),
     "page_16": Case({"page_size": 16}),
     "mixed_chunk": Case({"enable_mixed_chunk": True}),
-    "at_once": Case({"chunked_prefill_size": 256, "page_size": 16, "enable_mixed_chunk": True, "tp_size": 2}, RETRACT),
+    "at_once": Case(
+        {"chunked_prefill_size": 256, "page_size": 16, "enable_mixed_chunk": True, "tp_size": 2},
+        RETRACT,
+    ),
     "two_ranks": Case({"tp_size": 2}),
     "two_copies": Case({"dp_size": 2}),
     "retract": Case(env=RETRACT),
     "small_pool": Case(SMALL_POOL),
     "no_tail": Case(env=NO_TAIL, rotations="orthogonal"),
     "least_windows": Case(env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1"}),
-    "least_windows_no_tail": Case(env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1", **NO_TAIL}),
-    "stale_rows": Case(env={"OSCAR_INT2_TEST_MUTANT": "keep_stale_rows", **NO_TAIL}, rotations="orthogonal"),
+    "least_windows_no_tail": Case(
+        env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1", **NO_TAIL}
+    ),
+    "stale_rows": Case(
+        env={"OSCAR_INT2_TEST_MUTANT": "keep_stale_rows", **NO_TAIL}, rotations="orthogonal"
+    ),
     "no_ring_start": Case(env=NO_TAIL, rotations="orthogonal", mutant="no_ring_start"),
     "ring_first": Case(env={"OSCAR_INT2_TEST_MUTANT": "ring_before_attention"}),
     "one_matrix": Case(env={"OSCAR_INT2_TEST_MUTANT": "partner_is_forward"}),
@@ -84,11 +93,21 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
         env |= cores(engine, engines.release)
         if case.mode:
             engine |= INT2
-            env = {**WINDOWS, **test_mode(case.mode), "OSCAR_INT2_ROTATION_PATH": str(folders[case.rotations]), **env}
+            env = {
+                **WINDOWS,
+                **test_mode(case.mode),
+                "OSCAR_INT2_ROTATION_PATH": str(folders[case.rotations]),
+                **env,
+            }
         if case.family:
             engine["model_path"] = str(model(engines.folder / case.family, case.family))
         counted = not case.spawn and "dp_size" not in engine
-        job = {"engine": engine, "groups": groups, "memory": counted, "probe": name in ("stock", "idle")}
+        job = {
+            "engine": engine,
+            "groups": groups,
+            "memory": counted,
+            "probe": name in ("stock", "idle"),
+        }
         job["heads"] = name == "idle"
         if case.mutant:
             job["mutant"] = case.mutant
@@ -96,10 +115,17 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
 
 
 def model(folder: Path, family: str) -> Path:
-    """A small random model for the same rotations and tokens as the example, written into `folder` once."""
+    """A small random model for the same rotations and tokens as the example, written into `folder`
+    once."""
     if not folder.exists():
-        shape = {"vocab_size": 2048, "num_hidden_layers": 4, "head_dim": 64, "max_position_embeddings": 2048}
-        # On a CPU, SGLang pads experts to a multiple of 32 channels and leaves the padding as it finds it.
+        shape = {
+            "vocab_size": 2048,
+            "num_hidden_layers": 4,
+            "head_dim": 64,
+            "max_position_embeddings": 2048,
+        }
+        # On a CPU, SGLang pads experts to a multiple of 32 channels and leaves the padding as it
+        # finds it.
         save_model(folder, family, **shape, hidden_size=64, moe_intermediate_size=32)
     return folder
 
@@ -109,7 +135,9 @@ def rotations(folder: Path) -> dict[str, Path]:
     general = (general_set(side, 4, 2, 64, seed=seed) for seed, side in enumerate("kv"))
     files = {
         "orthogonal": artifact_files(),
-        "general": {f"{side}.pt": rotation_bytes(pair) for side, pair in zip("kv", general, strict=True)},
+        "general": {
+            f"{side}.pt": rotation_bytes(pair) for side, pair in zip("kv", general, strict=True)
+        },
     }
     for name in files:
         if not (folder / name).exists():
@@ -118,7 +146,8 @@ def rotations(folder: Path) -> dict[str, Path]:
 
 
 def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
-    """On a CPU, SGLang wants to be told the cores of every rank; 0.5.17 counts only tensor ranks."""
+    """On a CPU, SGLang wants to be told the cores of every rank; 0.5.17 counts only tensor
+    ranks."""
     copies = engine.get("dp_size", 1) if release != "0.5.17" else 1
     workers = engine.get("tp_size", 1) * copies
     own = sorted(os.sched_getaffinity(0))
@@ -140,14 +169,20 @@ def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
 
 def logprobs(run: Mapping[str, Any]) -> list[float]:
     """Of every token of every answer; a random model has few tokens to choose from."""
-    return [value for group in answers(run, "logprobs").values() for request in group for value in request]
+    return [
+        value
+        for group in answers(run, "logprobs").values()
+        for request in group
+        for value in request
+    ]
 
 
 def scheduling_groups() -> list[dict[str, Any]]:
-    """Shared prefixes, prompts repeated, second turns, shortened prompts, a queue, and lengths where windows end.
+    """Shared prefixes, prompts repeated, second turns, shortened prompts, a queue, and lengths
+    where windows end.
 
-    At most eight requests run at a time, so six of the queue wait. Prompts of `lengths` are as long as the sinks, the
-    recent window, both together, and one more or less.
+    At most eight requests run at a time, so six of the queue wait. Prompts of `lengths` are as long
+    as the sinks, the recent window, both together, and one more or less.
     """
     piece = _pieces(random.Random(0))
     a, c = piece(150), piece(9)
@@ -158,21 +193,32 @@ def scheduling_groups() -> list[dict[str, Any]]:
     return [
         {"name": "first", "prompts": [a, b, c], "new": 24},
         {"name": "again", "prompts": [a, b, c], "new": 24},
-        {"name": "turn2", "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]], "new": 24},
-        {"name": "queue", "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(14)], "new": 40},
+        {
+            "name": "turn2",
+            "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]],
+            "new": 24,
+        },
+        {
+            "name": "queue",
+            "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(14)],
+            "new": 40,
+        },
         {"name": "lengths", "prompts": edges, "new": 20},
         {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": 20},
     ]
 
 
 def mixed_group(number: int) -> dict[str, Any]:
-    """Many short requests over a few shared beginnings; one in eight is aborted after a few tokens."""
+    """Many short requests over a few shared beginnings; one in eight is aborted after a few
+    tokens."""
     order = random.Random(2)
     piece = _pieces(order)
     beginnings = [piece(60) for _ in range(12)]
     prompts, new, abort = [], [], {}
     for index in range(number):
-        prompts.append([*order.choice(beginnings)[: order.randrange(8, 60)], *piece(order.randrange(1, 12))])
+        prompts.append(
+            [*order.choice(beginnings)[: order.randrange(8, 60)], *piece(order.randrange(1, 12))]
+        )
         new.append(order.randrange(1, 12))
         if order.randrange(8) == 0:
             new[-1], abort[str(index)] = 64, order.randrange(1, 6)

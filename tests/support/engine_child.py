@@ -1,9 +1,10 @@
 """Run requests through SGLang Engines and save what came out; see `engines.Engines` for who asks.
 
-A job holds `engine` (keyword arguments) and `groups`; the prompts of a group run at the same time. A prompt is a list
-of token ids, or `{"of": [group, index], "append": [...]}`: an earlier prompt, its answer, and more (a second turn).
-`refused` is a list of `{"engine": ..., "env": ...}` that must not start; `probe` looks at the hooks of this process;
-`memory` counts what is free before and after; `mutant` names a deliberate bug of `engine_mutants`.
+A job holds `engine` (keyword arguments) and `groups`; the prompts of a group run at the same time.
+A prompt is a list of token ids, or `{"of": [group, index], "append": [...]}`: an earlier prompt,
+its answer, and more (a second turn). `refused` is a list of `{"engine": ..., "env": ...}` that must
+not start; `probe` looks at the hooks of this process; `memory` counts what is free before and
+after; `mutant` names a deliberate bug of `engine_mutants`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def forked(name: str, spawn: bool) -> None:
 
 
 def fork_workers() -> None:
-    """SGLang's workers are forked from here in place of spawned, so they need no imports and have our methods."""
+    """SGLang's workers are forked from here in place of spawned, so they need no imports and have
+    our methods."""
     from sglang.srt.environ import envs
     from sglang.srt.managers import scheduler
 
@@ -77,7 +79,9 @@ def main(place: Path, out: Path) -> None:
             engine.collective_rpc("oscar_report", path=str(out))
         if job["engine"].get("enable_metrics"):
             result["metrics"] = scrape()
-        result["info"] = [state.get("oscar_int2") for state in engine.get_server_info()["internal_states"]]
+        result["info"] = [
+            state.get("oscar_int2") for state in engine.get_server_info()["internal_states"]
+        ]
     finally:
         engine.shutdown()
     reports = out.parent.glob(out.name + ".*.json")
@@ -86,7 +90,8 @@ def main(place: Path, out: Path) -> None:
 
 
 def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """All prompts of a group at once; `abort` names those that are given up, and after how many tokens."""
+    """All prompts of a group at once; `abort` names those that are given up, and after how many
+    tokens."""
     prompts = [resolve(prompt, earlier) for prompt in group["prompts"]]
     new = group["new"] if isinstance(group["new"], list) else [group["new"]] * len(prompts)
     sampling = [{"temperature": 0, "max_new_tokens": number, "ignore_eos": True} for number in new]
@@ -100,19 +105,24 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
         "tokens": [answer["output_ids"] for answer in answers],
         "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
         "logprobs": [
-            [value for value, *_ in answer["meta_info"].get("output_token_logprobs", ())] for answer in answers
+            [value for value, *_ in answer["meta_info"].get("output_token_logprobs", ())]
+            for answer in answers
         ],
         "ended": [(answer["meta_info"]["finish_reason"] or {}).get("type") for answer in answers],
         "seconds": round(time.time() - began, 2),
     }
 
 
-async def streams(engine: Any, prompts: list[Any], sampling: list[Any], abort: dict[str, int]) -> list[dict[str, Any]]:
+async def streams(
+    engine: Any, prompts: list[Any], sampling: list[Any], abort: dict[str, int]
+) -> list[dict[str, Any]]:
     """Answers as streams, of which some are aborted after a number of tokens."""
 
     async def one(index: int) -> dict[str, Any]:
         answer: dict[str, Any] = {}
-        stream = await engine.async_generate(input_ids=prompts[index], sampling_params=sampling[index], stream=True)
+        stream = await engine.async_generate(
+            input_ids=prompts[index], sampling_params=sampling[index], stream=True
+        )
         async for answer in stream:
             if len(answer["output_ids"]) >= abort.get(str(index), 1 << 30):
                 engine.tokenizer_manager.abort_request(answer["meta_info"]["id"])
@@ -122,7 +132,8 @@ async def streams(engine: Any, prompts: list[Any], sampling: list[Any], abort: d
 
 
 def scrape() -> list[dict[str, Any]]:
-    """What `/metrics` would show of our metrics and of SGLang's tokens in use, once no request has a row any more."""
+    """What `/metrics` would show of our metrics and of SGLang's tokens in use, once no request has
+    a row any more."""
     from prometheus_client import CollectorRegistry, multiprocess
 
     deadline = time.monotonic() + 60
@@ -135,7 +146,9 @@ def scrape() -> list[dict[str, Any]]:
             for sample in family.samples
             if sample.name.startswith(("oscar_", "sglang:kv_"))
         ]
-        rows = [sample["value"] for sample in samples if sample["name"] == "oscar_int2_used_ring_rows"]
+        rows = [
+            sample["value"] for sample in samples if sample["name"] == "oscar_int2_used_ring_rows"
+        ]
         if time.monotonic() > deadline or (rows and not any(rows)):
             return samples
         time.sleep(0.2)
@@ -163,12 +176,13 @@ def refusal(job: dict[str, Any]) -> str:
 
 
 def probe() -> dict[str, Any]:
-    """Do the targets of the hooks exist, are they patched, and does the command line know our flags?"""
+    """Do the targets of the hooks exist, are they patched, and does the command line know our
+    flags?"""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.server_args import ServerArgs
 
-    from oscar_zoo.sglang_plugin.compat import hook_targets
+    from oscar_zoo.engines.sglang.compat import hook_targets
 
     load_plugins()
     paths = [place.path for places in hook_targets.targets().values() for place in places]
@@ -182,7 +196,9 @@ def probe() -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     with mock.patch.dict(os.environ):
-        given = ["--model-path=x", "--kv-cache-dtype=int2", "--oscar-sink-size=3"] if patched else []
+        given = (
+            ["--model-path=x", "--kv-cache-dtype=int2", "--oscar-sink-size=3"] if patched else []
+        )
         args = parser.parse_args(given or ["--model-path=x"])
         written = os.environ.get("OSCAR_INT2_SINK_SIZE")
     return {
@@ -196,7 +212,8 @@ def probe() -> dict[str, Any]:
 
 
 def memory(scheduler: Any, path: str) -> None:
-    """A method for `collective_rpc`: what is free and what the prefix cache holds, in tokens and request rows."""
+    """A method for `collective_rpc`: what is free and what the prefix cache holds, in tokens and
+    request rows."""
     counts = {
         "tokens": scheduler.token_to_kv_pool_allocator.available_size(),
         "rows": scheduler.req_to_token_pool.available_size(),
@@ -208,7 +225,8 @@ def memory(scheduler: Any, path: str) -> None:
 
 
 def table_bytes() -> float:
-    """Bytes per token of the tables of SGLang's eager runner, which are at least as long as there are token slots."""
+    """Bytes per token of the tables of SGLang's eager runner, which are at least as long as there
+    are token slots."""
     from sglang.srt.model_executor.cuda_graph_buffer_registry import CudaGraphBufferRegistry
 
     registries = [one for one in gc.get_objects() if type(one) is CudaGraphBufferRegistry]
@@ -236,11 +254,12 @@ def left(engine: Any, out: Path) -> dict[str, float]:
 
 
 def head_assignment() -> list[dict[str, Any]]:
-    """Which global KV heads a rank loads in SGLang's own projection, and which ones we slice transforms for."""
+    """Which global KV heads a rank loads in SGLang's own projection, and which ones we slice
+    transforms for."""
     from sglang.srt import runtime_context
     from sglang.srt.configs.model_config import ModelConfig
 
-    from oscar_zoo.sglang_plugin.compat import geometry
+    from oscar_zoo.engines.sglang.compat import geometry
 
     found = []
     for kv_heads, size in itertools.product((2, 4, 8), (1, 2, 4, 8)):
@@ -249,10 +268,14 @@ def head_assignment() -> list[dict[str, Any]]:
         config.get_total_num_kv_heads = lambda kv_heads=kv_heads: kv_heads
         for rank in range(size):
             parallel = types.SimpleNamespace(attn_tp_size=size, attn_tp_rank=rank)
-            with mock.patch.object(runtime_context, "get_parallel", lambda parallel=parallel: parallel):
+            with mock.patch.object(
+                runtime_context, "get_parallel", lambda parallel=parallel: parallel
+            ):
                 ours = list(geometry.local_kv_heads(config))
             k, v = loaded_heads(kv_heads, size, rank)
-            found.append({"kv_heads": kv_heads, "size": size, "rank": rank, "k": k, "v": v, "ours": ours})
+            found.append(
+                {"kv_heads": kv_heads, "size": size, "rank": rank, "k": k, "v": v, "ours": ours}
+            )
     return found
 
 
@@ -264,7 +287,9 @@ def loaded_heads(kv_heads: int, size: int, rank: int) -> list[list[int]]:
     labels = torch.arange(kv_heads).float().repeat_interleave(4)[:, None].expand(-1, 3)
     group = types.SimpleNamespace(rank_in_group=rank, world_size=size)
     asked = inspect.signature(linear.QKVParallelLinear).parameters
-    given = {"tp_rank": rank, "tp_size": size} if "tp_rank" in asked else {}  # from 0.5.23 on it asks for the group
+    given = (
+        {"tp_rank": rank, "tp_size": size} if "tp_rank" in asked else {}
+    )  # from 0.5.23 on it asks for the group
     with mock.patch.object(linear, "_resolve_linear_group", lambda _: group, create=bool(given)):
         layer = linear.QKVParallelLinear(3, 4, 8, kv_heads, bias=False, **given)
     for side in "kv":
@@ -279,12 +304,18 @@ def pool_contract() -> dict[str, Any]:
     import torch
 
     from oscar_kernels.spec import QuantSpec
-    from oscar_zoo.sglang_plugin.pool import Int2TokenPool
-    from oscar_zoo.sglang_plugin.side_store import SideShape
-    from oscar_zoo.sglang_plugin.slot_store import SlotShape
+    from oscar_zoo.engines.sglang.pool import Int2TokenPool
+    from oscar_zoo.runtime.slot_store import SlotShape
+    from oscar_zoo.runtime.window_store import WindowShape
 
     spec = QuantSpec(64, 64, 0.96)
-    stock = {"dtype": torch.uint8, "device": "cpu", "enable_memory_saver": False, "start_layer": 0, "end_layer": 2}
+    stock = {
+        "dtype": torch.uint8,
+        "device": "cpu",
+        "enable_memory_saver": False,
+        "start_layer": 0,
+        "end_layer": 2,
+    }
     pool = Int2TokenPool(
         32,
         page_size=4,
@@ -293,7 +324,7 @@ def pool_contract() -> dict[str, Any]:
         v_head_dim=64,
         layer_num=3,
         slot_shape=SlotShape(3, 0, 2, spec, spec),
-        side_shape=SideShape(3, 5, 2, 64, 64, 4, 8, torch.float32),
+        side_shape=WindowShape(3, 5, 2, 64, 64, 4, 8, torch.float32),
         **stock,
     )
     refused = {}
@@ -310,7 +341,10 @@ def pool_contract() -> dict[str, Any]:
         "bytes": sum(pool.get_kv_size_bytes()),
         "allocated": pool.slots.nbytes + pool.side.nbytes,
         "slots": pool.k_buffer[0].shape[0],
-        "probes": [list(t.shape) for t in (*pool.get_kv_buffer(0), pool.get_key_buffer(1), pool.get_value_buffer(2))],
+        "probes": [
+            list(t.shape)
+            for t in (*pool.get_kv_buffer(0), pool.get_key_buffer(1), pool.get_value_buffer(2))
+        ],
         "moved": bool((pool.k_buffer[2][11] == 9).all() and (pool.v_buffer[1][11] == 3.0).all()),
         "refused": refused,
         "fused_write": {"ours": fused_write(pool), "bfloat16": fused_write(bfloat16_pool())},
@@ -318,14 +352,16 @@ def pool_contract() -> dict[str, Any]:
 
 
 def bfloat16_pool() -> Any:
-    """As much of a stock pool as SGLang looks at before it writes keys from inside the rotary embedding."""
+    """As much of a stock pool as SGLang looks at before it writes keys from inside the rotary
+    embedding."""
     import torch
 
     return types.SimpleNamespace(dtype=torch.bfloat16)
 
 
 def fused_write(pool: Any) -> bool:
-    """Whether SGLang on CUDA would write keys into `pool` from inside the rotary embedding of a model."""
+    """Whether SGLang on CUDA would write keys into `pool` from inside the rotary embedding of a
+    model."""
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
     from sglang.srt.models import utils
 

@@ -1,4 +1,5 @@
-"""Deliberate bugs that only forked workers can have, because they are made here and not in the package."""
+"""Deliberate bugs that only forked workers can have, because they are made here and not in the
+package."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ def install(name: str) -> None:
 
 def no_ring_start() -> None:
     """A query takes its whole window from the ring, also what an earlier owner of the row wrote."""
-    from oscar_zoo.sglang_plugin import side_store
+    from oscar_zoo.runtime import window_store
 
-    real: Callable[..., Any] = side_store.coverage
+    real: Callable[..., Any] = window_store.coverage
 
     @functools.wraps(real)
     def coverage(length: int, **given: Any) -> Any:
         return real(length, **{**given, "ring_start": 0})
 
-    side_store.coverage = coverage
+    window_store.coverage = coverage
 
 
 def clip_one_rank_lower() -> None:

@@ -1,4 +1,5 @@
-"""SGLang Engines for tests: every job once, in processes that are forked from one that imported SGLang."""
+"""SGLang Engines for tests: every job once, in processes that are forked from one that imported
+SGLang."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from sglang_forks import Forks, shared
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "examples" / "models" / "tiny-qwen3-hard"
 RELEASES = ("0.5.17", "0.5.21", "0.5.23")
-"""Releases of SGLang that the plugin is tested with; one of them is installed, the others lie beside it."""
+"""Releases of SGLang that the plugin is tested with; one of them is installed, the others lie
+beside it."""
 INSTALLED = version("sglang") if importlib.util.find_spec("sglang") else ""
 CHUNK = 64
 ENGINE = {
@@ -39,19 +41,27 @@ needs_sglang = pytest.mark.skipif(not INSTALLED, reason="sglang is not installed
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a child: ours without anything that steers SGLang, the plugin or Python."""
-    from oscar_zoo.sglang_plugin.launch import cpu_site_dir
+    """The environment of a child: ours without anything that steers SGLang, the plugin or
+    Python."""
+    from oscar_zoo.engines.sglang.launch.plan import cpu_site_dir
 
     dropped = ("SGLANG_", "OSCAR_", "PYTHON", "TRITON_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**env, "PYTHONPATH": str(cpu_site_dir()), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **extra}
+    return {
+        **env,
+        "PYTHONPATH": str(cpu_site_dir()),
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        **extra,
+    }
 
 
 def folder_of(release: str) -> Path | None:
-    """Where a release of SGLang lies that goes in front of the installed one; `None` for the installed one itself.
+    """Where a release of SGLang lies that goes in front of the installed one; `None` for the
+    installed one itself.
 
-    The Makefile puts the others beside the virtual environment's packages. A test that asks for one that is not there
-    is skipped.
+    The Makefile puts the others beside the virtual environment's packages. A test that asks for one
+    that is not there is skipped.
     """
     if release == INSTALLED:
         return None
@@ -62,11 +72,12 @@ def folder_of(release: str) -> Path | None:
 
 
 class Engines:
-    """Jobs by name, for one release of SGLang. All are queued at once and run in order; `result` waits for one.
+    """Jobs by name, for one release of SGLang. All are queued at once and run in order; `result`
+    waits for one.
 
-    Every job runs in a fork of a process that imported SGLang (`sglang_forks`), and the workers of SGLang are forked
-    too, so an Engine is up in a second. A job with `spawn` gets its workers as users do: fresh processes that load the
-    plugin themselves.
+    Every job runs in a fork of a process that imported SGLang (`sglang_forks`), and the workers of
+    SGLang are forked too, so an Engine is up in a second. A job with `spawn` gets its workers as
+    users do: fresh processes that load the plugin themselves.
     """
 
     def __init__(self, folder: Path, release: str | None = None) -> None:
@@ -79,10 +90,14 @@ class Engines:
         self._pool = ThreadPoolExecutor(1)
         self._jobs: dict[str, Future[dict[str, Any]]] = {}
 
-    def start(self, name: str, *, env: dict[str, str], job: dict[str, Any], spawn: bool = False) -> None:
+    def start(
+        self, name: str, *, env: dict[str, str], job: dict[str, Any], spawn: bool = False
+    ) -> None:
         """Queue one Engine."""
         job = {**job, "engine": {**ENGINE, **job.get("engine", {})}}
-        job["refused"] = [{**one, "engine": {**ENGINE, **one["engine"]}} for one in job.get("refused", ())]
+        job["refused"] = [
+            {**one, "engine": {**ENGINE, **one["engine"]}} for one in job.get("refused", ())
+        ]
         (self.folder / f"{name}.job").write_text(json.dumps(job))
         self._jobs[name] = self._pool.submit(self._run, name, env, spawn)
 
@@ -112,7 +127,9 @@ class Engines:
 
     def _run(self, name: str, env: dict[str, str], spawn: bool) -> dict[str, Any]:
         out, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
-        code = self._forks.call("engine_child:forked", self.folder, log, env, name=name, spawn=spawn)
+        code = self._forks.call(
+            "engine_child:forked", self.folder, log, env, name=name, spawn=spawn
+        )
         if not out.exists():
             raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
         result: dict[str, Any] = json.loads(out.read_text())
@@ -133,10 +150,13 @@ def text_tokens() -> list[int]:
 
 
 def recall_prompts() -> list[list[int]]:
-    """Facts, text after them, and a question for one of the facts: as passkeys, as a table, and text alone."""
+    """Facts, text after them, and a question for one of the facts: as passkeys, as a table, and
+    text alone."""
     encode, ids = tokenizer(), text_tokens()
     names = ["Sala", "Roso", "Poba", "Vevo", "Bero", "Lima", "Kado", "Nole"]
-    passkeys = "".join(f"\nThe access code of {name} is {391746 + 57 * i}.\n" for i, name in enumerate(names[:4]))
+    passkeys = "".join(
+        f"\nThe access code of {name} is {391746 + 57 * i}.\n" for i, name in enumerate(names[:4])
+    )
     question = "\nQuestion: What is the access code of Roso?\nAnswer: "
     table = "".join(f"\n {name} = {2386 + 411 * i}" for i, name in enumerate(names))
     return [
@@ -147,8 +167,8 @@ def recall_prompts() -> list[list[int]]:
 
 
 def plumbing_groups(tokens: list[int]) -> list[dict[str, Any]]:
-    """Shared prefixes, the same prompts again, second turns, one of them of a short prompt, a shortened prompt, and
-    ten requests at once."""
+    """Shared prefixes, the same prompts again, second turns, one of them of a short prompt, a
+    shortened prompt, and ten requests at once."""
     rng = random.Random(0)
 
     def piece(number: int) -> list[int]:
@@ -160,18 +180,27 @@ def plumbing_groups(tokens: list[int]) -> list[dict[str, Any]]:
     return [
         {"name": "first", "prompts": [a, b, c], "new": 24},
         {"name": "again", "prompts": [a, b, c], "new": 24},
-        {"name": "turn2", "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]], "new": 24},
+        {
+            "name": "turn2",
+            "prompts": [{"of": ["first", 0], "append": piece(5)}, b[:120], [*c, 7]],
+            "new": 24,
+        },
         {"name": "longer", "prompts": [{"of": ["first", 2], "append": piece(30)}], "new": 24},
         {"name": "many", "prompts": [piece(rng.randrange(5, 200)) for _ in range(10)], "new": 40},
     ]
 
 
 def window_groups(tokens: list[int], sink: int) -> list[dict[str, Any]]:
-    """Prompts without a common token, around the size of the windows; then two that share exactly the first `sink`."""
+    """Prompts without a common token, around the size of the windows; then two that share exactly
+    the first `sink`."""
     rng, used = random.Random(1), set[int]()
 
     def piece(number: int) -> list[int]:
-        start = next(i for i in iter(lambda: rng.randrange(len(tokens) - number), -1) if tokens[i] not in used)
+        start = next(
+            i
+            for i in iter(lambda: rng.randrange(len(tokens) - number), -1)
+            if tokens[i] not in used
+        )
         used.add(tokens[start])
         return tokens[start : start + number]
 
@@ -180,13 +209,18 @@ def window_groups(tokens: list[int], sink: int) -> list[dict[str, Any]]:
     return [
         {"name": "alone", "prompts": [piece(length) for length in lengths], "new": 40},
         {"name": "donor", "prompts": [first], "new": 24},
-        {"name": "sharing", "prompts": [first[:sink] + piece(100), first[:sink] + piece(20)], "new": 24},
+        {
+            "name": "sharing",
+            "prompts": [first[:sink] + piece(100), first[:sink] + piece(20)],
+            "new": 24,
+        },
     ]
 
 
 def eviction_groups(tokens: list[int], sink: int) -> list[dict[str, Any]]:
-    """Questions for facts among the first `sink` tokens: with their block, after three others pushed it out, and while
-    another request with the same first tokens is halfway through them. `sink` is 96 and a chunk 64 tokens."""
+    """Questions for facts among the first `sink` tokens: with their block, after three others
+    pushed it out, and while another request with the same first tokens is halfway through them.
+    `sink` is 96 and a chunk 64 tokens."""
     encode, names = tokenizer(), {"Sala": 7386, "Roso": 1797, "Poba": 9208, "Vevo": 3619}
     table = [token for name, number in names.items() for token in encode(f"\n {name} = {number}")]
     text = [*tokens[900:964], *table, *tokens[7000:7050]]
@@ -194,6 +228,10 @@ def eviction_groups(tokens: list[int], sink: int) -> list[dict[str, Any]]:
     return [
         {"name": "made", "prompts": [asks["Vevo"]], "new": 8},
         {"name": "shared", "prompts": [asks["Sala"], asks["Roso"]], "new": 8},
-        {"name": "others", "prompts": [tokens[at : at + 100] for at in (2000, 3000, 4000)], "new": 24},
+        {
+            "name": "others",
+            "prompts": [tokens[at : at + 100] for at in (2000, 3000, 4000)],
+            "new": 24,
+        },
         {"name": "gone", "prompts": [text[: sink + 1], asks["Poba"], asks["Roso"]], "new": 8},
     ]

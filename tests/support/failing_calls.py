@@ -11,7 +11,8 @@ CALLS = ("open", "write", "fsync", "fchmod", "mkdir", "link", "rename", "replace
 
 
 class Injection:
-    """Counts calls; at number `at` (and from then on, when `stays`) runs `act` instead of the call."""
+    """Counts calls; at number `at` (and from then on, when `stays`) runs `act` instead of the
+    call."""
 
     def __init__(self, at: int, act: Callable[[], None], *, stays: bool = False) -> None:
         self.at, self.act, self.stays, self.count = at, act, stays, 0
@@ -54,7 +55,8 @@ def raise_error(code: int = errno.ENOSPC) -> Callable[[], None]:
 
 
 def killed_at(number: int, operation: Callable[[], object]) -> bool:
-    """Run `operation` in a forked child that dies at call `number`, as by SIGKILL; False when it ended before that."""
+    """Run `operation` in a forked child that dies at call `number`, as by SIGKILL; False when it
+    ended before that."""
     child = os.fork()
     if child == 0:
         status = 1

@@ -1,4 +1,5 @@
-"""The program that holds an SGLang engine, forked from this process where `capture_with_sglang` would start one."""
+"""The program that holds an SGLang engine, forked from this process where `capture_with_sglang`
+would start one."""
 
 from __future__ import annotations
 
@@ -9,24 +10,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from oscar_zoo.compute.capture import sglang_process
+from oscar_zoo.compute.capture import engine_job
 
 
 class ForkedProgram:
-    """What `capture_with_sglang` needs of `subprocess.Popen`: group, standard streams, folder and variables alike.
+    """What `capture_with_sglang` needs of `subprocess.Popen`: group, standard streams, folder and
+    variables alike.
 
-    What this process has imported it need not import, but for `sglang`, which may be another one on its `PYTHONPATH`.
+    What this process has imported it need not import, but for `sglang`, which may be another one on
+    its `PYTHONPATH`.
     """
 
     def __init__(
-        self, command: list[str], *, env: Mapping[str, str], cwd: Path, stderr: int, start_new_session: bool, **_: int
+        self,
+        command: list[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        stderr: int,
+        start_new_session: bool,
+        **_: int,
     ) -> None:
-        assert command[1:4] == ["-P", "-m", sglang_process.__name__] and start_new_session
+        assert command[1:4] == ["-P", "-m", engine_job.__name__] and start_new_session
         theirs, ours = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
-            os.close(theirs[1])  # or the end of its parent would not be the end of its standard input
+            os.close(
+                theirs[1]
+            )  # or the end of its parent would not be the end of its standard input
             os.close(ours[0])
             for end, number in ((theirs[0], 0), (ours[1], 1), (stderr, 2)):
                 os.dup2(end, number)
@@ -53,7 +65,7 @@ class ForkedProgram:
             sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
             sys.argv = argv
             self.prepare(env["PYTHONPATH"].split(os.pathsep))
-            sglang_process._main()
+            engine_job._main()
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -1,7 +1,8 @@
-"""A corpus of bad rotation files, built from one good file: every file breaks one rule and names the code it must get.
+"""A corpus of bad rotation files, built from one good file: every file breaks one rule and names
+the code it must get.
 
-`corpus()` yields `(name, code, content)`. Running this module verifies all of them, with little memory and time, and
-prints `[name, expected, got, seconds]` of every file as JSON.
+`corpus()` yields `(name, code, content)`. Running this module verifies all of them, with little
+memory and time, and prints `[name, expected, got, seconds]` of every file as JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import tiny_rotations as tiny
 from hostile_archives import Case, Record, archive, good_records
 from hostile_pickles import Tensor, layer, of, of_layer, op, top
 
+from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.outcome import Outcome, Rejected, Unsupported
-from oscar_zoo.artifact.transforms import hadamard
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.artifact.writer import rotation_bytes
 
@@ -38,7 +39,8 @@ def corpus() -> Iterator[Case]:
 
 
 def shared_record() -> bytes:
-    """A 4 MB file that names one unaligned matrix of 1,024 channels in 1,000 layers: allowed, and must stay cheap."""
+    """A 4 MB file that names one unaligned matrix of 1,024 channels in 1,000 layers: allowed, and
+    must stay cheap."""
     d = tiny.D * 128
     matrix, ones = Tensor("0", (d, d)), Tensor("1", (d,))
     layers = {i: {"layer_id": i, "rotation": matrix, "eigenvalues": ones} for i in range(1000)}
@@ -76,7 +78,11 @@ def _schemas() -> Iterator[Case]:
     yield "layers-text", "layers.empty", of(top(layers="x"))
     yield "key-text", "layers.key_type", of(top(layers={"0": layer(0), "1": layer(1)}))
     yield "key-mixed", "layers.key_type", of(top(layers={0: layer(0), "1": layer(1)}))
-    yield "key-negative", "layers.id", of(top(layers={-1: {**layer(1), "layer_id": -1}, 0: layer(0)}))
+    yield (
+        "key-negative",
+        "layers.id",
+        of(top(layers={-1: {**layer(1), "layer_id": -1}, 0: layer(0)})),
+    )
     yield "key-huge", "layers.id", of(top(layers={1 << 40: layer(0)}))
     yield "id-differs", "layers.id", of_layer(layer_id=0)
     yield "id-bool", "layers.id", of_layer(layer_id=True)
@@ -108,7 +114,11 @@ def _schemas() -> Iterator[Case]:
     yield "latent-bare", "mla_latent", of(Tensor("0", (512, 512)))
     yield "bare", "schema.type", of(matrix)
     yield "codebooks", "pq_codebooks", of({"codebooks": matrix, "n_sub": 4})
-    yield "moments", "moments", of({"format_version": 2, "layers": {0: {"M_q": matrix, "count": 5}}})
+    yield (
+        "moments",
+        "moments",
+        of({"format_version": 2, "layers": {0: {"M_q": matrix, "count": 5}}}),
+    )
 
 
 def rotation_bytes_of_widths() -> bytes:
@@ -143,7 +153,11 @@ def _versions() -> Iterator[Case]:
     yield "v3-name", "schema.transform", v3({**key, "key": "<script>"})
     yield "v3-unknown", "schema.unknown_key", v3({**key, "more": 1})
     yield "v3-no-centered", "schema.missing", v3({"key": "wush", "orthogonal": True})
-    yield "v3-value-centered", "schema.unknown_key", v3({"value": "w", "centered": True, "orthogonal": True}, "wush_v")
+    yield (
+        "v3-value-centered",
+        "schema.unknown_key",
+        v3({"value": "w", "centered": True, "orthogonal": True}, "wush_v"),
+    )
     yield "v3-objective", "schema.objective", v3(key, "WUSH")
     yield "v3-contradiction", "schema.objective", v3(key, "wush_v")
     yield "v3-no-partner", "schema.missing", v3({**key, "orthogonal": False})
@@ -159,7 +173,14 @@ def _versions() -> Iterator[Case]:
     yield (
         "v3-wrong-partner",
         "schema.missing",
-        of(top(format_version=3, objective="wush_k", transform={**key, "orthogonal": False}, layers=wrong)),
+        of(
+            top(
+                format_version=3,
+                objective="wush_k",
+                transform={**key, "orthogonal": False},
+                layers=wrong,
+            )
+        ),
     )
 
 
@@ -170,14 +191,20 @@ def _numbers() -> Iterator[Case]:
     one = np.float32
 
     def changed(**arrays: Any) -> bytes:
-        found = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
+        found = {
+            name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()
+        }
         return rotation_bytes(tiny.change(good, **found))
 
     for label, value in {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}.items():
         poisoned = matrix.copy()
         poisoned[3, 4] = value
         yield f"matrix-{label}", "not_finite", changed(forward=poisoned)
-        yield f"eigenvalue-{label}", "not_finite", changed(eigenvalues=np.append(values[:-1], one(value)))
+        yield (
+            f"eigenvalue-{label}",
+            "not_finite",
+            changed(eigenvalues=np.append(values[:-1], one(value))),
+        )
     bf16 = (matrix.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     yield "bf16", "not_orthogonal", changed(forward=bf16)
     yield "fp16", "not_orthogonal", changed(forward=matrix.astype(np.float16))
@@ -196,12 +223,24 @@ def _numbers() -> Iterator[Case]:
     yield "identity-matrix", "content.identity", changed(forward=np.eye(8))
     yield "permutation", "content.permutation", changed(forward=np.eye(8)[::-1])
     yield "signed-permutation", "content.permutation", changed(forward=-np.eye(8)[::-1])
-    yield "plain-hadamard", "content.hadamard", changed(forward=tiny.hadamard_set().layers[0].forward)
-    yield "not-hadamard", "content.not_hadamard", rotation_bytes(tiny.change(tiny.hadamard_set(), forward=matrix))
+    yield (
+        "plain-hadamard",
+        "content.hadamard",
+        changed(forward=tiny.hadamard_set().layers[0].forward),
+    )
+    yield (
+        "not-hadamard",
+        "content.not_hadamard",
+        rotation_bytes(tiny.change(tiny.hadamard_set(), forward=matrix)),
+    )
     yield "equal-layers", "content.equal_layers", changed(forward=good.layers[0].forward)
     partnered = tiny.partnered_set()
     partner = partnered.layers[-1].partner.copy()
-    yield "partner", "not_inverse", rotation_bytes(tiny.change(partnered, partner=partner * one(1.0001)))
+    yield (
+        "partner",
+        "not_inverse",
+        rotation_bytes(tiny.change(partnered, partner=partner * one(1.0001))),
+    )
     mean = np.full((2, 8), np.nan, dtype=np.float32)
     yield "mean-nan", "not_finite", rotation_bytes(tiny.change(partnered, mean=mean))
 

@@ -1,6 +1,7 @@
 """Archives with any lie in any header field, and the bad files made of them.
 
-Checksums are right unless the checksum is what is wrong, so every file reaches the rule it is about.
+Checksums are right unless the checksum is what is wrong, so every file reaches the rule it is
+about.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Record:
 
 
 def archive(records: Sequence[Record], **end: Any) -> bytes:
-    """Build a ZIP file from `records`; `end` overrides fields of the end record or adds `zip64`, `suffix`, `middle`."""
+    """Build a ZIP file from `records`; `end` overrides fields of the end record or adds `zip64`,
+    `suffix`, `middle`."""
     body, directory = bytearray(), bytearray()
     for record in records:
         body += record.before
@@ -65,19 +67,31 @@ def archive(records: Sequence[Record], **end: Any) -> bytes:
         directory += struct.pack("<5H2I", len(name), len(addition), len(comment), *tail, offset)
         directory += name + addition + comment
     body += end.get("middle", b"")
-    count, size, start = end.get("count", len(records)), end.get("size", len(directory)), end.get("start", len(body))
+    count, size, start = (
+        end.get("count", len(records)),
+        end.get("size", len(directory)),
+        end.get("start", len(body)),
+    )
     tail64 = b""
     if "zip64" in end:
         fields = [44, 0x031E, 45, 0, 0, count, count, size, start]
         fields[end["zip64"]] += end["zip64"] > 0
         where = len(body) + len(directory)
         tail64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", *fields) + struct.pack(
-            "<4sIQI", b"PK\6\7", end.get("disk64", 0), where + end.get("shift64", 0), end.get("disks64", 1)
+            "<4sIQI",
+            b"PK\6\7",
+            end.get("disk64", 0),
+            where + end.get("shift64", 0),
+            end.get("disks64", 1),
         )
     comment = end.get("comment", b"")
     disks = end.get("disks", (0, 0))
-    last = struct.pack("<4s4H2IH", b"PK\5\6", *disks, end.get("here", count), count, size, start, len(comment))
-    return bytes(end.get("prefix", b"") + body + directory + tail64 + last + comment + end.get("suffix", b""))
+    last = struct.pack(
+        "<4s4H2IH", b"PK\5\6", *disks, end.get("here", count), count, size, start, len(comment)
+    )
+    return bytes(
+        end.get("prefix", b"") + body + directory + tail64 + last + comment + end.get("suffix", b"")
+    )
 
 
 def padding(position: int) -> bytes:
@@ -159,7 +173,11 @@ def _archives() -> Iterator[Case]:
         yield f"zip64-{place}", "zip.zip64", archive(good, zip64=place)
     for lie in ("disk64", "shift64", "disks64"):
         yield f"zip64-locator-{lie}", "zip.zip64", archive(good, **{"zip64": 0, lie: 2})
-    yield "gap", "zip.gap", archive([good[0], Record(good[1].name, good[1].content, before=b"x"), *good[2:]])
+    yield (
+        "gap",
+        "zip.gap",
+        archive([good[0], Record(good[1].name, good[1].content, before=b"x"), *good[2:]]),
+    )
     yield "overlap", "zip.gap", with_record(2, central={"offset": 0})
     yield "offset-far", "zip.gap", with_record(2, central={"offset": 0xFFFFFF00})
     yield "duplicate", "zip.duplicate", archive([*good, good[1]])
@@ -172,7 +190,11 @@ def _archives() -> Iterator[Case]:
     yield "method-local", "zip.header", with_record(2, local={"method": 8})
     yield "time-local", "zip.header", with_record(2, local={"time": 1})
     yield "needed-local", "zip.header", with_record(2, local={"needed": 20})
-    yield "name-local", "zip.header", archive(good).replace(b"archive/data/1FB", b"archive/data/7FB", 1)
+    yield (
+        "name-local",
+        "zip.header",
+        archive(good).replace(b"archive/data/1FB", b"archive/data/7FB", 1),
+    )
     yield "size-bomb", "zip.size", with_record(2, size=0x7FFFFFFF)
     yield "size-plus", "zip.crc", with_record(2, size=len(good[2].content) + 1)
     yield "stored-central", "zip.method", with_record(2, central={"stored": 1})
@@ -192,13 +214,21 @@ def _archives() -> Iterator[Case]:
     yield "entry-made-by", "zip.field", with_record(2, central={"made_by": 63})
     yield "extra-other", "zip.padding", with_record(2, extra=b"UP\1\0x")
     yield "extra-hidden", "zip.padding", with_record(2, extra=b"FB\4\0evil")
-    yield "extra-long", "zip.padding", with_record(2, extra=b"FB" + struct.pack("<H", 400) + b"Z" * 400)
+    yield (
+        "extra-long",
+        "zip.padding",
+        with_record(2, extra=b"FB" + struct.pack("<H", 400) + b"Z" * 400),
+    )
     yield "extra-length", "zip.padding", with_record(2, extra=b"FB\5\0ZZZZ")
     yield "descriptor-crc", "zip.descriptor", _streamed(streamed, 1)
     yield "descriptor-size", "zip.descriptor", _streamed(streamed, 2)
     yield "descriptor-magic", "zip.descriptor", _streamed(streamed, 0)
     filled = {"crc": zlib.crc32(good[2].content), "stored": 0, "size": 0}
-    yield "streamed-local", "zip.header", archive([*streamed[:2], Record(*_two(good[2]), flags=8, local=filled)])
+    yield (
+        "streamed-local",
+        "zip.header",
+        archive([*streamed[:2], Record(*_two(good[2]), flags=8, local=filled)]),
+    )
 
 
 def _two(record: Record) -> tuple[str | bytes, bytes]:
@@ -206,9 +236,15 @@ def _two(record: Record) -> tuple[str | bytes, bytes]:
 
 
 def _streamed(records: Sequence[Record], wrong: int) -> bytes:
-    fields: list[Any] = [b"PK\7\x08", zlib.crc32(records[2].content), *[len(records[2].content)] * 2]
+    fields: list[Any] = [
+        b"PK\7\x08",
+        zlib.crc32(records[2].content),
+        *[len(records[2].content)] * 2,
+    ]
     fields[wrong] = b"PK\7\7" if wrong == 0 else fields[wrong] ^ 1
-    changed = Record(records[2].name, records[2].content, flags=0x0808, descriptor=struct.pack("<4s3I", *fields))
+    changed = Record(
+        records[2].name, records[2].content, flags=0x0808, descriptor=struct.pack("<4s3I", *fields)
+    )
     return archive([*records[:2], changed, *records[3:]])
 
 

@@ -67,14 +67,32 @@ def op(value: Any) -> bytes:
 def _tensor(t: Tensor) -> bytes:
     size = int(np.prod(t.shape))
     stride = t.stride or tuple(int(np.prod(t.shape[i + 1 :])) for i in range(len(t.shape)))
-    storage = b"(" + op(t.kind) + t.storage + op(t.key) + op(t.location) + op(t.numel or size) + b"tQ"
-    return t.function + b"(" + storage + op(t.offset) + op(t.shape) + op(stride) + op(t.grad) + t.hooks + b"tR"
+    storage = (
+        b"(" + op(t.kind) + t.storage + op(t.key) + op(t.location) + op(t.numel or size) + b"tQ"
+    )
+    return (
+        t.function
+        + b"("
+        + storage
+        + op(t.offset)
+        + op(t.shape)
+        + op(stride)
+        + op(t.grad)
+        + t.hooks
+        + b"tR"
+    )
 
 
 def top(**changes: Any) -> dict[Any, Any]:
-    """The value in the good file, tensors by record number; `changes` to top-level keys, `None` removes one."""
+    """The value in the good file, tensors by record number; `changes` to top-level keys, `None`
+    removes one."""
     layers = {i: layer(i) for i in tiny.LAYERS}
-    value = {"format_version": 1, "objective": "qqt_r_h_pbr", "source_grouping": "layer", "layers": layers}
+    value = {
+        "format_version": 1,
+        "objective": "qqt_r_h_pbr",
+        "source_grouping": "layer",
+        "layers": layers,
+    }
     value |= changes
     return {key: item for key, item in value.items() if item is not None}
 
@@ -148,16 +166,33 @@ def _pickles() -> Iterator[Case]:
         "reset": b"\xff",
     }.items():
         yield f"opcode-{label}", "pickle.opcode", of_pickle(b"\x80\x02" + opcode + op(top()) + b".")
-    for name in (b"os\nsystem\n", b"builtins\neval\n", b"torch\nload\n", b"torch._utils\n_rebuild_parameter\n"):
-        yield f"global-{name.split()[-1].decode()}", "pickle.global", of_pickle(b"\x80\x02c" + name + b".")
-    yield "global-space", "pickle.global", of_pickle(b"\x80\x02ctorch._utils _rebuild_tensor_v2\n\n.")
+    for name in (
+        b"os\nsystem\n",
+        b"builtins\neval\n",
+        b"torch\nload\n",
+        b"torch._utils\n_rebuild_parameter\n",
+    ):
+        yield (
+            f"global-{name.split()[-1].decode()}",
+            "pickle.global",
+            of_pickle(b"\x80\x02c" + name + b"."),
+        )
+    yield (
+        "global-space",
+        "pickle.global",
+        of_pickle(b"\x80\x02ctorch._utils _rebuild_tensor_v2\n\n."),
+    )
     yield "global-endless", "pickle.global", of_pickle(b"\x80\x02c" + b"a" * 5000)
     yield "global-unicode", "pickle.global", of_pickle(b"\x80\x02ct\xc3\xb6rch\nx\n.")
     yield "call-text", "pickle.reduce", of(Raw(op("os") + b")R"))
     yield "call-storage", "pickle.reduce", of(Raw(b"ctorch\nFloatStorage\n)R"))
     yield "call-ordered", "pickle.reduce", of(Raw(b"ccollections\nOrderedDict\n" + op((1,)) + b"R"))
     yield "call-short", "pickle.reduce", of(Raw(b"ctorch._utils\n_rebuild_tensor_v2\n)R"))
-    yield "call-no-storage", "pickle.reduce", of(Raw(b"ctorch._utils\n_rebuild_tensor_v2\n(NNNNNNtR"))
+    yield (
+        "call-no-storage",
+        "pickle.reduce",
+        of(Raw(b"ctorch._utils\n_rebuild_tensor_v2\n(NNNNNNtR")),
+    )
     yield "key-bool", "pickle.key", of({True: 1})
     yield "key-none", "pickle.key", of({None: 1})
     yield "key-float", "pickle.key", of({1.5: 1})
@@ -170,8 +205,16 @@ def _pickles() -> Iterator[Case]:
     yield "tuple-no-mark", "pickle.stack", of(Raw(b"t"))
     yield "below-mark", "pickle.stack", of(Raw(b"K\1(\x85"))
     yield "value-tuple", "pickle.value", of(top(calibration={"tokens": (1,)}))
-    yield "value-global", "pickle.value", of(top(calibration={"tokens": Raw(b"ctorch\nFloatStorage\n")}))
-    yield "value-ordered", "pickle.value", of(top(calibration=Raw(b"ccollections\nOrderedDict\n)R")))
+    yield (
+        "value-global",
+        "pickle.value",
+        of(top(calibration={"tokens": Raw(b"ctorch\nFloatStorage\n")})),
+    )
+    yield (
+        "value-ordered",
+        "pickle.value",
+        of(top(calibration=Raw(b"ccollections\nOrderedDict\n)R"))),
+    )
     yield "value-nan", "pickle.value", of(top(calibration={"created_at_unix": float("nan")}))
     yield "value-inf", "pickle.value", of(top(calibration={"created_at_unix": float("inf")}))
     yield "tuple-of-dict", "pickle.value", of(Raw(b"}\x85"))
@@ -209,7 +252,17 @@ def _tensors() -> Iterator[Case]:
     def matrix(**changes: Any) -> bytes:
         return of_layer(rotation=Tensor("2", changes.pop("shape", (d, d)), **changes))
 
-    for kind in ("Double", "Half", "BFloat16", "Long", "Int", "Bool", "ComplexFloat", "QInt8", "Untyped"):
+    for kind in (
+        "Double",
+        "Half",
+        "BFloat16",
+        "Long",
+        "Int",
+        "Bool",
+        "ComplexFloat",
+        "QInt8",
+        "Untyped",
+    ):
         yield f"dtype-{kind}", "tensor.dtype", matrix(storage=f"ctorch\n{kind}Storage\n".encode())
     yield "meta", "pickle.storage", matrix(location="meta")
     yield "location", "pickle.storage", matrix(location="cuda:x")
@@ -234,7 +287,11 @@ def _tensors() -> Iterator[Case]:
     yield "rank-4", "tensor.shape", matrix(shape=(1, 1, d, d))
     yield "empty-axis", "tensor.shape", matrix(shape=(0, d), numel=d * d)
     yield "negative-axis", "tensor.shape", matrix(shape=(-d, -d))
-    yield "overflow", "tensor.size", matrix(shape=(1 << 30, 1 << 30, 1 << 30), numel=64, stride=(1 << 60, 1 << 30, 1))
+    yield (
+        "overflow",
+        "tensor.size",
+        matrix(shape=(1 << 30, 1 << 30, 1 << 30), numel=64, stride=(1 << 60, 1 << 30, 1)),
+    )
     yield "view", "tensor.size", matrix(numel=2 * d * d)
     yield "rank-3", "tensor.shape", matrix(shape=(1, d, d))
     yield "not-square", "tensor.shape", matrix(shape=(d // 2, d * 2))

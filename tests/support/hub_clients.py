@@ -17,12 +17,16 @@ HUB_2 = Path(sys.prefix) / "hub-2"
 VERSIONS = [
     pytest.param(1, id="huggingface_hub-1"),
     pytest.param(
-        2, id="huggingface_hub-2", marks=pytest.mark.skipif(not HUB_2.is_dir(), reason="no hub-2 folder in sys.prefix")
+        2,
+        id="huggingface_hub-2",
+        marks=pytest.mark.skipif(not HUB_2.is_dir(), reason="no hub-2 folder in sys.prefix"),
     ),
 ]
 
 
-def run_client(code: str, environment: Mapping[str, str], *, version: int = 1, **variables: str) -> Any:
+def run_client(
+    code: str, environment: Mapping[str, str], *, version: int = 1, **variables: str
+) -> Any:
     """What a child process prints last, as JSON.
 
     Args:

@@ -1,7 +1,8 @@
-"""Faults that a test switches on for some requests: each one stands between a request and its honest answer.
+"""Faults that a test switches on for some requests: each one stands between a request and its
+honest answer.
 
-The most recent fault that matches wins. Faults of content need no path: without one they leave listings alone. They
-are not for redirects and refusals, which do not count as hits either.
+The most recent fault that matches wins. Faults of content need no path: without one they leave
+listings alone. They are not for redirects and refusals, which do not count as hits either.
 """
 
 from __future__ import annotations
@@ -71,7 +72,12 @@ class Faults:
         self._active: list[Fault] = []
 
     def add(
-        self, kind: str, path: str | None, times: int | None, method: str | None, arguments: dict[str, Any]
+        self,
+        kind: str,
+        path: str | None,
+        times: int | None,
+        method: str | None,
+        arguments: dict[str, Any],
     ) -> Fault:
         """Switch a fault on.
 
@@ -86,7 +92,13 @@ class Faults:
         methods = what.methods if method is None else (method.upper(),)
         everywhere = path in (None, "*")
         fault = Fault(
-            kind, what.path if everywhere else str(path), times, methods, arguments, what.content and everywhere, self
+            kind,
+            what.path if everywhere else str(path),
+            times,
+            methods,
+            arguments,
+            what.content and everywhere,
+            self,
         )
         with self._lock:
             self._active.insert(0, fault)
@@ -138,7 +150,9 @@ def _with_content(answer: Answer) -> Reply:
 _KINDS: dict[str, _Kind] = {}
 
 
-def _fault(methods: tuple[str, ...] = _ALL, *, content: bool = False, path: str = "*") -> Callable[..., Any]:
+def _fault(
+    methods: tuple[str, ...] = _ALL, *, content: bool = False, path: str = "*"
+) -> Callable[..., Any]:
     def register(run: Callable[..., Reply]) -> Callable[..., Reply]:
         _KINDS[run.__name__] = _Kind(run, methods, content, path)
         return run
@@ -204,7 +218,9 @@ def cut(hub: HubState, request: Request, answer: Answer, *, after: int = 0) -> R
 
 
 @_fault(_READS, content=True)
-def extra(hub: HubState, request: Request, answer: Answer, *, n: int = 1, honest: bool = True) -> Reply:
+def extra(
+    hub: HubState, request: Request, answer: Answer, *, n: int = 1, honest: bool = True
+) -> Reply:
     """Send `n` more bytes, with a Content-Length that counts them (`honest`) or without."""
     reply = answer()
     if honest:
@@ -261,7 +277,10 @@ def refuse_tag(hub: HubState, request: Request, answer: Answer, *, status: int =
 @_fault()
 def html(hub: HubState, request: Request, answer: Answer) -> Reply:
     """A page for people with status 200, as captive portals and proxies send it."""
-    page = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign in</body></html>"
+    page = (
+        b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign"
+        b" in</body></html>"
+    )
     return Reply(200, {"Content-Type": "text/html; charset=utf-8"}, page)
 
 
@@ -272,7 +291,14 @@ def black_hole(hub: HubState, request: Request, answer: Answer) -> Reply:
 
 
 @_fault()
-def slow(hub: HubState, request: Request, answer: Answer, *, bytes_per_second: float, headers: bool = False) -> Reply:
+def slow(
+    hub: HubState,
+    request: Request,
+    answer: Answer,
+    *,
+    bytes_per_second: float,
+    headers: bool = False,
+) -> Reply:
     """Answer, but so many bytes of the body per second, or of the headers too."""
     reply = answer()
     reply.rate, reply.slow_head = bytes_per_second, headers
@@ -291,21 +317,30 @@ def reset(hub: HubState, request: Request, answer: Answer, *, after: int | None 
 def drop_header(hub: HubState, request: Request, answer: Answer, *, name: str) -> Reply:
     """Leave one header out."""
     reply = answer()
-    reply.headers = {key: value for key, value in reply.headers.items() if key.lower() != name.lower()}
+    reply.headers = {
+        key: value for key, value in reply.headers.items() if key.lower() != name.lower()
+    }
     if name.lower() == "content-length":
         reply.length = -1
     return reply
 
 
 @_fault()
-def redirect(hub: HubState, request: Request, answer: Answer, *, to: str = "same", code: int = 302) -> Reply:
-    """Send the client to the same path `same`: same port, `port`: same name, other port, `cdn`: other name, or a URL.
+def redirect(
+    hub: HubState, request: Request, answer: Answer, *, to: str = "same", code: int = 302
+) -> Reply:
+    """Send the client to the same path `same`: same port, `port`: same name, other port, `cdn`:
+    other name, or a URL.
 
     `http` is the port that never speaks TLS. A request that was redirected is answered.
     """
     if request.query.get("redirected"):
         return answer()
-    bases = {"same": hub.url, "cdn": hub.cdn_url, "port": hub.cdn_url.replace("localhost", "127.0.0.1")}
+    bases = {
+        "same": hub.url,
+        "cdn": hub.cdn_url,
+        "port": hub.cdn_url.replace("localhost", "127.0.0.1"),
+    }
     bases["http"] = hub.plain_url
     where = to
     if to in bases:
@@ -321,7 +356,9 @@ def move(hub: HubState, request: Request, answer: Answer, *, call: Callable[[], 
 
 
 @_fault(path="*/commit/*", methods=("POST",))
-def second_writer(hub: HubState, request: Request, answer: Answer, *, call: Callable[[], object]) -> Reply:
+def second_writer(
+    hub: HubState, request: Request, answer: Answer, *, call: Callable[[], object]
+) -> Reply:
     """Call `call` between a client's listing and its commit."""
     call()
     return answer()

@@ -13,7 +13,11 @@ HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
 
 
 def put_version(
-    hub: Hub, artifact: ArtifactId | str, files: Mapping[str, bytes], *, root: Mapping[str, bytes] | None = None
+    hub: Hub,
+    artifact: ArtifactId | str,
+    files: Mapping[str, bytes],
+    *,
+    root: Mapping[str, bytes] | None = None,
 ) -> None:
     """Add `files` as a version, and `root` files, in one commit."""
     artifact = ArtifactId.parse(artifact) if isinstance(artifact, str) else artifact

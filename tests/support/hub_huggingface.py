@@ -1,4 +1,5 @@
-"""What Hugging Face answers: model repositories, their listings, contents, commits, tags and proposals."""
+"""What Hugging Face answers: model repositories, their listings, contents, commits, tags and
+proposals."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def answer(hub: HubState, request: Request) -> Reply:
         case ("POST", owner, name, "info", "lfs", "objects", "batch") if name.endswith(".git"):
             return writes.batch(hub, request, f"{owner}/{name.removesuffix('.git')}")
         case ("POST", owner, name, "info", "lfs", "verify") if name.endswith(".git"):
-            return writes.verify(request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}"))
+            return writes.verify(
+                request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}")
+            )
         case ("GET", owner, name, "resolve", revision, *path):
             return _resolve(hub, request, f"{owner}/{name}", revision, "/".join(path))
     return as_json({"error": "Not Found"}, 404)
@@ -69,7 +72,12 @@ def _whoami(request: Request) -> Reply:
     identified(request)
     access = {"displayName": "tests", "role": "write"}
     return as_json(
-        {"type": "user", "name": "tester", "orgs": [], "auth": {"type": "access_token", "accessToken": access}}
+        {
+            "type": "user",
+            "name": "tester",
+            "orgs": [],
+            "auth": {"type": "access_token", "accessToken": access},
+        }
     )
 
 
@@ -81,9 +89,19 @@ def _info(repo: Repository, revision: str | None, request: Request) -> Reply:
         if request.query.get("blobs", "").lower() in ("1", "true"):
             sibling |= {"size": len(blob.data), "blobId": blob.git_oid}
             if blob.lfs and not repo.no_sha256:
-                sibling["lfs"] = {"sha256": blob.sha256, "size": len(blob.data), "pointerSize": len(blob.pointer)}
+                sibling["lfs"] = {
+                    "sha256": blob.sha256,
+                    "size": len(blob.data),
+                    "pointerSize": len(blob.pointer),
+                }
         siblings.append(sibling)
-    about = {"id": repo.id, "modelId": repo.id, "author": repo.id.split("/")[0], "sha": commit.oid, "disabled": False}
+    about = {
+        "id": repo.id,
+        "modelId": repo.id,
+        "author": repo.id.split("/")[0],
+        "sha": commit.oid,
+        "disabled": False,
+    }
     flags: dict[str, Any] = {
         "private": repo.private,
         "gated": "manual" if repo.gated else False,
@@ -97,12 +115,16 @@ def _info(repo: Repository, revision: str | None, request: Request) -> Reply:
 def _refs(repo: Repository, request: Request) -> Reply:
     with repo.lock:
         refs: dict[str, list[dict[str, str]]] = {
-            "branches": [_ref(name, f"refs/heads/{name}", oid) for name, oid in repo.branches.items()],
+            "branches": [
+                _ref(name, f"refs/heads/{name}", oid) for name, oid in repo.branches.items()
+            ],
             "converts": [],
             "tags": [_ref(name, f"refs/tags/{name}", oid) for name, oid in repo.tags.items()],
         }
         if request.query.get("include_prs") == "1":
-            refs["pullRequests"] = [_ref(pull.branch, pull.branch, pull.commit.oid) for pull in repo.pulls]
+            refs["pullRequests"] = [
+                _ref(pull.branch, pull.branch, pull.commit.oid) for pull in repo.pulls
+            ]
     return as_json(refs)
 
 
@@ -113,7 +135,12 @@ def _ref(name: str, ref: str, oid: str) -> dict[str, str]:
 def _log(repo: Repository, revision: str) -> Reply:
     commits = repo.log(at(repo, revision).oid)[::-1]
     entry = {"authors": [{"user": "tester"}], "message": ""}
-    return as_json([entry | {"id": commit.oid, "date": _date(commit), "title": commit.message} for commit in commits])
+    return as_json(
+        [
+            entry | {"id": commit.oid, "date": _date(commit), "title": commit.message}
+            for commit in commits
+        ]
+    )
 
 
 def _tree(hub: HubState, request: Request, repo: Repository, revision: str, folder: str) -> Reply:
@@ -147,16 +174,27 @@ def _entries(repo: Repository, commit: Commit) -> list[dict[str, Any]]:
         for path in commit.folders
     ]
     for path, blob in commit.blobs.items():
-        entry: dict[str, Any] = {"type": "file", "oid": blob.git_oid, "size": len(blob.data), "path": path}
+        entry: dict[str, Any] = {
+            "type": "file",
+            "oid": blob.git_oid,
+            "size": len(blob.data),
+            "path": path,
+        }
         if blob.lfs and not repo.no_sha256:
-            entry["lfs"] = {"oid": blob.sha256, "size": len(blob.data), "pointerSize": len(blob.pointer)}
+            entry["lfs"] = {
+                "oid": blob.sha256,
+                "size": len(blob.data),
+                "pointerSize": len(blob.pointer),
+            }
         found.append(entry)
     return found
 
 
 def _paths_info(request: Request, repo: Repository, revision: str) -> Reply:
     wanted = set(request.form("paths"))
-    return as_json([entry for entry in _entries(repo, at(repo, revision)) if entry["path"] in wanted])
+    return as_json(
+        [entry for entry in _entries(repo, at(repo, revision)) if entry["path"] in wanted]
+    )
 
 
 def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path: str) -> Reply:
@@ -169,8 +207,14 @@ def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path:
     if not blob.lfs:
         headers["ETag"] = f'"{blob.git_oid}"'
         return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
-    headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.data)), "ETag": f'"{blob.sha256}"'}
+    headers |= {
+        "X-Linked-Etag": f'"{blob.sha256}"',
+        "X-Linked-Size": str(len(blob.data)),
+        "ETag": f'"{blob.sha256}"',
+    }
     if hub.lfs_redirect is None or request.host == "cdn":
         return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
     where = signed_address(hub, repo, commit, path)
-    return Reply(302, headers | {"Location": where, "Content-Type": "text/plain"}, b"Found. Redirecting")
+    return Reply(
+        302, headers | {"Location": where, "Content-Type": "text/plain"}, b"Found. Redirecting"
+    )

@@ -19,7 +19,9 @@ def readable(hub: HubState, request: Request, repo_id: str, *, content: bool = F
     """The repository, if the token of the request may read it; `content` is what gates close."""
     repo, token = hub.find("hf", repo_id), request.token
     if repo is None:
-        raise refuse(404 if token else 401, "Repository not found" if token else _ANONYMOUS, "RepoNotFound")
+        raise refuse(
+            404 if token else 401, "Repository not found" if token else _ANONYMOUS, "RepoNotFound"
+        )
     known = repo.token is None or token in (repo.token, repo.write_token)
     if token and not known and not repo.gated:
         raise refuse(401, _WRONG_TOKEN)
@@ -29,7 +31,9 @@ def readable(hub: HubState, request: Request, repo_id: str, *, content: bool = F
         restricted = f"Access to model {repo_id} is restricted"
         if token:
             raise refuse(403, f"{restricted} and you are not in the authorized list.", "GatedRepo")
-        raise refuse(401, f"{restricted}. You must have access to it and be authenticated.", "GatedRepo")
+        raise refuse(
+            401, f"{restricted}. You must have access to it and be authenticated.", "GatedRepo"
+        )
     return repo
 
 

@@ -1,4 +1,5 @@
-"""What Hugging Face does when it is written to: repositories, commits, proposals, tags and branches."""
+"""What Hugging Face does when it is written to: repositories, commits, proposals, tags and
+branches."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def preupload(request: Request, repo: Repository, revision: str) -> Reply:
     blobs, files = at(repo, revision).blobs, []
     for wanted in request.json["files"]:
         path, size = wanted["path"], wanted["size"]
-        entry = {"path": path, "uploadMode": "lfs" if is_lfs(path, size) else "regular", "shouldIgnore": False}
+        entry = {
+            "path": path,
+            "uploadMode": "lfs" if is_lfs(path, size) else "regular",
+            "shouldIgnore": False,
+        }
         if blob := blobs.get(path):
             entry["oid"] = blob.sha256 if blob.lfs else blob.git_oid
         files.append(entry)
@@ -48,8 +53,14 @@ def batch(hub: HubState, request: Request, repo_id: str) -> Reply:
     objects = batch_objects(repo, hub.cdn_url, request.json["objects"])
     for entry in objects:
         if "actions" in entry:
-            entry["actions"]["verify"] = {"href": f"{hub.url}/{repo_id}.git/info/lfs/verify", "header": {}}
-    return as_json({"transfer": "basic", "objects": objects}, headers={"Content-Type": "application/vnd.git-lfs+json"})
+            entry["actions"]["verify"] = {
+                "href": f"{hub.url}/{repo_id}.git/info/lfs/verify",
+                "header": {},
+            }
+    return as_json(
+        {"transfer": "basic", "objects": objects},
+        headers={"Content-Type": "application/vnd.git-lfs+json"},
+    )
 
 
 def verify(request: Request, repo: Repository) -> Reply:
@@ -75,18 +86,26 @@ def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Re
         if branch not in repo.branches:
             raise refuse(404, f"Invalid rev id: {branch}", "RevisionNotFound")
         try:
-            made = repo.commit_blobs(changes, message=header["summary"], branch=branch, parent=parent)
+            made = repo.commit_blobs(
+                changes, message=header["summary"], branch=branch, parent=parent
+            )
         except StaleParent:
-            raise refuse(412, "A commit has happened since. Please refresh and try again.") from None
+            raise refuse(
+                412, "A commit has happened since. Please refresh and try again."
+            ) from None
     return _committed(hub, repo, made, {})
 
 
 def _committed(hub: HubState, repo: Repository, commit: Commit, more: dict[str, str]) -> Reply:
     address = f"{hub.url}/{repo.id}/commit/{commit.oid}"
-    return as_json({"success": True, "commitOid": commit.oid, "commitUrl": address, "hookOutput": ""} | more)
+    return as_json(
+        {"success": True, "commitOid": commit.oid, "commitUrl": address, "hookOutput": ""} | more
+    )
 
 
-def _changes(repo: Repository, base: Commit, lines: Iterable[dict[str, Any]]) -> dict[str, Blob | None]:
+def _changes(
+    repo: Repository, base: Commit, lines: Iterable[dict[str, Any]]
+) -> dict[str, Blob | None]:
     changes: dict[str, Blob | None] = {}
     for line in lines:
         value, path = line["value"], line["value"]["path"]
@@ -101,7 +120,9 @@ def _changes(repo: Repository, base: Commit, lines: Iterable[dict[str, Any]]) ->
         else:
             folder = path.rstrip("/") + "/"
             gone = [
-                old for old in base.blobs if old == path or (line["key"] == "deletedFolder" and old.startswith(folder))
+                old
+                for old in base.blobs
+                if old == path or (line["key"] == "deletedFolder" and old.startswith(folder))
             ]
             if not gone:
                 raise refuse(404, "A file with this name doesn't exist", "EntryNotFound")

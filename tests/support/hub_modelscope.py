@@ -30,7 +30,19 @@ def answer(hub: HubState, request: Request) -> Reply:
             return _create(hub, request)
         case (_, "api", "v1", "models", owner, name, *rest):
             return _model(hub, request, f"{owner}/{name}", rest)
-        case ("POST", "api", "v1", "repos", "models", owner, name, "info", "lfs", "objects", "batch"):
+        case (
+            "POST",
+            "api",
+            "v1",
+            "repos",
+            "models",
+            owner,
+            name,
+            "info",
+            "lfs",
+            "objects",
+            "batch",
+        ):
             repo = _writable(hub, request, f"{owner}/{name}")
             base = hub.cdn_url if hub.lfs_redirect == "cdn" else hub.url
             return _success({"objects": batch_objects(repo, base, request.json["objects"])})
@@ -60,7 +72,13 @@ def _model(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Re
 
 def _envelope(code: int, message: str, data: object) -> dict[str, object]:
     request_id = "00000000-0000-0000-0000-000000000000"
-    return {"Code": code, "Data": data, "Message": message, "RequestId": request_id, "Success": code == 200}
+    return {
+        "Code": code,
+        "Data": data,
+        "Message": message,
+        "RequestId": request_id,
+        "Success": code == 200,
+    }
 
 
 def _success(data: object) -> Reply:
@@ -76,8 +94,11 @@ def _identified(request: Request) -> None:
         raise _refuse(401, 401, "user not logged in")
 
 
-def _readable(hub: HubState, request: Request, repo_id: str, *, content: bool = False) -> Repository:
-    """The repository, if the token of the request may read it; a private one looks missing to strangers."""
+def _readable(
+    hub: HubState, request: Request, repo_id: str, *, content: bool = False
+) -> Repository:
+    """The repository, if the token of the request may read it; a private one looks missing to
+    strangers."""
     repo, token = hub.find("ms", repo_id), request.token
     if repo is None:
         raise _refuse(404, _MISSING, f"model {repo_id} does not exist")
@@ -87,7 +108,9 @@ def _readable(hub: HubState, request: Request, repo_id: str, *, content: bool = 
     if not token and not repo.gated and (repo.private or repo.token is not None):
         raise _refuse(404, _MISSING, f"model {repo_id} does not exist")
     if content and repo.gated and not (token and repo.token is not None and known):
-        raise _refuse(403 if token else 401, 403, "this model is gated; apply for access on its page")
+        raise _refuse(
+            403 if token else 401, 403, "this model is gated; apply for access on its page"
+        )
     return repo
 
 
@@ -108,10 +131,17 @@ def _at(repo: Repository, revision: str) -> Commit:
 
 def _login(hub: HubState, request: Request) -> Reply:
     token = request.json.get("AccessToken")
-    tokens = {value for repo in hub.repositories.values() for value in (repo.token, repo.write_token) if value}
+    tokens = {
+        value
+        for repo in hub.repositories.values()
+        for value in (repo.token, repo.write_token)
+        if value
+    }
     if not token or (tokens and token not in tokens):
         raise _refuse(400, _BAD_TOKEN, "access token is invalid or expired")
-    reply = _success({"AccessToken": "git-token", "Username": "tester", "Email": "tester@example.com"})
+    reply = _success(
+        {"AccessToken": "git-token", "Username": "tester", "Email": "tester@example.com"}
+    )
     reply.headers["Set-Cookie"] = f"m_session_id={token}; Path=/"
     return reply
 
@@ -144,13 +174,31 @@ def _listing(request: Request, repo: Repository) -> Reply:
 
 
 def _entries(repo: Repository, commit: Commit) -> Iterable[dict[str, Any]]:
-    shared = {"Revision": commit.oid, "CommittedDate": commit.time, "CommitMessage": commit.message, "InCheck": False}
+    shared = {
+        "Revision": commit.oid,
+        "CommittedDate": commit.time,
+        "CommitMessage": commit.message,
+        "InCheck": False,
+    }
     for path in commit.folders:
         name = path.rpartition("/")[2]
-        yield shared | {"Path": path, "Name": name, "Type": "tree", "Size": 0, "Sha256": "", "IsLFS": False}
+        yield shared | {
+            "Path": path,
+            "Name": name,
+            "Type": "tree",
+            "Size": 0,
+            "Sha256": "",
+            "IsLFS": False,
+        }
     for path, blob in commit.blobs.items():
         name, sha256 = path.rpartition("/")[2], "" if repo.no_sha256 else blob.sha256
-        about = {"Path": path, "Name": name, "Type": "blob", "Size": len(blob.data), "Sha256": sha256}
+        about = {
+            "Path": path,
+            "Name": name,
+            "Type": "blob",
+            "Size": len(blob.data),
+            "Sha256": sha256,
+        }
         yield shared | about | {"IsLFS": blob.lfs}
 
 
@@ -168,8 +216,13 @@ def _content(hub: HubState, request: Request, repo: Repository) -> Reply:
 
 def _revisions(repo: Repository) -> Reply:
     with repo.lock:
-        branches = [{"Revision": name, "CreatedAt": repo.at(oid).time} for name, oid in repo.branches.items()]
-        tags = [{"Revision": name, "CreatedAt": repo.at(oid).time} for name, oid in repo.tags.items()]
+        branches = [
+            {"Revision": name, "CreatedAt": repo.at(oid).time}
+            for name, oid in repo.branches.items()
+        ]
+        tags = [
+            {"Revision": name, "CreatedAt": repo.at(oid).time} for name, oid in repo.tags.items()
+        ]
     return _success({"RevisionMap": {"Branches": branches, "Tags": tags}})
 
 

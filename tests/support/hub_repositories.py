@@ -1,6 +1,7 @@
 """Repositories in memory: commits of whole trees, branches, tags, proposals and stored large files.
 
-A commit is a map from path to blob. One lock per repository makes compare-and-swap on the parent real.
+A commit is a map from path to blob. One lock per repository makes compare-and-swap on the parent
+real.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Commit:
     @property
     def folders(self) -> list[str]:
         """Every folder, sorted."""
-        return sorted({path[:i] for path in self.blobs for i, char in enumerate(path) if char == "/"})
+        return sorted(
+            {path[:i] for path in self.blobs for i, char in enumerate(path) if char == "/"}
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ class Pull:
 
 def lfs_pointer(sha256: str, size: int) -> bytes:
     """The text of a pointer file."""
-    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+    return (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+    )
 
 
 def is_lfs(path: str, size: int) -> bool:
@@ -171,10 +176,17 @@ class Repository:
             except KeyError:
                 raise NoSuchRevision(revision) from None
 
-    def commit(self, changes: Mapping[str, bytes | None], *, message: str = "Change", branch: str | None = None) -> str:
+    def commit(
+        self,
+        changes: Mapping[str, bytes | None],
+        *,
+        message: str = "Change",
+        branch: str | None = None,
+    ) -> str:
         """Commit behind every client's back; `None` deletes a path. Returns the commit's id."""
         blobs = {
-            path: None if data is None else Blob(bytes(data), is_lfs(path, len(data))) for path, data in changes.items()
+            path: None if data is None else Blob(bytes(data), is_lfs(path, len(data)))
+            for path, data in changes.items()
         }
         return self.commit_blobs(blobs, message=message, branch=branch).oid
 
@@ -207,7 +219,9 @@ class Repository:
         """Open a proposal from the revision `base`."""
         with self.lock:
             number = len(self.pulls) + 1
-            pull = Pull(number, f"refs/pr/{number}", self._make(changes, message, self.at(base).oid))
+            pull = Pull(
+                number, f"refs/pr/{number}", self._make(changes, message, self.at(base).oid)
+            )
             self.pulls.append(pull)
             return pull
 
@@ -216,8 +230,12 @@ class Repository:
         with self.lock:
             commit = self.pulls[number - 1].commit
             before = self.history[commit.parent].blobs if commit.parent else {}
-            changes: dict[str, Blob | None] = {path: None for path in before if path not in commit.blobs}
-            changes |= {path: blob for path, blob in commit.blobs.items() if before.get(path) != blob}
+            changes: dict[str, Blob | None] = {
+                path: None for path in before if path not in commit.blobs
+            }
+            changes |= {
+                path: blob for path, blob in commit.blobs.items() if before.get(path) != blob
+            }
             return self.commit_blobs(changes, message=commit.message).oid
 
     def move(self, name: str, oid: str) -> None:
@@ -227,7 +245,8 @@ class Repository:
             refs[name] = self.at(oid).oid
 
     def rewrite_history(self) -> str:
-        """Force-push one commit with the same files: all other commits and all tags are gone. Returns its id."""
+        """Force-push one commit with the same files: all other commits and all tags are gone.
+        Returns its id."""
         with self.lock:
             blobs = self.at(self.default_branch).blobs
             for store in (self.history, self.branches, self.tags):
@@ -258,8 +277,8 @@ class HubState:
     """What all routes share.
 
     Attributes:
-        lfs_redirect: large files are served by the first address (`None`), or it redirects to the other port (`cdn`)
-            or to another path of its own (`same`).
+        lfs_redirect: large files are served by the first address (`None`), or it redirects to the
+            other port (`cdn`) or to another path of its own (`same`).
         paged: entries per page of a listing, or 0 for one page.
     """
 

@@ -1,12 +1,13 @@
-"""A loopback hub: Hugging Face and ModelScope over real HTTP, with faults to order and every request on record.
+"""A loopback hub: Hugging Face and ModelScope over real HTTP, with faults to order and every
+request on record.
 
     with HubServer() as server:
         repo = server.repository("org/name", files={"a/model.pt": data})
         server.fault("flip", path="*model.pt", times=1, at=100)
 
-`server.url` is the hub, on `127.0.0.1`; `server.cdn_url` is a second port under another name, `localhost`, so that
-every client takes it for another host. With `tls=True` both speak https; `server.plain_url` never does. As a program it
-serves a folder until it is killed.
+`server.url` is the hub, on `127.0.0.1`; `server.cdn_url` is a second port under another name,
+`localhost`, so that every client takes it for another host. With `tls=True` both speak https;
+`server.plain_url` never does. As a program it serves a folder until it is killed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ class HubServer(HubState):
         self._sockets: list[socket.socket] = []
         self._folder = tempfile.TemporaryDirectory()
         context = server_context(Path(self._folder.name)) if tls else None
-        self._ports = [Port(self, "origin", context), Port(self, "cdn", context), Port(self, "plain")]
+        self._ports = [
+            Port(self, "origin", context),
+            Port(self, "cdn", context),
+            Port(self, "plain"),
+        ]
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://127.0.0.1:{self._ports[0].server_port}"
         self.cdn_url = f"{scheme}://localhost:{self._ports[1].server_port}"
@@ -53,10 +58,17 @@ class HubServer(HubState):
 
     def __enter__(self) -> Self:
         for port in self._ports:
-            threading.Thread(target=port.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+            threading.Thread(
+                target=port.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            ).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.stop()
         if kind is None and self.failures:
             raise AssertionError("the loopback hub failed:\n" + "\n".join(self.failures))
@@ -82,7 +94,8 @@ class HubServer(HubState):
         token: str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> Repository:
-        """The repository, made when there is none; `files` are its first commit, which is empty without them."""
+        """The repository, made when there is none; `files` are its first commit, which is empty
+        without them."""
         with self.lock:
             repo = self.find(kind, repo_id)
             if repo is None:
@@ -106,10 +119,11 @@ class HubServer(HubState):
         method: str | None = None,
         **arguments: Any,
     ) -> Fault:
-        """Switch a fault on for requests whose unquoted path matches the glob `path`, so many times or until removed.
+        """Switch a fault on for requests whose unquoted path matches the glob `path`, so many times
+        or until removed.
 
-        The glob is also tried on path and query together, and on the path of the file inside the repository. The kinds
-        and their arguments are the functions of `hub_faults`.
+        The glob is also tried on path and query together, and on the path of the file inside the
+        repository. The kinds and their arguments are the functions of `hub_faults`.
         """
         return self._faults.add(kind, path, times, method, arguments)
 
@@ -134,7 +148,8 @@ class HubServer(HubState):
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
     def environment(self, hf_home: Path) -> dict[str, str]:
-        """Variables of a child process whose clients see only this server and keep everything below `hf_home`."""
+        """Variables of a child process whose clients see only this server and keep everything below
+        `hf_home`."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -160,7 +175,8 @@ class HubServer(HubState):
         self.requests.append(record)
 
     def answer(self, request: Request) -> Reply:
-        """Answer a request through the faults; a bug of ours is a reply too, and fails the test at the end."""
+        """Answer a request through the faults; a bug of ours is a reply too, and fails the test at
+        the end."""
         try:
             return self._faults.around(request, lambda: self._answer(request))
         except Exception:
@@ -187,7 +203,9 @@ class HubServer(HubState):
 def main() -> None:
     """Serve a folder until killed."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seed", type=Path, required=True, help="folder whose files are the repository")
+    parser.add_argument(
+        "--seed", type=Path, required=True, help="folder whose files are the repository"
+    )
     parser.add_argument("--repo", required=True, help="ORG/NAME, there on both hubs")
     options = parser.parse_args()
     files = {

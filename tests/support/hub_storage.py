@@ -13,8 +13,11 @@ from hub_wire import Reply, Request, serve_content
 _SIGNED = "X-Amz-Signature=test"
 
 
-def batch_objects(repo: Repository, base: str, wanted: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The answer to an LFS batch request: where each object is to be put; no actions for one that is stored."""
+def batch_objects(
+    repo: Repository, base: str, wanted: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The answer to an LFS batch request: where each object is to be put; no actions for one that
+    is stored."""
     objects: list[dict[str, Any]] = []
     for one in wanted:
         entry: dict[str, Any] = {"oid": one["oid"], "size": one["size"]}
@@ -28,7 +31,9 @@ def batch_objects(repo: Repository, base: str, wanted: Iterable[Mapping[str, Any
 def signed_address(hub: HubState, repo: Repository, commit: Commit, path: str) -> str:
     """Where the content of a large file can be had without a token."""
     base = hub.cdn_url if hub.lfs_redirect == "cdn" else hub.url
-    return f"{base}/cdn/{repo.kind}/{repo.id}/{commit.oid}/{quote(path)}?X-Amz-Expires=3600&{_SIGNED}"
+    return (
+        f"{base}/cdn/{repo.kind}/{repo.id}/{commit.oid}/{quote(path)}?X-Amz-Expires=3600&{_SIGNED}"
+    )
 
 
 def answer(hub: HubState, request: Request) -> Reply:
@@ -51,7 +56,8 @@ def _store(repo: Repository | None, oid: str, data: bytes) -> Reply:
 
 
 def _serve(hub: HubState, request: Request, kind: Kind, repo_id: str, oid: str, path: str) -> Reply:
-    """Content; this host knows nothing of commits, and two ways to identify oneself are one too many."""
+    """Content; this host knows nothing of commits, and two ways to identify oneself are one too
+    many."""
     repo = hub.find(kind, repo_id)
     commit = repo.history.get(oid) if repo else None
     blob = commit.blobs.get(path) if commit else None
@@ -59,11 +65,17 @@ def _serve(hub: HubState, request: Request, kind: Kind, repo_id: str, oid: str, 
         return _error(404, "NoSuchKey")
     headers = {"ETag": f'"{blob.sha256}"'}
     if request.host == "origin":
-        headers |= {"X-Repo-Commit": oid, "X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(blob.data))}
+        headers |= {
+            "X-Repo-Commit": oid,
+            "X-Linked-Etag": headers["ETag"],
+            "X-Linked-Size": str(len(blob.data)),
+        }
     elif request.headers.get("Authorization"):
         return _error(400, "InvalidArgument")
     return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
 
 
 def _error(status: int, code: str) -> Reply:
-    return Reply(status, {"Content-Type": "application/xml"}, f"<Error><Code>{code}</Code></Error>".encode())
+    return Reply(
+        status, {"Content-Type": "application/xml"}, f"<Error><Code>{code}</Code></Error>".encode()
+    )

@@ -1,7 +1,7 @@
 """HTTP of the loopback hubs: one request in, one reply out, everything on record.
 
-A reply says what is sent and how: at which pace, how much of it, and how the connection ends. Lies are made there, so
-that routes only know the truth.
+A reply says what is sent and how: at which pace, how much of it, and how the connection ends. Lies
+are made there, so that routes only know the truth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 ReadFile = Callable[[str], bytes]
 ContentFilter = Callable[[bytes, ReadFile], bytes]
-"""Takes a file's content, and a function that reads other files of the same revision; gives what is served."""
+"""Takes a file's content, and a function that reads other files of the same revision; gives what is
+served."""
 
 
 @dataclass
@@ -61,7 +62,9 @@ class Request:
     def __post_init__(self) -> None:
         parts = urlsplit(self.target)
         self.segments = tuple(unquote(part) for part in parts.path.split("/")[1:])
-        self.query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.query = {
+            key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
 
     @property
     def verb(self) -> str:
@@ -108,7 +111,8 @@ class Reply:
     """What is sent, and how.
 
     Attributes:
-        length: Content-Length to state instead of the body's; `-1` states none and ends the body by closing.
+        length: Content-Length to state instead of the body's; `-1` states none and ends the body by
+            closing.
         cut: close after so many bytes of the body.
         extra: bytes sent after the body, beyond the stated length.
         rate: bytes per second of the body, and of the head with `slow_head`.
@@ -133,7 +137,14 @@ class Reply:
     def closes(self) -> bool:
         """Whether the connection cannot be used again."""
         honest = self.length is None or self.length == len(self.body)
-        return self.silent or self.hang or self.reset or self.cut is not None or bool(self.extra) or not honest
+        return (
+            self.silent
+            or self.hang
+            or self.reset
+            or self.cut is not None
+            or bool(self.extra)
+            or not honest
+        )
 
 
 class Refused(Exception):
@@ -147,7 +158,9 @@ class Refused(Exception):
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
     """A reply with `value` as JSON."""
     return Reply(
-        status, {"Content-Type": "application/json; charset=utf-8"} | (headers or {}), json.dumps(value).encode()
+        status,
+        {"Content-Type": "application/json; charset=utf-8"} | (headers or {}),
+        json.dumps(value).encode(),
     )
 
 
@@ -164,7 +177,9 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
     end = min(int(last), total - 1) if first and last else total - 1
     if start > end:
         return Reply(416, headers | {"Content-Range": f"bytes */{total}"})
-    return Reply(206, headers | {"Content-Range": f"bytes {start}-{end}/{total}"}, view[start : end + 1])
+    return Reply(
+        206, headers | {"Content-Range": f"bytes {start}-{end}/{total}"}, view[start : end + 1]
+    )
 
 
 class Answering(Protocol):
@@ -194,8 +209,11 @@ class Port(ThreadingHTTPServer):
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
         if context is not None:
-            # The handshake is left to the thread of the connection, so that no client can hold up the others.
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            # The handshake is left to the thread of the connection, so that no client can hold up
+            # the others.
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Remember the connection, then serve it in a thread."""
@@ -227,7 +245,9 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:  # the client went away while it was sending: nothing of it counts
             self.close_connection = True
             return
-        request = Request(self.command, self.path, self.server.host, self.headers, body, self.headers.get("Range"))
+        request = Request(
+            self.command, self.path, self.server.host, self.headers, body, self.headers.get("Range")
+        )
         record = Record(
             request.method,
             request.target,
@@ -296,10 +316,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, reply: Reply) -> bytes:
         headers = dict(reply.headers)
         if reply.length != -1:
-            headers.setdefault("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
+            headers.setdefault(
+                "Content-Length", str(len(reply.body) if reply.length is None else reply.length)
+            )
         if self.close_connection:
             headers["Connection"] = "close"
-        lines = [f"HTTP/1.1 {reply.status} {_reason(reply.status)}", *(f"{k}: {v}" for k, v in headers.items())]
+        lines = [
+            f"HTTP/1.1 {reply.status} {_reason(reply.status)}",
+            *(f"{k}: {v}" for k, v in headers.items()),
+        ]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     def _pour(self, data: memoryview, rate: float | None, record: Record | None = None) -> None:

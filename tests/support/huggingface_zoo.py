@@ -28,7 +28,12 @@ FILES = {
 def running_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """The hub with `org/name`, and a client in this process that asks it without a token."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+    for name in (
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_OIDC_RESOURCE",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nonexistent/token")
     with HubServer() as server:

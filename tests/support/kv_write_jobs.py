@@ -1,4 +1,5 @@
-"""New tokens for the write kernels, and how what was written is compared: equal bytes but for counted ties."""
+"""New tokens for the write kernels, and how what was written is compared: equal bytes but for
+counted ties."""
 
 from __future__ import annotations
 
@@ -36,14 +37,28 @@ class Job:
         cache = replace(self.cache, **{name: getattr(self.cache, name).clone() for name in STORES})
         options = {"query": self.query, **options}
         out = module.write_kv_int2(
-            self.key, self.value, cache, self.transforms, self.targets, windows=self.windows, **options
+            self.key,
+            self.value,
+            cache,
+            self.transforms,
+            self.targets,
+            windows=self.windows,
+            **options,
         )
         return cache, out
 
     def only(self, chosen: Tensor | slice) -> Job:
         """The same for some of the tokens."""
-        targets = TokenTargets(*(getattr(self.targets, f.name)[chosen].contiguous() for f in fields(self.targets)))
-        return replace(self, key=self.key[chosen], value=self.value[chosen], query=self.query[chosen], targets=targets)
+        targets = TokenTargets(
+            *(getattr(self.targets, f.name)[chosen].contiguous() for f in fields(self.targets))
+        )
+        return replace(
+            self,
+            key=self.key[chosen],
+            value=self.value[chosen],
+            query=self.query[chosen],
+            targets=targets,
+        )
 
 
 def make_job(
@@ -73,9 +88,17 @@ def make_job(
         return (rotation + 0.1 * normal(matrices, dim, dim) / dim).contiguous().to(DEVICE)
 
     cache = allocate(
-        k_spec, v_spec, slots=tokens + 9, rows=5, num_kv_heads=heads, sink=sink, recent=recent, blocks=6,
-        dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, device=DEVICE,
-    )  # fmt: skip
+        k_spec,
+        v_spec,
+        slots=tokens + 9,
+        rows=5,
+        num_kv_heads=heads,
+        sink=sink,
+        recent=recent,
+        blocks=6,
+        dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
+        device=DEVICE,
+    )
     for name in STORES:
         testing.poison(getattr(cache, name))
     request = torch.randint(3, (tokens,), generator=draw).sort().values
@@ -92,28 +115,40 @@ def make_job(
     k_mean = 3 * normal(matrices, k_dim).to(DEVICE) if mean else None
     return Job(
         (normal(tokens, heads, k_dim) + (0 if k_mean is None else k_mean.cpu())).to(DEVICE, dtype),
-        (normal(tokens, heads, v_dim) * 2.0 ** torch.randint(-8, 8, (tokens, heads, 1), generator=draw)).to(
-            DEVICE, dtype
-        ),
+        (
+            normal(tokens, heads, v_dim)
+            * 2.0 ** torch.randint(-8, 8, (tokens, heads, 1), generator=draw)
+        ).to(DEVICE, dtype),
         normal(tokens, heads * group, k_dim).to(DEVICE, dtype),
         cache,
         Transforms(matrix(k_dim), matrix(k_dim), matrix(v_dim), matrix(v_dim), k_mean),
         TokenTargets(*(getattr(targets, f.name).to(DEVICE, index) for f in fields(targets))),
-        WindowState(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, 5, 2, 1, 3], [0] * 5, [0] * 5))),
+        WindowState(
+            *(
+                torch.tensor(x, dtype=torch.int32, device=DEVICE)
+                for x in ([0, 5, 2, 1, 3], [0] * 5, [0] * 5)
+            )
+        ),
     )
 
 
 def integers(job: Job) -> Job:
-    """The same with small integers for inputs and matrices: every sum is exact, in whatever order it is taken."""
+    """The same with small integers for inputs and matrices: every sum is exact, in whatever order
+    it is taken."""
     pairs = job.transforms
-    matrices = {f.name: (8 * getattr(pairs, f.name)).round() for f in fields(pairs) if f.name != "k_mean"}
+    matrices = {
+        f.name: (8 * getattr(pairs, f.name)).round() for f in fields(pairs) if f.name != "k_mean"
+    }
     mean = None if pairs.k_mean is None else pairs.k_mean.round()
-    inputs = {name: (2 * getattr(job, name)).round().clamp(-99, 99) for name in ("key", "value", "query")}
+    inputs = {
+        name: (2 * getattr(job, name)).round().clamp(-99, 99) for name in ("key", "value", "query")
+    }
     return replace(job, **inputs, transforms=Transforms(**matrices, k_mean=mean))
 
 
 def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:
-    """Codes that differ, each by one and only where the exact value lies within `error` of a rounding boundary.
+    """Codes that differ, each by one and only where the exact value lies within `error` of a
+    rounding boundary.
 
     `error` is relative to the sum of the magnitudes that make up a transformed value.
     """
@@ -137,7 +172,8 @@ def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:
 
 
 def _margins(x: Tensor, mean: Tensor, matrix: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Distance of every value from a rounding boundary, in codes, and how far a relative error of 1 would move it."""
+    """Distance of every value from a rounding boundary, in codes, and how far a relative error of 1
+    would move it."""
     matrices = matrix.repeat_interleave(x.shape[1] // len(matrix), 0)
     rows = torch.einsum("thd,hde->the", x - mean, matrices)
     if spec.clip_index is not None:
@@ -147,18 +183,31 @@ def _margins(x: Tensor, mean: Tensor, matrix: Tensor, spec: QuantSpec) -> tuple[
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = (high - low).clamp_min(1e-8) / 3
     codes = (groups - low) / scale + 0.5
-    terms = torch.einsum("thd,hde->the", x.abs() + mean.abs(), matrices.abs()).amax(-1)[..., None, None]
+    terms = torch.einsum("thd,hde->the", x.abs() + mean.abs(), matrices.abs()).amax(-1)[
+        ..., None, None
+    ]
     return (codes - codes.round()).abs().flatten(-2), (terms / scale).expand_as(codes).flatten(-2)
 
 
 def assert_same(
-    module: Any, job: Job, *, error: float = 1e-6, allowed: int = 1, rows: float = 1e-5, **options: Any
+    module: Any,
+    job: Job,
+    *,
+    error: float = 1e-6,
+    allowed: int = 1,
+    rows: float = 1e-5,
+    **options: Any,
 ) -> None:
-    """`module` writes what the reference writes: `error` at ties, at most `allowed` of them; `rows` in windows."""
+    """`module` writes what the reference writes: `error` at ties, at most `allowed` of them; `rows`
+    in windows."""
     want, want_query = job.write(reference, **options)
     got, got_query = job.write(module, **options)
     assert ties(got, want, job, error) <= allowed
-    close = {"rtol": 2**-9 if got.affine.dtype == torch.float16 else 2**-6, "atol": 50 * error, "equal_nan": True}
+    close = {
+        "rtol": 2**-9 if got.affine.dtype == torch.float16 else 2**-6,
+        "atol": 50 * error,
+        "equal_nan": True,
+    }
     torch.testing.assert_close(got.affine, want.affine, **close)
     for name in STORES[2:]:
         a, b = getattr(got, name), getattr(want, name)

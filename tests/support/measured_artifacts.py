@@ -15,7 +15,13 @@ SELECTION: dict[str, Any] = {
     "bf16_perplexity": 9.468,
     "bf16_recall": 0.992,
     "candidates": [],
-    "chosen": {"method": "wush", "perplexity": 9.553, "change_percent": 0.9, "standard_error": 0.11, "recall": 0.984},
+    "chosen": {
+        "method": "wush",
+        "perplexity": 9.553,
+        "change_percent": 0.9,
+        "standard_error": 0.11,
+        "recall": 0.984,
+    },
     "reason": "lowest",
     "refused": {},
 }

@@ -1,4 +1,5 @@
-"""A small zoo on a loopback ModelScope: what it holds, how tests open it, and a change to make to it."""
+"""A small zoo on a loopback ModelScope: what it holds, how tests open it, and a change to make to
+it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,23 @@ from oscar_zoo.hubs.transport import Limits
 ID = ArtifactId("Tiny", "seq8_prompt1_group8")
 OTHER = ArtifactId("Tiny", "seq9_prompt1_group8")
 ROTATION = bytes(range(256)) * 40
-FILES = {f"{ID}/k.pt": ROTATION, f"{ID}/oscar.json": b"{}", "index.json": b'{"serial":1}', "README.md": b"# Zoo\n"}
+FILES = {
+    f"{ID}/k.pt": ROTATION,
+    f"{ID}/oscar.json": b"{}",
+    "index.json": b'{"serial":1}',
+    "README.md": b"# Zoo\n",
+}
 CANARY = "ms-canary-CANARY"
 LISTING, COMMIT = "*/repo/files*", "*/commit/*"
 
 
 def isolate(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """No variable of the developer, a home of our own, and a client that may ask loopback."""
-    for name in [name for name in os.environ if name.startswith("MODELSCOPE_") or name.lower().endswith("_proxy")]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith("MODELSCOPE_") or name.lower().endswith("_proxy")
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -36,13 +46,18 @@ def isolate(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 def open_zoo(revision: str | None = None, **limits: Any) -> RemoteHub:
     """The zoo as a hub that is asked once and not for long."""
-    return open_modelscope("org/zoo", revision, limits=Limits(**{"tries": 1, "answer": 2.0} | limits))
+    return open_modelscope(
+        "org/zoo", revision, limits=Limits(**{"tries": 1, "answer": 2.0} | limits)
+    )
 
 
 def addition(parent: str | None, **other: Any) -> Change:
     """One more artifact, and an index that has it."""
     files, root = {"k.pt": ROTATION[::-1], "oscar.json": b"[]"}, {"index.json": b'{"serial":2}'}
-    return Change(**{"artifact": OTHER, "files": files, "root": root, "parent": parent, "message": "Add"} | other)
+    return Change(
+        **{"artifact": OTHER, "files": files, "root": root, "parent": parent, "message": "Add"}
+        | other
+    )
 
 
 def posts(server: HubServer) -> list[str]:
@@ -53,7 +68,12 @@ def posts(server: HubServer) -> list[str]:
 def without_commits(files: Mapping[str, bytes]) -> str:
     """What a hub lists that does not tell its commits."""
     entries = [
-        {"Path": path, "Type": "blob", "Size": len(data), "Sha256": hashlib.sha256(data).hexdigest()}
+        {
+            "Path": path,
+            "Type": "blob",
+            "Size": len(data),
+            "Sha256": hashlib.sha256(data).hexdigest(),
+        }
         for path, data in files.items()
     ]
     return json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}})

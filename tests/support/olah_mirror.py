@@ -15,7 +15,9 @@ import pytest
 from hub_server import HubServer
 
 PROGRAM = Path(sys.prefix) / "olah" / "bin" / "olah-cli"
-needs_olah = pytest.mark.skipif(not PROGRAM.exists(), reason="no virtual environment with olah in sys.prefix/olah")
+needs_olah = pytest.mark.skipif(
+    not PROGRAM.exists(), reason="no virtual environment with olah in sys.prefix/olah"
+)
 
 
 @contextlib.contextmanager
@@ -36,11 +38,19 @@ def olah(server: HubServer, folder: Path) -> Iterator[str]:
         "repos-path": str(folder / "repos"),
         "log-path": str(folder / "logs"),
     }
-    command = [str(PROGRAM), *(part for name, value in options.items() for part in (f"--{name}", value))]
+    command = [
+        str(PROGRAM),
+        *(part for name, value in options.items() for part in (f"--{name}", value)),
+    ]
     environment = server.environment(folder)
     said: list[str] = []
     with subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as mirror:
         assert mirror.stdout is not None
         try:

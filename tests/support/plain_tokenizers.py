@@ -13,7 +13,9 @@ class Letters:
         self.prefix = list(prefix)
         self.eos_token_id = eos
 
-    def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> Mapping[str, list[int]]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, verbose: bool
+    ) -> Mapping[str, list[int]]:
         return {"input_ids": (self.prefix if add_special_tokens else []) + [ord(c) for c in text]}
 
 
@@ -22,7 +24,9 @@ class ChatLetters(Letters):
 
     chat_template = "set"
 
-    def __init__(self, prefix: tuple[int, ...] = (), eos: int | None = 0, *, start: str = "", end: str = "") -> None:
+    def __init__(
+        self, prefix: tuple[int, ...] = (), eos: int | None = 0, *, start: str = "", end: str = ""
+    ) -> None:
         super().__init__(prefix, eos)
         self.start, self.end = start, end
 

@@ -1,4 +1,5 @@
-"""Processes that publish round after round against a twin; module-level, so that a spawned child can import them."""
+"""Processes that publish round after round against a twin; module-level, so that a spawned child
+can import them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def content(who: int) -> dict[str, bytes]:
 
 
 def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
-    """Commit `<root>/Model/round<i>` and an index at the same moment as the other process; report 'new' or 'stale'."""
+    """Commit `<root>/Model/round<i>` and an index at the same moment as the other process; report
+    'new' or 'stale'."""
     hub = LocalHub(Path(root))
     for number in range(rounds):
         hub.refresh()
@@ -30,7 +32,9 @@ def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any)
         barrier.wait(60)
         index = {INDEX_NAME: f"round {number} of {who}".encode()}
         try:
-            hub.commit(Change(ArtifactId("Model", f"round{number}"), content(who), index, parent, "race"))
+            hub.commit(
+                Change(ArtifactId("Model", f"round{number}"), content(who), index, parent, "race")
+            )
             answer = "new"
         except StaleRevision:
             answer = "stale"
@@ -39,7 +43,8 @@ def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any)
 
 
 def publish_folders(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
-    """Publish real artifacts against a twin: in odd rounds under the same id, in even rounds under ids of its own."""
+    """Publish real artifacts against a twin: in odd rounds under the same id, in even rounds under
+    ids of its own."""
     for number in range(rounds):
         tag = f"round{number}" if number % 2 else f"round{number}-{who}"
         files = artifact_files(artifact=f"tiny-qwen3-hard/{tag}", seed=who)

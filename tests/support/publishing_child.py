@@ -1,6 +1,7 @@
 """A process that publishes, yanks and mirrors on command, with a real hub client of either version.
 
-One JSON object per line in, one per line out. Starting it costs a second, so tests share one per client version.
+One JSON object per line in, one per line out. Starting it costs a second, so tests share one per
+client version.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from hub_clients import HUB_2
 
 
 class Publisher:
-    """A child that is told what to do; `environment` is all of its variables, `version` that of huggingface_hub."""
+    """A child that is told what to do; `environment` is all of its variables, `version` that of
+    huggingface_hub."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path, version: int) -> None:
-        state = {f"OSCAR_ZOO_{name}": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+        state = {
+            f"OSCAR_ZOO_{name}": str(folder / name.lower())
+            for name in ("CACHE", "DATA", "STATE", "CONFIG")
+        }
         path = {"PYTHONPATH": str(HUB_2)} if version == 2 else {}
         self._child = subprocess.Popen(
             [sys.executable, __file__],

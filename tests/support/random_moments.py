@@ -1,7 +1,8 @@
-"""Moments of random attention rows: two of three layers, 4 query heads, 2 KV heads, keys wider than values.
+"""Moments of random attention rows: two of three layers, 4 query heads, 2 KV heads, keys wider than
+values.
 
-Rows are float64 and correlated, a few channels far larger than the rest, so that methods differ and eigenvalues are
-far apart. Tests evaluate formulas on the same rows.
+Rows are float64 and correlated, a few channels far larger than the rest, so that methods differ and
+eigenvalues are far apart. Tests evaluate formulas on the same rows.
 """
 
 from __future__ import annotations
@@ -40,12 +41,18 @@ MODEL = ModelBlock(
 )
 GROUP = 2
 TOKENS = 200
-NUMERICS = Numerics(forward_dtype="float32", accumulate="float64", engine=Harness(name="rows", version="1"), device="x")
+NUMERICS = Numerics(
+    forward_dtype="float32",
+    accumulate="float64",
+    engine=Harness(name="rows", version="1"),
+    device="x",
+)
 
 
 @dataclass(frozen=True)
 class LayerRows:
-    """`query` `[4, T, 16]`, `key` `[2, T, 16]`, `value` `[2, T, 8]`, `output` `[4, T, 8]`, `weights` `[12, 4 * 8]`."""
+    """`query` `[4, T, 16]`, `key` `[2, T, 16]`, `value` `[2, T, 8]`, `output` `[4, T, 8]`,
+    `weights` `[12, 4 * 8]`."""
 
     query: Rows
     key: Rows
@@ -55,7 +62,9 @@ class LayerRows:
 
     def part(self, tokens: slice) -> LayerRows:
         """The same layer and fewer tokens."""
-        return LayerRows(*(x[:, tokens] for x in (self.query, self.key, self.value, self.output)), self.weights)
+        return LayerRows(
+            *(x[:, tokens] for x in (self.query, self.key, self.value, self.output)), self.weights
+        )
 
 
 def layer_rows(layer: int, *, tokens: int = TOKENS, seed: int = 0) -> LayerRows:
@@ -71,7 +80,9 @@ def layer_rows(layer: int, *, tokens: int = TOKENS, seed: int = 0) -> LayerRows:
 
     d, dv = MODEL.head_dim, MODEL.v_head_dim
     rows = (mixed(4, d), mixed(2, d), mixed(2, dv), mixed(4, dv))
-    return LayerRows(*rows, model.standard_normal((12, 4 * dv)) * np.exp(model.standard_normal(4 * dv)))
+    return LayerRows(
+        *rows, model.standard_normal((12, 4 * dv)) * np.exp(model.standard_normal(4 * dv))
+    )
 
 
 def add(sums: LayerMoments, rows: LayerRows) -> None:
@@ -98,11 +109,17 @@ def random_moments(*, tokens: int = TOKENS, seed: int = 0, weighted: bool = True
 
 def records(*lengths: int, seed: int = 0) -> tuple[SequenceRecord, ...]:
     """Records of sequences of these lengths; another seed gives other sequences."""
-    return tuple(SequenceRecord.of([seed, number, *range(length - 2)]) for number, length in enumerate(lengths))
+    return tuple(
+        SequenceRecord.of([seed, number, *range(length - 2)])
+        for number, length in enumerate(lengths)
+    )
 
 
-def describe(moments: Moments, sequences: Sequence[SequenceRecord] = (), *, partial: bool = False) -> MomentsInfo:
-    """What a capture would say about `moments`; one sequence of all tokens unless `sequences` are given."""
+def describe(
+    moments: Moments, sequences: Sequence[SequenceRecord] = (), *, partial: bool = False
+) -> MomentsInfo:
+    """What a capture would say about `moments`; one sequence of all tokens unless `sequences` are
+    given."""
     sequences = tuple(sequences) or records(moments.tokens)
     lengths = sorted(one.tokens for one in sequences)
     calibration = Calibration(
@@ -114,7 +131,9 @@ def describe(moments: Moments, sequences: Sequence[SequenceRecord] = (), *, part
         sequences=len(sequences),
         tokens_requested=sum(lengths),
         tokens_used=sum(lengths),
-        length=LengthStats(min=lengths[0], median=lengths[(len(lengths) - 1) // 2], max=lengths[-1]),
+        length=LengthStats(
+            min=lengths[0], median=lengths[(len(lengths) - 1) // 2], max=lengths[-1]
+        ),
         content="prefill",
         chat_template=False,
         seed=None,

@@ -12,8 +12,11 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
-def write_model(folder: Path, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: int = 16) -> Path:
-    """Write float32 weights of a model with context 256 and the example's tokenizer; returns `folder`."""
+def write_model(
+    folder: Path, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: int = 16
+) -> Path:
+    """Write float32 weights of a model with context 256 and the example's tokenizer; returns
+    `folder`."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

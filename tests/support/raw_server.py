@@ -1,4 +1,5 @@
-"""A server that says exactly the bytes a test gives it: to be silent, slow, short, or to break off at any byte."""
+"""A server that says exactly the bytes a test gives it: to be silent, slow, short, or to break off
+at any byte."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Seen:
 
 
 Handler = Callable[[socket.socket, Seen], None]
-"""Answers a request on its connection; when it raises `OSError` or `StopIteration`, the connection is closed."""
+"""Answers a request on its connection; when it raises `OSError` or `StopIteration`, the connection
+is closed."""
 
 
 class RawServer:
@@ -59,7 +61,11 @@ class RawServer:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, StopIteration, ValueError), connection, connection.makefile("rb") as stream:
+        with (
+            contextlib.suppress(OSError, StopIteration, ValueError),
+            connection,
+            connection.makefile("rb") as stream,
+        ):
             while line := stream.readline():
                 headers = {}
                 while header := stream.readline().strip():
@@ -78,9 +84,15 @@ class RawServer:
 
 
 def answer(body: bytes = b"", *, status: str = "200 OK", **headers: object) -> bytes:
-    """A whole answer; `_` in names of headers stands for `-`. `Content-Length` is the truth unless it is given."""
-    named = {"Content-Length": len(body)} | {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in named.items() if value is not None)]
+    """A whole answer; `_` in names of headers stands for `-`. `Content-Length` is the truth unless
+    it is given."""
+    named = {"Content-Length": len(body)} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    lines = [
+        f"HTTP/1.1 {status}",
+        *(f"{name}: {value}" for name, value in named.items() if value is not None),
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
 

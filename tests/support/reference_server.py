@@ -1,7 +1,9 @@
-"""An INT2 server in one process, on transformers: chunks, decode steps and prefix hits, one request at a time.
+"""An INT2 server in one process, on transformers: chunks, decode steps and prefix hits, one request
+at a time.
 
-The rows of a request outlive it, so that a later request can take its prefix from there, as from SGLang's prefix
-cache: as INT2, because a ring belongs to the request that wrote it. The first tokens are shared uncompressed.
+The rows of a request outlive it, so that a later request can take its prefix from there, as from
+SGLang's prefix cache: as INT2, because a ring belongs to the request that wrote it. The first
+tokens are shared uncompressed.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from oscar_zoo.evaluate.cache import CacheSpec, SimulatedLayer
-from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
+from oscar_zoo.models.loading import LoadedModel, attention_scope
 
 TIE = 0.03
 """Two tokens whose logits differ by less may change places."""
@@ -22,7 +24,8 @@ TIE = 0.03
 
 @dataclass
 class Served:
-    """One request: its tokens, and per layer what the cache holds of them, `[2, 1, heads, tokens, d]`.
+    """One request: its tokens, and per layer what the cache holds of them,
+    `[2, 1, heads, tokens, d]`.
 
     `margins[i]` is by how much the logit of answer token `i` leads over the second best.
     """
@@ -46,14 +49,20 @@ class ReferenceServer:
         self.model, self.spec, self.chunk = model, spec, chunk
         self.sink, self.recent = spec.recipe.windows.sink, spec.recipe.windows.recent
         geometry = model.block.geometry
-        self.layers = {i: SimulatedLayer(spec, geometry, i, model.device) for i in geometry.attention_layers}
+        self.layers = {
+            i: SimulatedLayer(spec, geometry, i, model.device) for i in geometry.attention_layers
+        }
 
-    def generate(self, ids: Sequence[int], new: int, donor: Served | None = None, cached: int = 0) -> Served:
+    def generate(
+        self, ids: Sequence[int], new: int, donor: Served | None = None, cached: int = 0
+    ) -> Served:
         """Serve a prompt whose first `cached` tokens are taken from `donor`."""
         served = Served(list(ids), len(ids), cached)
         if donor is not None:
             assert donor.ids[:cached] == served.ids[:cached]
-            served.rows = {i: (k[..., :cached, :], v[..., :cached, :]) for i, (k, v) in donor.rows.items()}
+            served.rows = {
+                i: (k[..., :cached, :], v[..., :cached, :]) for i, (k, v) in donor.rows.items()
+            }
         start, token, margin = cached, -1, 0.0
         while start < len(ids):
             end = min(start + self.chunk, len(ids))
@@ -64,17 +73,19 @@ class ReferenceServer:
             served.margins.append(margin)
             if donor is not None and step == 1:
                 self._adopt(served, donor)
-            # Also after the last one: overlapped scheduling decodes a finished request once more, and its last token
-            # is then in the cache for the next turn.
+            # Also after the last one: overlapped scheduling decodes a finished request once more,
+            # and its last token is then in the cache for the next turn.
             token, margin = self._step(served, len(served.ids) - 1, len(served.ids), decode=True)
         return served
 
     @staticmethod
     def _adopt(served: Served, donor: Served) -> None:
-        """Read the codes of the donor where it has the same tokens, as SGLang does once prefill went into its tree.
+        """Read the codes of the donor where it has the same tokens, as SGLang does once prefill
+        went into its tree.
 
-        The tree keeps the slots it has and frees the ones of the tail that was prefilled again. With overlapped
-        scheduling the first decode step is on its way by then and still reads its own.
+        The tree keeps the slots it has and frees the ones of the tail that was prefilled again.
+        With overlapped scheduling the first decode step is on its way by then and still reads its
+        own.
         """
         pairs = zip(served.ids[: served.prompt], donor.ids, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -83,7 +94,9 @@ class ReferenceServer:
                 mine[1, ..., :same, :] = theirs[1, ..., :same, :]
 
     def _step(self, served: Served, start: int, end: int, *, decode: bool) -> tuple[int, float]:
-        def attention(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        def attention(
+            layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        ) -> Tensor:
             layer = self.layers[layer_id]
             new = layer.encode(key, value)
             old = served.rows.get(layer_id, tuple(x[..., :0, :] for x in new))
@@ -96,12 +109,15 @@ class ReferenceServer:
 
         with torch.no_grad(), attention_scope(self.model, attention):
             ids = torch.tensor([served.ids[start:end]])
-            logits = self.model.model(ids, position_ids=torch.arange(start, end)[None], use_cache=False).logits
+            logits = self.model.model(
+                ids, position_ids=torch.arange(start, end)[None], use_cache=False
+            ).logits
         best = logits[0, -1].topk(2)
         return int(best.indices[0]), float(best.values[0] - best.values[1])
 
     def _tier(self, served: Served, start: int, end: int, *, decode: bool) -> Tensor:
-        """`[end]`: 1 where a query of this step reads INT2, 0 where it reads the window or its own chunk."""
+        """`[end]`: 1 where a query of this step reads INT2, 0 where it reads the window or its own
+        chunk."""
         at = torch.arange(end)
         cached = end if decode else start
         window = (at < self.sink) | (at >= cached - self.recent)
@@ -110,13 +126,16 @@ class ReferenceServer:
 
 
 def equal_tokens(got: Sequence[int], want: Served) -> int:
-    """How many leading tokens agree; the first that does not must be one between two equally likely tokens.
+    """How many leading tokens agree; the first that does not must be one between two equally likely
+    tokens.
 
-    Float32 differs between two implementations of a model in the last bits. Where that carries a value over the
-    rounding tie of a code, logits move by about 0.01.
+    Float32 differs between two implementations of a model in the last bits. Where that carries a
+    value over the rounding tie of a code, logits move by about 0.01.
     """
     for i, (token, wanted) in enumerate(zip(got, want.answer, strict=True)):
         if token != wanted:
-            assert want.margins[i] < TIE, f"token {i}: {token}, not {wanted}, which leads by {want.margins[i]:.3f}"
+            assert want.margins[i] < TIE, (
+                f"token {i}: {token}, not {wanted}, which leads by {want.margins[i]:.3f}"
+            )
             return i
     return len(got)

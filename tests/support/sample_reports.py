@@ -6,7 +6,7 @@ import math
 
 from oscar_zoo.compute.report.data import (
     Candidate,
-    ClipCurve,
+    ClipChart,
     ClipCurves,
     Comparison,
     Fact,
@@ -17,12 +17,19 @@ from oscar_zoo.compute.report.data import (
     Spectrum,
 )
 
-METHODS = {"identity": 4754.0, "hadamard": 14.1, "oscar": 11.45, "oscar-per-head": 12.43, "wush": 9.675}
+METHODS = {
+    "identity": 4754.0,
+    "hadamard": 14.1,
+    "oscar": 11.45,
+    "oscar-per-head": 12.43,
+    "wush": 9.675,
+}
 BF16 = 9.654
 
 
 def sample_report(layers: int = 4, *, fast: bool = False) -> ReportData:
-    """Every block, with `wush` kept; `fast` leaves out what needs the model: perplexity, recall and the gate."""
+    """Every block, with `wush` kept; `fast` leaves out what needs the model: perplexity, recall and
+    the gate."""
     ids = tuple(range(layers))
     candidates = tuple(
         Candidate(
@@ -42,7 +49,10 @@ def sample_report(layers: int = 4, *, fast: bool = False) -> ReportData:
     return ReportData(
         title="tiny-qwen3-hard/seq512_prompt2_group64-wush",
         layers=ids,
-        facts=(Fact(label="Model", value="org/tiny"), Fact(label="Time", value="load 1.0 s, capture 2.0 s")),
+        facts=(
+            Fact(label="Model", value="org/tiny"),
+            Fact(label="Time", value="load 1.0 s, capture 2.0 s"),
+        ),
         comparison=Comparison(
             candidates=candidates,
             bf16_perplexity=None if fast else BF16,
@@ -60,12 +70,16 @@ def sample_report(layers: int = 4, *, fast: bool = False) -> ReportData:
     )
 
 
-def _curve(layers: int, best: float) -> ClipCurve:
+def _curve(layers: int, best: float) -> ClipChart:
     ratios = (0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
-    errors = tuple(tuple(0.2 + n / 10 + (ratio - best) ** 2 for ratio in ratios) for n in range(layers))
+    errors = tuple(
+        tuple(0.2 + n / 10 + (ratio - best) ** 2 for ratio in ratios) for n in range(layers)
+    )
     mean = tuple(sum(column) / layers for column in zip(*errors, strict=True))
-    return ClipCurve(error="output", ratios=ratios, layers=errors, mean=mean, chosen=0.94)
+    return ClipChart(error="output", ratios=ratios, layers=errors, mean=mean, chosen=0.94)
 
 
 def _spectrum(target: str, layers: int, dim: int) -> Spectrum:
-    return Spectrum.of(target, [[math.exp(-rank * (n + 1) / dim) for rank in range(dim)] for n in range(layers)])
+    return Spectrum.of(
+        target, [[math.exp(-rank * (n + 1) / dim) for rank in range(dim)] for n in range(layers)]
+    )

@@ -1,4 +1,5 @@
-"""Checkpoint folders of the small models of `capture_models`, as they come in practice: in shards, or in float8."""
+"""Checkpoint folders of the small models of `capture_models`, as they come in practice: in shards,
+or in float8."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ INDEX = "model.safetensors.index.json"
 
 
 def save_model(
-    folder: Path, family: str = "Qwen3", *, shard: str = "5GB", dtype: torch.dtype = torch.float32, **changes: Any
+    folder: Path,
+    family: str = "Qwen3",
+    *,
+    shard: str = "5GB",
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
 ) -> Path:
     """Write weights and the example's tokenizer; files of at most about `shard`."""
     build(family, dtype, **changes).model.save_pretrained(folder, max_shard_size=shard)
@@ -27,8 +33,12 @@ def save_model(
 
 
 def quantize_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """float8 weight, its scales `[blocks, blocks]`, and the bfloat16 weights they stand for; block after block."""
-    stored, exact = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.bfloat16)
+    """float8 weight, its scales `[blocks, blocks]`, and the bfloat16 weights they stand for; block
+    after block."""
+    stored, exact = (
+        torch.empty_like(weight, dtype=torch.float8_e4m3fn),
+        torch.empty_like(weight, dtype=torch.bfloat16),
+    )
     rows, columns = (range(0, size, step) for size, step in zip(weight.shape, block, strict=True))
     scales = torch.empty(len(rows), len(columns))
     for i, top in enumerate(rows):
@@ -40,9 +50,15 @@ def quantize_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Ten
     return stored, scales, exact
 
 
-def float8_pair(source: Path, folder: Path, block: tuple[int, int] = (128, 128)) -> tuple[Path, Path]:
-    """A checkpoint with float8 projections, and one with the bfloat16 weights that it stands for."""
-    quantized, plain = shutil.copytree(source, folder / "float8"), shutil.copytree(source, folder / "plain")
+def float8_pair(
+    source: Path, folder: Path, block: tuple[int, int] = (128, 128)
+) -> tuple[Path, Path]:
+    """A checkpoint with float8 projections, and one with the bfloat16 weights that it stands
+    for."""
+    quantized, plain = (
+        shutil.copytree(source, folder / "float8"),
+        shutil.copytree(source, folder / "plain"),
+    )
     small: dict[str, Tensor] = {}
     exact = load_file(source / "model.safetensors")
     for name, weight in exact.items():
@@ -51,7 +67,9 @@ def float8_pair(source: Path, folder: Path, block: tuple[int, int] = (128, 128))
             small[name], small[f"{name}_scale_inv"], exact[name] = quantize_blocks(weight, block)
     save_file(small, quantized / "model.safetensors", metadata={"format": "pt"})
     save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
-    change_config(quantized, quantization_config={"quant_method": "fp8", "weight_block_size": list(block)})
+    change_config(
+        quantized, quantization_config={"quant_method": "fp8", "weight_block_size": list(block)}
+    )
     return quantized, plain
 
 

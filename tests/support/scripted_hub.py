@@ -1,4 +1,5 @@
-"""A real folder hub that behaves like a remote one: tags, proposals, and events in the order a test gives."""
+"""A real folder hub that behaves like a remote one: tags, proposals, and events in the order a test
+gives."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.errors import ConflictError, HubUnreachable, NetworkError, RepositoryNotFound, RevisionNotFound
+from oscar_zoo.errors import (
+    ConflictError,
+    HubUnreachable,
+    NetworkError,
+    RepositoryNotFound,
+    RevisionNotFound,
+)
 from oscar_zoo.hubs.base import Change, Commit
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
@@ -15,9 +22,12 @@ Event = Callable[["ScriptedHub", Change], Commit]
 
 
 class ScriptedHub:
-    """Every answer is that of a `LocalHub`; each commit runs the next of `events` in its place, if there is one."""
+    """Every answer is that of a `LocalHub`; each commit runs the next of `events` in its place, if
+    there is one."""
 
-    def __init__(self, root: Path, *events: Event, name: str = "hf:org/zoo", exists: bool = True) -> None:
+    def __init__(
+        self, root: Path, *events: Event, name: str = "hf:org/zoo", exists: bool = True
+    ) -> None:
         self.folder = LocalHub(root, must_exist=False)
         self.name, self.title = name, f"Hugging Face {name.partition(':')[2]}"
         self.events, self.exists = list(events), exists

@@ -1,6 +1,7 @@
 """Read command lines as `python -m sglang.launch_server` does, many in one fork of `sglang_forks`.
 
-A case is `{"argv": [...], "env": {...}}`. Nothing is started; an answer says what was decided, or what was refused.
+A case is `{"argv": [...], "env": {...}}`. Nothing is started; an answer says what was decided, or
+what was refused.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def read(cases: list[dict[str, Any]], out: str) -> None:
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.server_args import prepare_server_args
 
+    from oscar_zoo.engines.sglang import worker
+    from oscar_zoo.engines.sglang.compat import server_arguments
     from oscar_zoo.errors import OscarZooError
-    from oscar_zoo.sglang_plugin import worker
-    from oscar_zoo.sglang_plugin.compat import server_arguments
 
     worker.served.cache_clear()
     with mock.patch.dict(os.environ, case["env"]):
@@ -51,7 +52,10 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             "settings": chosen.describe(),
             "warnings": chosen.warnings,
             "backend": config.attention_backend,
-            "backends": [getattr(config, f"{phase}attention_backend") for phase in ("", "prefill_", "decode_")],
+            "backends": [
+                getattr(config, f"{phase}attention_backend")
+                for phase in ("", "prefill_", "decode_")
+            ],
             "where": artifact.where,
             "tp": config.tp_size,
             "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],

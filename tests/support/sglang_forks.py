@@ -1,9 +1,11 @@
-"""One process that imports SGLang and forks for every call, so that a test pays for the import once.
+"""One process that imports SGLang and forks for every call, so that a test pays for the import
+once.
 
-Importing SGLang takes ten seconds of CPU time, a fork nothing. A call runs in a process, process group and folder of
-its own, with variables of its own, and nothing of it is seen by the next one. Hooks are installed by SGLang's plugin
-loader, so each call that wants them loads them anew. What a variable changes while SGLang is imported cannot be tested
-here, nor what a fresh worker process needs: for that start one.
+Importing SGLang takes ten seconds of CPU time, a fork nothing. A call runs in a process, process
+group and folder of its own, with variables of its own, and nothing of it is seen by the next one.
+Hooks are installed by SGLang's plugin loader, so each call that wants them loads them anew. What a
+variable changes while SGLang is imported cannot be tested here, nor what a fresh worker process
+needs: for that start one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ PRELOADED = (
     "sglang.srt.layers.attention.torch_native_backend",
     "sglang.srt.managers.scheduler",
     "sglang.srt.models.registry",
-    "oscar_zoo.sglang_plugin.hooks.installation",
+    "oscar_zoo.engines.sglang.hooks.installation",
 )
 """Importing them has no effect on SGLang."""
 SECONDS = 600
@@ -63,15 +65,29 @@ class Forks:
         self._turn = threading.Lock()
         self._running = 0
 
-    def call(self, function: str, folder: Path, log: Path, env: Mapping[str, str] | None = None, **given: Any) -> int:
-        """Call `MODULE:NAME` of this folder with JSON-able arguments; the exit status, 1 after an exception.
+    def call(
+        self,
+        function: str,
+        folder: Path,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        **given: Any,
+    ) -> int:
+        """Call `MODULE:NAME` of this folder with JSON-able arguments; the exit status, 1 after an
+        exception.
 
         Args:
             folder: where it runs.
             log: gets what it prints, and the traceback of an exception.
             env: variables beside those of the process.
         """
-        order = {"function": function, "folder": str(folder), "log": str(log), "env": dict(env or {}), "given": given}
+        order = {
+            "function": function,
+            "folder": str(folder),
+            "log": str(log),
+            "env": dict(env or {}),
+            "given": given,
+        }
         assert self._server.stdin is not None
         with self._turn:
             self._server.stdin.write(json.dumps(order) + "\n")
@@ -158,5 +174,6 @@ def _run(function: str, folder: str, log: str, env: dict[str, str], given: dict[
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it ends; SGLang's workers do the same."""
+    """Ask the kernel to kill this process when the one that started it ends; SGLang's workers do
+    the same."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,4 +1,5 @@
-"""For tests of calibration through SGLang: models to calibrate, the rows that ranks saw, and what a tap refuses.
+"""For tests of calibration through SGLang: models to calibrate, the rows that ranks saw, and what a
+tap refuses.
 
 `try_layers` tries the tap on attention layers of real SGLang without an engine.
 """
@@ -22,10 +23,12 @@ ROW_NAMES = ("query", "key", "value", "output")
 
 
 def write_exact_model(folder: Path) -> Path:
-    """The example model with weights for which a sum over tensor-parallel ranks does not round; returns `folder`.
+    """The example model with weights for which a sum over tensor-parallel ranks does not round;
+    returns `folder`.
 
-    Each row of o_proj and down_proj keeps one input channel, times one half: of the summands of an all-reduce all but
-    one are zero. Everything else is the example's, and every channel of every head still reaches later layers.
+    Each row of o_proj and down_proj keeps one input channel, times one half: of the summands of an
+    all-reduce all but one are zero. Everything else is the example's, and every channel of every
+    head still reaches later layers.
     """
     from safetensors.torch import load_file, save_file
 
@@ -36,18 +39,21 @@ def write_exact_model(folder: Path) -> Path:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             rows, columns = weight.shape
             weights[name] = torch.zeros_like(weight)
-            weights[name][torch.arange(rows), torch.randperm(columns, generator=generator)[:rows]] = 0.5
+            weights[name][
+                torch.arange(rows), torch.randperm(columns, generator=generator)[:rows]
+            ] = 0.5
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
 def site_for_shared_heads(folder: Path, rows: Path) -> Path:
-    """A `sitecustomize` for `PYTHONPATH` that does what the plugin's own does, `record_rows` and `replicate_heads`."""
+    """A `sitecustomize` for `PYTHONPATH` that does what the plugin's own does, `record_rows` and
+    `replicate_heads`."""
     folder.mkdir()
     rows.mkdir()
     lines = (
         "import sys",
-        "import oscar_zoo.evaluate.torchvision_ops",
+        "import oscar_zoo.models.torchvision_ops",
         f"sys.path.append({str(Path(__file__).parent)!r})",
         "import tap_child",
         f"tap_child.record_rows({str(rows)!r})",
@@ -58,8 +64,9 @@ def site_for_shared_heads(folder: Path, rows: Path) -> Path:
 
 
 def replicate_heads() -> None:
-    """On a CPU SGLang fills up KV heads with empty ones where a GPU has copies: let it copy here too."""
-    from oscar_zoo.sglang_plugin.compat import hook_targets
+    """On a CPU SGLang fills up KV heads with empty ones where a GPU has copies: let it copy here
+    too."""
+    from oscar_zoo.engines.sglang.compat import hook_targets
 
     install = hook_targets.install_tap
 
@@ -74,7 +81,8 @@ def replicate_heads() -> None:
 
 
 def record_rows(folder: str) -> None:
-    """From now on `LayerMoments.add` also writes its arguments, a file per call: `<process>-<number>.safetensors`."""
+    """From now on `LayerMoments.add` also writes its arguments, a file per call:
+    `<process>-<number>.safetensors`."""
     from safetensors.torch import save_file
 
     from oscar_zoo.compute.moments import LayerMoments
@@ -98,7 +106,8 @@ def recorded_rows(folder: Path, layers: int) -> Iterator[tuple[int, Mapping[str,
 
 
 def try_layers(out: str) -> None:
-    """In a fork of `sglang_forks`: what is installed there, and what the tap says to models; JSON in the file `out`."""
+    """In a fork of `sglang_forks`: what is installed there, and what the tap says to models; JSON
+    in the file `out`."""
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.plugins import load_plugins
 
@@ -117,9 +126,9 @@ def try_layers(out: str) -> None:
 
 def refusals(radix: Any) -> dict[str, str]:
     """What the tap says to models that it must not calibrate."""
+    from oscar_zoo.engines.sglang import tap
+    from oscar_zoo.engines.sglang.compat import radix_attention
     from oscar_zoo.errors import OscarZooError
-    from oscar_zoo.sglang_plugin import tap
-    from oscar_zoo.sglang_plugin.compat import radix_attention
 
     def layer(layer_id: int = 0, **changes: Any) -> Any:
         return radix.RadixAttention(4, 16, 0.25, num_kv_heads=2, layer_id=layer_id, **changes)
@@ -137,7 +146,9 @@ def refusals(radix: Any) -> dict[str, str]:
     for name, (layers, changes) in cases.items():
         config = SimpleNamespace(dtype=torch.bfloat16, **changes)
         cache = changes.get("kv_cache_dtype", torch.bfloat16)
-        runner = SimpleNamespace(model=torch.nn.ModuleList(layers), model_config=config, kv_cache_dtype=cache)
+        runner = SimpleNamespace(
+            model=torch.nn.ModuleList(layers), model_config=config, kv_cache_dtype=cache
+        )
         scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
         try:
             tap.start(scheduler, "", outputs=True, weights=True)

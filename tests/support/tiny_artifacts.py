@@ -9,6 +9,7 @@ import numpy as np
 
 from oscar_zoo.artifact.digest import artifact_digest, file_digest
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     FileEntry,
@@ -21,15 +22,24 @@ from oscar_zoo.artifact.manifest import (
     Transform,
 )
 from oscar_zoo.artifact.specs import Clip, Geometry, Harness, ServingRecipe
-from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
 from oscar_zoo.artifact.writer import rotation_bytes
 
-TINY = Geometry(num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, attention_layers=(0, 1, 2, 3))
+TINY = Geometry(
+    num_layers=4,
+    num_q_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    v_head_dim=64,
+    attention_layers=(0, 1, 2, 3),
+)
 K_NAME, V_NAME = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 
 
-def rotation(objective: str, *, seed: int = 0, geometry: Geometry = TINY, spread: float = 0.02) -> RotationSet:
-    """A format-1 rotation `R = U H P` per attention layer; `spread` is how far U is from the identity."""
+def rotation(
+    objective: str, *, seed: int = 0, geometry: Geometry = TINY, spread: float = 0.02
+) -> RotationSet:
+    """A format-1 rotation `R = U H P` per attention layer; `spread` is how far U is from the
+    identity."""
     random = np.random.default_rng([seed, len(objective), ord(objective[0])])
     dim = geometry.head_dim
     layers = []
@@ -37,14 +47,17 @@ def rotation(objective: str, *, seed: int = 0, geometry: Geometry = TINY, spread
         basis, _ = np.linalg.qr(np.eye(dim) + spread * random.standard_normal((dim, dim)))
         eigenvalues = np.sort(random.gamma(0.5, 1.0, dim) + 1e-3)
         matrix = ((basis @ hadamard(dim))[:, pbr_permutation(eigenvalues)]).astype(np.float32)
-        layers.append(LayerTransform(layer, matrix, matrix, eigenvalues=eigenvalues.astype(np.float32)))
+        layers.append(
+            LayerTransform(layer, matrix, matrix, eigenvalues=eigenvalues.astype(np.float32))
+        )
     return RotationSet(1, objective, "layer", "oscar", True, False, tuple(layers))
 
 
 def payload(*, seed: int = 0, geometry: Geometry = TINY, proven: bool = True) -> dict[str, bytes]:
     """The two rotation files of an artifact; another `seed` gives other bytes.
 
-    Unless `proven`, the files do not say that they come from one fit, which is a warning of verification.
+    Unless `proven`, the files do not say that they come from one fit, which is a warning of
+    verification.
     """
     label = {"generation_id": "0" * 32} if proven else {}
     k = rotation("qqt_r_h_pbr", seed=seed, geometry=geometry, spread=0.02)
@@ -56,7 +69,10 @@ def payload(*, seed: int = 0, geometry: Geometry = TINY, proven: bool = True) ->
 
 
 def manifest(
-    files: dict[str, bytes], *, artifact: str = "tiny-qwen3-hard/seq512_prompt2_group64", geometry: Geometry = TINY
+    files: dict[str, bytes],
+    *,
+    artifact: str = "tiny-qwen3-hard/seq512_prompt2_group64",
+    geometry: Geometry = TINY,
 ) -> Manifest:
     """The manifest of `payload()` files."""
     digests = [file_digest(name, data) for name, data in files.items()]
@@ -70,7 +86,8 @@ def manifest(
         format_version=1,
         grouping="layer",
         transform=Transform(
-            k=SideTransform(name="oscar", orthogonal=True), v=SideTransform(name="oscar", orthogonal=True)
+            k=SideTransform(name="oscar", orthogonal=True),
+            v=SideTransform(name="oscar", orthogonal=True),
         ),
         model=ModelBlock(
             **geometry.model_dump(),
@@ -109,11 +126,18 @@ def manifest(
 
 
 def artifact_files(
-    *, artifact: str = "tiny-qwen3-hard/seq512_prompt2_group64", seed: int = 0, with_manifest: bool = True
+    *,
+    artifact: str = "tiny-qwen3-hard/seq512_prompt2_group64",
+    seed: int = 0,
+    with_manifest: bool = True,
 ) -> dict[str, bytes]:
     """Every file of an artifact folder."""
     files = payload(seed=seed)
-    return {**files, FILE_NAME: manifest(files, artifact=artifact).to_bytes()} if with_manifest else files
+    return (
+        {**files, FILE_NAME: manifest(files, artifact=artifact).to_bytes()}
+        if with_manifest
+        else files
+    )
 
 
 def write_folder(folder: Path, files: dict[str, bytes]) -> Path:

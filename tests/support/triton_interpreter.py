@@ -1,7 +1,9 @@
-"""Triton's interpreter without the third of its time that goes into patching what is patched already.
+"""Triton's interpreter without the third of its time that goes into patching what is patched
+already.
 
-While a kernel runs, the interpreter puts functions of its own in place of those of `triton.language`. It looks for them
-again at every call of a device function, of which a launch makes thousands.
+While a kernel runs, the interpreter puts functions of its own in place of those of
+`triton.language`. It looks for them again at every call of a device function, of which a launch
+makes thousands.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any
 
 @functools.cache
 def patch_once() -> None:
-    """From now on, in this process, a call of a device function leaves alone what its launch has patched."""
+    """From now on, in this process, a call of a device function leaves alone what its launch has
+    patched."""
     from triton import language as tl
     from triton.runtime import interpreter
 

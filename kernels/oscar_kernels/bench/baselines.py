@@ -1,6 +1,8 @@
-"""The same attention over 16-bit rows, by kernels that others wrote: FlashInfer, or else PyTorch's own.
+"""The same attention over 16-bit rows, by kernels that others wrote: FlashInfer, or else PyTorch's
+own.
 
-Caches are as SGLang keeps them, a page per token in random order. FlashInfer plans its splits before the clock starts.
+Caches are as SGLang keeps them, a page per token in random order. FlashInfer plans its splits
+before the clock starts.
 """
 
 from __future__ import annotations
@@ -69,14 +71,23 @@ def available() -> Baseline:
 
 
 def rows(heads: Heads, lengths: list[int], count: int, *, new: int = 1) -> Rows:
-    """`count` layers of requests with `lengths` tokens in random slots, and the queries of `new` tokens of each."""
+    """`count` layers of requests with `lengths` tokens in random slots, and the queries of `new`
+    tokens of each."""
     tokens, dim = sum(lengths), heads.k_spec.head_dim
     layers = [
-        (cases.normal(tokens, heads.num_kv_heads, dim), cases.normal(tokens, heads.num_kv_heads, dim))
+        (
+            cases.normal(tokens, heads.num_kv_heads, dim),
+            cases.normal(tokens, heads.num_kv_heads, dim),
+        )
         for _ in range(count)
     ]
     slots = torch.randperm(tokens, device=cases.DEVICE).int()
-    return Rows(cases.normal(new * len(lengths), heads.num_kv_heads * heads.group, dim), layers, slots, lengths)
+    return Rows(
+        cases.normal(new * len(lengths), heads.num_kv_heads * heads.group, dim),
+        layers,
+        slots,
+        lengths,
+    )
 
 
 def check(heads: Heads, baseline: Baseline) -> None:
@@ -89,11 +100,16 @@ def check(heads: Heads, baseline: Baseline) -> None:
     key, value = (x[made.slots.long()].split(made.lengths) for x in made.layers[0])
     scale = heads.k_spec.head_dim**-0.5
     want = torch.cat(
-        [attend(made.query[b : b + 1].float(), key[b].float(), value[b].float(), scale, 0.0)[0] for b in range(3)]
+        [
+            attend(made.query[b : b + 1].float(), key[b].float(), value[b].float(), scale, 0.0)[0]
+            for b in range(3)
+        ]
     )
     _close("decode", baseline.decode(made)[0](), want)
     made = rows(heads, [333], 1, new=16)
-    want = attend(made.query.float(), made.layers[0][0].float(), made.layers[0][1].float(), scale, 0.0)[0]
+    want = attend(
+        made.query.float(), made.layers[0][0].float(), made.layers[0][1].float(), scale, 0.0
+    )[0]
     _close("extend", baseline.extend(made)[0](), want)
 
 
@@ -121,14 +137,25 @@ class FlashInfer:
         indptr = torch.tensor([0, *rows.lengths], device="cuda").cumsum(0).int()
         last = torch.ones(number, dtype=torch.int32, device="cuda")
         wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
-            self._scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True,
-            paged_kv_indptr_buffer=torch.empty_like(indptr), paged_kv_indices_buffer=torch.empty_like(rows.slots),
+            self._scratch,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=torch.empty_like(indptr),
+            paged_kv_indices_buffer=torch.empty_like(rows.slots),
             paged_kv_last_page_len_buffer=torch.empty_like(last),
-        )  # fmt: skip
+        )
         wrapper.plan(
-            indptr, rows.slots, last, q_heads, rows.layers[0][0].shape[1], dim, 1, q_data_type=torch.bfloat16,
+            indptr,
+            rows.slots,
+            last,
+            q_heads,
+            rows.layers[0][0].shape[1],
+            dim,
+            1,
+            q_data_type=torch.bfloat16,
             kv_data_type=torch.bfloat16,
-        )  # fmt: skip
+        )
         out = torch.empty_like(rows.query)
         return [
             partial(wrapper.run, rows.query, (key.unsqueeze(1), value.unsqueeze(1)), out=out)
@@ -142,15 +169,20 @@ class FlashInfer:
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
         """See `Baseline`."""
-        return self._library.single_prefill_with_kv_cache(query, key, value, causal=False, return_lse=True)
+        return self._library.single_prefill_with_kv_cache(
+            query, key, value, causal=False, return_lse=True
+        )
 
     def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
         """See `Baseline`."""
-        return self._library.single_prefill_with_kv_cache(query, key, value, causal=True, return_lse=True)
+        return self._library.single_prefill_with_kv_cache(
+            query, key, value, causal=True, return_lse=True
+        )
 
 
 class Sdpa:
-    """PyTorch's scaled dot product over contiguous rows, no pages: what is there without FlashInfer."""
+    """PyTorch's scaled dot product over contiguous rows, no pages: what is there without
+    FlashInfer."""
 
     name = "torch-sdpa"
 
@@ -164,7 +196,11 @@ class Sdpa:
 
         return [
             partial(
-                call, *(x[rows.slots.long()].unflatten(0, (number, length)).transpose(1, 2).contiguous() for x in layer)
+                call,
+                *(
+                    x[rows.slots.long()].unflatten(0, (number, length)).transpose(1, 2).contiguous()
+                    for x in layer
+                ),
             )
             for layer in rows.layers
         ]
@@ -178,7 +214,9 @@ class Sdpa:
         def call(key: Tensor, value: Tensor) -> Tensor:
             return _sdpa(query, key, value, mask).squeeze(0).transpose(0, 1)
 
-        return [partial(call, *(x.contiguous() for x in _heads_first(*layer))) for layer in rows.layers]
+        return [
+            partial(call, *(x.contiguous() for x in _heads_first(*layer))) for layer in rows.layers
+        ]
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
         """See `Baseline`."""
@@ -197,4 +235,6 @@ def _heads_first(*rows: Tensor) -> list[Tensor]:
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=True
+    )

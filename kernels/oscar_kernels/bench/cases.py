@@ -1,6 +1,8 @@
-"""Shapes that benchmarks measure, and memory for one layer each: random tokens, random slots, running requests.
+"""Shapes that benchmarks measure, and memory for one layer each: random tokens, random slots,
+running requests.
 
-On a GPU rows are bfloat16. Elsewhere they are float32, the one type that Triton's interpreter gets right.
+On a GPU rows are bfloat16. Elsewhere they are float32, the one type that Triton's interpreter gets
+right.
 """
 
 from __future__ import annotations
@@ -11,16 +13,32 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench.roofline import Heads
-from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms, WindowState, allocate
+from oscar_kernels.cache import (
+    BatchView,
+    LayerCache,
+    TokenTargets,
+    Transforms,
+    WindowState,
+    allocate,
+)
 from oscar_kernels.spec import QuantSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
-QWEN3_8B = Heads(QuantSpec(128, 128, 0.96), QuantSpec(128, 128, 0.92), num_kv_heads=8, group=4, sink=64, recent=256)
+QWEN3_8B = Heads(
+    QuantSpec(128, 128, 0.96),
+    QuantSpec(128, 128, 0.92),
+    num_kv_heads=8,
+    group=4,
+    sink=64,
+    recent=256,
+)
 """32 query heads and 8 KV heads of 128, windows of 64 and 256."""
 
-TINY = Heads(QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.92), num_kv_heads=2, group=2, sink=4, recent=8)
+TINY = Heads(
+    QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.92), num_kv_heads=2, group=2, sink=4, recent=8
+)
 """For a dry run."""
 
 LAYERS_BYTES = 1 << 30
@@ -67,7 +85,8 @@ class AttentionLayers:
 
 
 def layers(moved: int, most: int) -> int:
-    """How many layers a case needs, each with `moved` bytes, so that none finds its own bytes in the L2."""
+    """How many layers a case needs, each with `moved` bytes, so that none finds its own bytes in
+    the L2."""
     return min(most, max(4, -(-LAYERS_BYTES // moved)))
 
 
@@ -96,7 +115,9 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
     )
 
 
-def attention_layers(heads: Heads, lengths: list[int], count: int, *, new: int = 1) -> AttentionLayers:
+def attention_layers(
+    heads: Heads, lengths: list[int], count: int, *, new: int = 1
+) -> AttentionLayers:
     """`count` layers, and `new` tokens for each request of `lengths` cached ones."""
     cache, batch = cached_batch(heads, lengths)
     tokens, kv_heads = new * len(lengths), heads.num_kv_heads
@@ -116,7 +137,9 @@ def cached_batch(heads: Heads, lengths: list[int]) -> tuple[LayerCache, BatchVie
     indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     slots = 1 + torch.randperm(sum(lengths), device=DEVICE)
     rows = torch.arange(1, len(lengths) + 1, device=DEVICE)
-    return filled_cache(heads, lengths), BatchView(indptr, slots.int(), rows, _windows(len(lengths)))
+    return filled_cache(heads, lengths), BatchView(
+        indptr, slots.int(), rows, _windows(len(lengths))
+    )
 
 
 def filled_cache(heads: Heads, lengths: list[int]) -> LayerCache:
@@ -135,9 +158,16 @@ def normal(*shape: int) -> Tensor:
 
 def _cache(heads: Heads, slots: int, requests: int) -> LayerCache:
     return allocate(
-        heads.k_spec, heads.v_spec, slots=slots, rows=requests + 1, num_kv_heads=heads.num_kv_heads, sink=heads.sink,
-        recent=heads.recent, dtype=DTYPE, device=DEVICE,
-    )  # fmt: skip
+        heads.k_spec,
+        heads.v_spec,
+        slots=slots,
+        rows=requests + 1,
+        num_kv_heads=heads.num_kv_heads,
+        sink=heads.sink,
+        recent=heads.recent,
+        dtype=DTYPE,
+        device=DEVICE,
+    )
 
 
 def _windows(requests: int) -> WindowState:

@@ -1,4 +1,5 @@
-"""Every op against its reference, before it is timed: the same kernels, on shapes that the reference can do."""
+"""Every op against its reference, before it is timed: the same kernels, on shapes that the
+reference can do."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from oscar_kernels.quantizer import unpack
 
 ATOL = 4e-6
 TIES = 2e-5
-"""Part of the codes of 16-bit rows that may fall on another side of a rounding tie; `kv_write.tuning` tells why."""
+"""Part of the codes of 16-bit rows that may fall on another side of a rounding tie;
+`kv_write.tuning` tells why."""
 
 
 def lengths() -> list[int]:
@@ -31,7 +33,8 @@ def lengths() -> list[int]:
 
 
 def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = None) -> None:
-    """Decode attention by `op` is as good as PyTorch in the same dtype, on requests of `cached` tokens.
+    """Decode attention by `op` is as good as PyTorch in the same dtype, on requests of `cached`
+    tokens.
 
     Raises:
         AssertionError: it is not.
@@ -42,9 +45,11 @@ def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = N
     options = {"sm_scale": heads.k_spec.head_dim**-0.5, "o_partner": _partner(heads)}
     got = op(query, filling.cache, filling.batch, **options)
     testing.assert_as_good_as_torch(
-        got, lambda q: attention_reference.decode_attention(q, filling.cache, filling.batch, **options), [query],
+        got,
+        lambda q: attention_reference.decode_attention(q, filling.cache, filling.batch, **options),
+        [query],
         atol=ATOL,
-    )  # fmt: skip
+    )
 
 
 def extend(heads: Heads) -> None:
@@ -72,7 +77,8 @@ def extend(heads: Heads) -> None:
 
 
 def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
-    """Of `op`: codes differ from the reference's on rounding ties only, by one, and few; exact rows are as near.
+    """Of `op`: codes differ from the reference's on rounding ties only, by one, and few; exact rows
+    are as near.
 
     Raises:
         AssertionError: they do not, or are not.
@@ -81,16 +87,26 @@ def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
     layer = cases.write_layer(heads, cached, 300 if cases.DEVICE == "cuda" else 5)
     seen = []
     for path in (op, write_reference.write_kv_int2):
-        cache = replace(layer.cache, codes=layer.cache.codes.clone(), ring_v=layer.cache.ring_v.clone())
+        cache = replace(
+            layer.cache, codes=layer.cache.codes.clone(), ring_v=layer.cache.ring_v.clone()
+        )
         query = path(
-            layer.key, layer.value, cache, layer.transforms, layer.targets, windows=layer.windows, query=layer.query
+            layer.key,
+            layer.value,
+            cache,
+            layer.transforms,
+            layer.targets,
+            windows=layer.windows,
+            query=layer.query,
         )
         assert query is not None
         seen.append((unpack(cache.codes).int(), cache.ring_v, query))
     (codes, *rows), (want_codes, *want_rows) = seen
     differ = (codes - want_codes).abs()
     few = TIES * 2 * layer.key.numel() + 10
-    assert differ.max() <= 1 and differ.count_nonzero() <= few, f"{differ.count_nonzero()} codes differ"
+    assert differ.max() <= 1 and differ.count_nonzero() <= few, (
+        f"{differ.count_nonzero()} codes differ"
+    )
     for got, want in zip(rows, want_rows, strict=True):
         torch.testing.assert_close(got, want, rtol=0.01, atol=0.01)
 
@@ -105,17 +121,27 @@ def reading(heads: Heads) -> None:
     cache, batch = cases.cached_batch(heads, few)
     rows = []
     for module in (read, read_reference):
-        out_k, out_v = (cases.normal(sum(few), heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv")
+        out_k, out_v = (
+            cases.normal(sum(few), heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv"
+        )
         module.materialize_prefix(cache, batch, out_k=out_k, out_v=out_v)
         rows.append((out_k, out_v))
-    assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True)), "rows differ from the reference"
+    assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True)), (
+        "rows differ from the reference"
+    )
 
 
 def _filling(heads: Heads, cached: list[int]) -> testing.Filling:
     return testing.random_cache(
-        cached, heads.k_spec, heads.v_spec, num_kv_heads=heads.num_kv_heads, sink=heads.sink, recent=heads.recent,
-        dtype=cases.DTYPE, device=cases.DEVICE,
-    )  # fmt: skip
+        cached,
+        heads.k_spec,
+        heads.v_spec,
+        num_kv_heads=heads.num_kv_heads,
+        sink=heads.sink,
+        recent=heads.recent,
+        dtype=cases.DTYPE,
+        device=cases.DEVICE,
+    )
 
 
 def _partner(heads: Heads) -> Tensor:

@@ -1,7 +1,8 @@
 """What attention adds to a decode step: timed between matrix products, as in a model.
 
-A kernel that is timed by itself finds its code and its small tables in the caches. In a model the weights of a layer
-have swept them, and the kernel in front is another one. The products alone are timed too and taken off.
+A kernel that is timed by itself finds its code and its small tables in the caches. In a model the
+weights of a layer have swept them, and the kernel in front is another one. The products alone are
+timed too and taken off.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, ops, roofline
-from oscar_kernels.bench.results import Row, row
+from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.timing import Timing, timed
 
 Call = Callable[[], object]
@@ -23,8 +24,9 @@ WEIGHTS, TINY_WEIGHTS = (4096, 49_152), (16, 32)
 """Of the product between two layers: 400 MB, about what a layer of an 8B model reads."""
 
 
-def step(bench: ops.Bench) -> Iterator[Row]:
-    """Write and attention of a decode step by each path, and attention of 16-bit rows, on every shape."""
+def step(bench: ops.OpBench) -> Iterator[ResultRow]:
+    """Write and attention of a decode step by each path, and attention of 16-bit rows, on every
+    shape."""
     plan, heads, baseline = bench.plan, bench.plan.heads, baselines.available()
     shape = WEIGHTS if torch.cuda.is_available() else TINY_WEIGHTS
     weights = [cases.normal(*shape) for _ in range(plan.layers)]
@@ -33,29 +35,48 @@ def step(bench: ops.Bench) -> Iterator[Row]:
         moved = roofline.decode(heads, lengths)
         products = _products(weights, number)
         alone = timed([partial(_run, products)], replays=plan.replays)
-        for name, parts in _parts(bench, lengths, cases.layers(moved, plan.layers), baseline).items():
+        for name, parts in _parts(
+            bench, lengths, cases.layers(moved, plan.layers), baseline
+        ).items():
             layers = [islice(cycle(part), plan.layers) for part in parts]
             calls = [call for together in zip(products, *layers, strict=True) for call in together]
             whole = timed([partial(_run, calls)], replays=plan.replays)
-            yield row("in step", case, name, _difference(whole, alone, plan.layers), moved, bench.bandwidth)
+            yield row(
+                "in step",
+                case,
+                name,
+                _difference(whole, alone, plan.layers),
+                moved,
+                bench.bandwidth,
+            )
 
 
 def _parts(
-    bench: ops.Bench, lengths: list[int], count: int, baseline: baselines.Baseline
+    bench: ops.OpBench, lengths: list[int], count: int, baseline: baselines.Baseline
 ) -> dict[str, list[Sequence[Call]]]:
     """By name, the calls that every layer makes one after the other, for `count` layers."""
     heads = bench.plan.heads
     job = cases.attention_layers(heads, lengths, count)
     written = [cases.write_layer(heads, lengths, 1) for _ in range(count)]
-    found: dict[str, list[Sequence[Call]]] = {baseline.name: [baseline.decode(baselines.rows(heads, lengths, count))]}
+    found: dict[str, list[Sequence[Call]]] = {
+        baseline.name: [baseline.decode(baselines.rows(heads, lengths, count))]
+    }
     for name in ops.PATHS:
-        reason = None if name == "triton" else ops.cuda_cannot_decode(job) or ops.cuda_cannot_write(written[0])
+        reason = (
+            None
+            if name == "triton"
+            else ops.cuda_cannot_decode(job) or ops.cuda_cannot_write(written[0])
+        )
         if reason:
             bench.note(f"in step: no CUDA path: {reason}")
             continue
         write = ops.write_calls(written, step=True, op=ops.WRITES[name].write_kv_int2)
         decode = ops.decode_calls(ops.PATHS[name], job)
-        found |= {f"{name} write": [write], f"{name} attention": [decode], f"{name} both": [write, decode]}
+        found |= {
+            f"{name} write": [write],
+            f"{name} attention": [decode],
+            f"{name} both": [write, decode],
+        }
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, checks, roofline
-from oscar_kernels.bench.results import Row, row
+from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.bench.timing import timed
 from oscar_kernels.cache import BatchView, LayerCache
@@ -19,10 +19,10 @@ from oscar_kernels.decode_attention import launcher as triton_attention
 from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
-from oscar_kernels.kv_read.tuning import Tiles as ReadTiles
+from oscar_kernels.kv_read.tuning import ReadTiles
 from oscar_kernels.kv_write import launcher as triton_write
 from oscar_kernels.kv_write.cuda import launcher as cuda_write
-from oscar_kernels.kv_write.tuning import Tiles as WriteTiles
+from oscar_kernels.kv_write.tuning import WriteTiles
 
 Calls = list[Callable[[], object]]
 Write = Callable[..., object]
@@ -32,7 +32,7 @@ WRITES: dict[str, ModuleType] = {"cuda": cuda_write, "triton": triton_write}
 
 
 @dataclass(frozen=True)
-class Plan:
+class OpPlan:
     """Shapes of a run.
 
     Attributes:
@@ -55,13 +55,13 @@ class Plan:
     replays: int = 30
 
 
-FULL = Plan()
-QUICK = Plan(read=((1, 100_000),), layers=12, replays=10)
-DRY = Plan(cases.TINY, ((1, 60), (3, 25)), (5, 40), 20, 3, 2, ((1, 50), (3, 9)), 1)
+FULL = OpPlan()
+QUICK = OpPlan(read=((1, 100_000),), layers=12, replays=10)
+DRY = OpPlan(cases.TINY, ((1, 60), (3, 25)), (5, 40), 20, 3, 2, ((1, 50), (3, 9)), 1)
 
 
 @dataclass(frozen=True)
-class Bench:
+class OpBench:
     """A run of a plan.
 
     Attributes:
@@ -69,11 +69,11 @@ class Bench:
         note: told what is left out, and why.
     """
 
-    plan: Plan
+    plan: OpPlan
     bandwidth: float
     note: Callable[[str], None] = field(repr=False)
 
-    def decode(self) -> Iterator[Row]:
+    def decode(self) -> Iterator[ResultRow]:
         """Decode attention with both stages, by every path that runs here."""
         heads, checked = self.plan.heads, set[str]()
         for number, length in self.plan.decode:
@@ -91,7 +91,7 @@ class Bench:
                 timing = timed(decode_calls(path, job), replays=self.plan.replays)
                 yield row("decode", f"{number} x {length}", name, timing, moved, self.bandwidth)
 
-    def extend(self) -> Iterator[Row]:
+    def extend(self) -> Iterator[ResultRow]:
         """A few new tokens over a long prefix."""
         heads, (new, length) = self.plan.heads, self.plan.extend
         checks.extend(heads)
@@ -100,27 +100,42 @@ class Bench:
         timing = timed(extend_calls(job), replays=self.plan.replays)
         yield row("extend", f"{new} over {length}", "triton", timing, moved, self.bandwidth)
 
-    def write(self) -> Iterator[Row]:
+    def write(self) -> Iterator[ResultRow]:
         """One decode step, and a prefill of one request."""
         plan = self.plan
         for name, path in WRITES.items():
-            reason = cuda_cannot_write(cases.write_layer(plan.heads, [0], 64)) if path is cuda_write else None
+            reason = (
+                cuda_cannot_write(cases.write_layer(plan.heads, [0], 64))
+                if path is cuda_write
+                else None
+            )
             if reason:
                 self.note(f"write: no CUDA path: {reason}")
                 continue
             checks.writing(plan.heads, path.write_kv_int2)
             for case, lengths, new, count, step in self.writes():
-                yield self.timed_write(name, path.write_kv_int2, case, lengths, new, count, step=step)
+                yield self.timed_write(
+                    name, path.write_kv_int2, case, lengths, new, count, step=step
+                )
 
     def writes(self) -> list[tuple[str, list[int], int, int, bool]]:
-        """Cases of a write: name, cached tokens of each request, new ones, layers, and whether it is a decode step."""
+        """Cases of a write: name, cached tokens of each request, new ones, layers, and whether it
+        is a decode step."""
         plan = self.plan
         steps = [(f"step {n}", [30_000] * n, 1, plan.layers, True) for n in (1, plan.step)]
         return [*steps, (f"prefill {plan.prefill}", [0], plan.prefill, 4, False)]
 
     def timed_write(
-        self, name: str, op: Callable[..., object], case: str, lengths: list[int], new: int, count: int, *, step: bool
-    ) -> Row:
+        self,
+        name: str,
+        op: Callable[..., object],
+        case: str,
+        lengths: list[int],
+        new: int,
+        count: int,
+        *,
+        step: bool,
+    ) -> ResultRow:
         """One case by one implementation."""
         heads, tokens = self.plan.heads, new * len(lengths)
         jobs = [cases.write_layer(heads, lengths, new) for _ in range(count)]
@@ -128,19 +143,21 @@ class Bench:
         moved = roofline.write(heads, tokens, query=step, window_rows=tokens if step else 0)
         return row("write", case, name, timing, moved, self.bandwidth)
 
-    def read(self) -> Iterator[Row]:
+    def read(self) -> Iterator[ResultRow]:
         """A prefix back as rows."""
         heads = self.plan.heads
         checks.reading(heads)
         for number, length in self.plan.read:
             lengths = [length] * number
             cache, batch = cases.cached_batch(heads, lengths)
-            out_k, out_v = (cases.normal(sum(lengths), heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv")
+            out_k, out_v = (
+                cases.normal(sum(lengths), heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv"
+            )
             moved = roofline.read(heads, lengths)
             timing = timed(read_calls(cache, batch, out_k, out_v), replays=self.plan.replays)
             yield row("read", f"{number} x {length}", "triton", timing, moved, self.bandwidth)
 
-    def baseline(self) -> Iterator[Row]:
+    def baseline(self) -> Iterator[ResultRow]:
         """Decode and extend over 16-bit rows, by FlashInfer or PyTorch."""
         heads, baseline = self.plan.heads, baselines.available()
         if baseline.name != baselines.FlashInfer.name:
@@ -149,9 +166,13 @@ class Bench:
         for number, length in self.plan.decode:
             lengths = [length] * number
             moved = roofline.attend_16_bit(heads, lengths)
-            calls = baseline.decode(baselines.rows(heads, lengths, cases.layers(moved, self.plan.layers)))
+            calls = baseline.decode(
+                baselines.rows(heads, lengths, cases.layers(moved, self.plan.layers))
+            )
             timing = timed(calls, replays=self.plan.replays)
-            yield row("decode", f"{number} x {length}", baseline.name, timing, moved, self.bandwidth)
+            yield row(
+                "decode", f"{number} x {length}", baseline.name, timing, moved, self.bandwidth
+            )
         new, length = self.plan.extend
         calls = baseline.extend(baselines.rows(heads, [length + new], 2, new=new))
         timing = timed(calls, replays=self.plan.replays, graph=False)
@@ -168,21 +189,34 @@ def cuda_cannot_decode(job: cases.AttentionLayers) -> str | None:
 def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
     """Why the CUDA write kernel does not run here; `None` if it does."""
     arguments = (job.cache, job.targets)
-    return cuda_write.unsupported(job.key, job.value, *arguments) or cuda_write.unbuildable(*arguments)
+    return cuda_write.unsupported(job.key, job.value, *arguments) or cuda_write.unbuildable(
+        *arguments
+    )
 
 
 def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object) -> Calls:
-    """Decode attention of every layer as a server calls it, by a launcher with some of its own options."""
+    """Decode attention of every layer as a server calls it, by a launcher with some of its own
+    options."""
     number, q_heads, _ = job.query.shape
-    workspace = Workspace.allocate(path.decode_elements(job.caches[0], q_heads, number), cases.DEVICE)
+    workspace = Workspace.allocate(
+        path.decode_elements(job.caches[0], q_heads, number), cases.DEVICE
+    )
     out = job.query.new_empty(number, q_heads, job.caches[0].v_spec.head_dim)
     return [
         partial(
-            path.decode_attention, job.query, cache, job.batch, sm_scale=job.sm_scale, o_partner=job.o_partner,
-            workspace=workspace, out=out, settled=True, **options,
+            path.decode_attention,
+            job.query,
+            cache,
+            job.batch,
+            sm_scale=job.sm_scale,
+            o_partner=job.o_partner,
+            workspace=workspace,
+            out=out,
+            settled=True,
+            **options,
         )
         for cache in job.caches
-    ]  # fmt: skip
+    ]
 
 
 def extend_calls(job: cases.AttentionLayers) -> Calls:
@@ -194,11 +228,21 @@ def extend_calls(job: cases.AttentionLayers) -> Calls:
     lse = torch.empty(tokens, q_heads, dtype=torch.float32, device=cases.DEVICE)
     return [
         partial(
-            triton_attention.extend_attention, job.query, job.key, job.value, cache, job.batch, cuts=job.cuts,
-            sm_scale=job.sm_scale, o_partner=job.o_partner, workspace=workspace, out=out, lse=lse,
+            triton_attention.extend_attention,
+            job.query,
+            job.key,
+            job.value,
+            cache,
+            job.batch,
+            cuts=job.cuts,
+            sm_scale=job.sm_scale,
+            o_partner=job.o_partner,
+            workspace=workspace,
+            out=out,
+            lse=lse,
         )
         for cache in job.caches
-    ]  # fmt: skip
+    ]
 
 
 def write_calls(
@@ -208,19 +252,33 @@ def write_calls(
     op: Callable[..., object] = triton_write.write_kv_int2,
     tiles: WriteTiles | None = None,
 ) -> Calls:
-    """Writes of new tokens: of a decode step, with the query and into the windows, or of a prefill, into slots."""
+    """Writes of new tokens: of a decode step, with the query and into the windows, or of a prefill,
+    into slots."""
     return [
         partial(
-            op, job.key, job.value, job.cache, job.transforms, job.targets, windows=job.windows,
-            parts="all" if step else "slots", query=job.query if step else None,
-            query_out=job.query_out if step else None, **({} if tiles is None else {"tiles": tiles}),
+            op,
+            job.key,
+            job.value,
+            job.cache,
+            job.transforms,
+            job.targets,
+            windows=job.windows,
+            parts="all" if step else "slots",
+            query=job.query if step else None,
+            query_out=job.query_out if step else None,
+            **({} if tiles is None else {"tiles": tiles}),
         )
         for job in jobs
-    ]  # fmt: skip
+    ]
 
 
 def read_calls(
-    cache: LayerCache, batch: BatchView, out_k: Tensor, out_v: Tensor, *, tiles: ReadTiles | None = None
+    cache: LayerCache,
+    batch: BatchView,
+    out_k: Tensor,
+    out_v: Tensor,
+    *,
+    tiles: ReadTiles | None = None,
 ) -> Calls:
     """Materialisation of one prefix, twice; what it reads and writes is larger than any cache."""
     return [partial(materialize_prefix, cache, batch, out_k=out_k, out_v=out_v, tiles=tiles)] * 2

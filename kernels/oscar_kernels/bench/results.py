@@ -1,4 +1,5 @@
-"""Self-describing CSV rows: a number without its GPU, versions and commit is worth nothing later."""
+"""Self-describing CSV rows: a number without its GPU, versions and commit is worth nothing
+later."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ FORMATS = {"microseconds": ".2f", "p20": ".2f", "p80": ".2f", "share": ".3f", "b
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One measurement.
 
     Attributes:
@@ -51,7 +52,7 @@ class Row:
     utc: str
 
 
-def row(op: str, case: str, kernel: str, timing: Timing, moved: int, bandwidth: float) -> Row:
+def row(op: str, case: str, kernel: str, timing: Timing, moved: int, bandwidth: float) -> ResultRow:
     """A row about now and here.
 
     Args:
@@ -59,7 +60,7 @@ def row(op: str, case: str, kernel: str, timing: Timing, moved: int, bandwidth: 
         moved: bytes that must move.
         bandwidth: of the memory, measured in this run.
     """
-    return Row(
+    return ResultRow(
         op, case, kernel, timing.median * 1e6, timing.p20 * 1e6, timing.p80 * 1e6, moved,
         roofline.share(moved, timing.median, bandwidth), bandwidth, **surroundings(),
     )  # fmt: skip
@@ -93,8 +94,18 @@ def _version(package: str) -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The commit of the checkout, with a plus sign if files differ from it; `unknown` outside of one."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    """The commit of the checkout, with a plus sign if files differ from it; `unknown` outside of
+    one."""
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--abbrev=12",
+        "--dirty=+",
+        "--exclude=*",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -102,12 +113,14 @@ def _commit(folder: Path) -> str:
     return done.stdout.strip() or "unknown"
 
 
-def write_rows(rows: Iterable[Row], out: TextIO) -> None:
+def write_rows(rows: Iterable[ResultRow], out: TextIO) -> None:
     """A header and one line per row, as they come."""
-    writer = csv.DictWriter(out, [f.name for f in fields(Row)], lineterminator="\n")
+    writer = csv.DictWriter(out, [f.name for f in fields(ResultRow)], lineterminator="\n")
     writer.writeheader()
     out.flush()
     for line in rows:
         content = asdict(line)
-        writer.writerow({**content, **{name: format(content[name], form) for name, form in FORMATS.items()}})
+        writer.writerow(
+            {**content, **{name: format(content[name], form) for name, form in FORMATS.items()}}
+        )
         out.flush()

@@ -1,7 +1,9 @@
-"""Bytes each op must move through device memory: every input read once, every output written once. No torch.
+"""Bytes each op must move through device memory: every input read once, every output written once.
+No torch.
 
-A share of the roofline is these bytes over the time, over the bandwidth measured in the same run. Caches can only make
-an op faster than that if they keep what a real step would have evicted, so benchmarks clear them.
+A share of the roofline is these bytes over the time, over the bandwidth measured in the same run.
+Caches can only make an op faster than that if they keep what a real step would have evicted, so
+benchmarks clear them.
 """
 
 from __future__ import annotations
@@ -64,11 +66,27 @@ def matrices(heads: Heads, *, per_head: bool, query: bool) -> int:
 
 
 def write(
-    heads: Heads, tokens: int, *, window_rows: int = 0, slots: bool = True, query: bool = False, per_head: bool = False
+    heads: Heads,
+    tokens: int,
+    *,
+    window_rows: int = 0,
+    slots: bool = True,
+    query: bool = False,
+    per_head: bool = False,
 ) -> int:
-    """Writing `tokens` new tokens, `window_rows` of them (a token in ring and sink counts twice) to the windows."""
-    per_token = heads.rows + TARGET_BYTES + (heads.record if slots else 0) + (2 * heads.query if query else 0)
-    return tokens * per_token + window_rows * heads.rows + matrices(heads, per_head=per_head, query=query)
+    """Writing `tokens` new tokens, `window_rows` of them (a token in ring and sink counts twice) to
+    the windows."""
+    per_token = (
+        heads.rows
+        + TARGET_BYTES
+        + (heads.record if slots else 0)
+        + (2 * heads.query if query else 0)
+    )
+    return (
+        tokens * per_token
+        + window_rows * heads.rows
+        + matrices(heads, per_head=per_head, query=query)
+    )
 
 
 def read(heads: Heads, lengths: Sequence[int]) -> int:
@@ -87,8 +105,11 @@ def extend(heads: Heads, lengths: Sequence[int], new: int) -> int:
 
 
 def attend_16_bit(heads: Heads, lengths: Sequence[int], new: int = 1) -> int:
-    """The same attention over rows in 16 bits; `lengths` are those of the cache, new tokens included or not."""
-    return sum(lengths) * (heads.rows + SLOT_BYTES) + new * len(lengths) * (heads.query + heads.output)
+    """The same attention over rows in 16 bits; `lengths` are those of the cache, new tokens
+    included or not."""
+    return sum(lengths) * (heads.rows + SLOT_BYTES) + new * len(lengths) * (
+        heads.query + heads.output
+    )
 
 
 def cached(heads: Heads, lengths: Sequence[int]) -> int:

@@ -1,4 +1,5 @@
-"""Better tiles by trying neighbours: one field at a time, the fastest stays, until no field helps."""
+"""Better tiles by trying neighbours: one field at a time, the fastest stays, until no field
+helps."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ Clock = Callable[[Any], float]
 
 
 def descend(
-    start: Any, values: Mapping[str, Sequence[object]], clock: Clock, *, note: Callable[[str], None], rounds: int = 2
+    start: Any,
+    values: Mapping[str, Sequence[object]],
+    clock: Clock,
+    *,
+    note: Callable[[str], None],
+    rounds: int = 2,
 ) -> tuple[Any, float, float]:
     """The fastest of the tiles that single changes lead to.
 

@@ -1,6 +1,8 @@
-"""Time of work on a GPU: one CUDA graph of many calls, its first reads cold, percentiles over replays.
+"""Time of work on a GPU: one CUDA graph of many calls, its first reads cold, percentiles over
+replays.
 
-Without a GPU a call is timed once by the host's clock: enough to see that a benchmark runs, never a measurement.
+Without a GPU a call is timed once by the host's clock: enough to see that a benchmark runs, never a
+measurement.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ COLD_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: the median over replays, and what a fifth of them stayed below and above."""
+    """Seconds of one call: the median over replays, and what a fifth of them stayed below and
+    above."""
 
     median: float
     p20: float
     p80: float
 
 
-def timed(calls: Sequence[Callable[[], object]], *, replays: int = 20, graph: bool = True) -> Timing:
+def timed(
+    calls: Sequence[Callable[[], object]], *, replays: int = 20, graph: bool = True
+) -> Timing:
     """One of `calls`, run one after the other from a cold L2.
 
-    Give one call per layer, each on memory of its own, so that no call finds what another left in the caches.
+    Give one call per layer, each on memory of its own, so that no call finds what another left in
+    the caches.
 
     Args:
         calls: launch only; nothing may be allocated that a replay could not reuse.
@@ -81,7 +87,8 @@ def _seconds(replay: Callable[[], object], cold: torch.Tensor | None = None) -> 
 
 
 def bandwidth(size: int = 1 << 30, *, repeats: int = 10) -> float:
-    """Bytes per second of device memory: the better of a large read and a large copy, which reads and writes.
+    """Bytes per second of device memory: the better of a large read and a large copy, which reads
+    and writes.
 
     No graph: its copies take another, slower way. NaN without a GPU.
     """

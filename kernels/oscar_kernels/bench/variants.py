@@ -1,4 +1,5 @@
-"""What the tables have not settled: variants of the CUDA kernels, and where a fused extend stops to pay.
+"""What the tables have not settled: variants of the CUDA kernels, and where a fused extend stops to
+pay.
 
 Each variant is checked against the reference before it is timed, like everything else here.
 """
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, checks, ops, roofline
-from oscar_kernels.bench.results import Row, row
+from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.timing import timed
 from oscar_kernels.cache import LayerCache
 from oscar_kernels.decode_attention import tuning
@@ -26,7 +27,7 @@ PREFIXES = (8192, 32_768, 100_000)
 NEW_TOKENS = (4, 16, 32, 64, 128, 256)
 
 
-def decode(bench: ops.Bench) -> Iterator[Row]:
+def decode(bench: ops.OpBench) -> Iterator[ResultRow]:
     """Decode attention by every variant of `decode_attention.tuning`, on every shape."""
     heads, plan, checked = bench.plan.heads, bench.plan, set[tuning.CudaTiles]()
     for number, length in plan.decode:
@@ -45,18 +46,25 @@ def decode(bench: ops.Bench) -> Iterator[Row]:
                 checked.add(tiles)
             calls = ops.decode_calls(cuda_attention, job, tiles=tiles)
             yield row(
-                "decode", f"{number} x {length}", f"cuda {words(tiles)}", timed(calls, replays=plan.replays), moved,
+                "decode",
+                f"{number} x {length}",
+                f"cuda {words(tiles)}",
+                timed(calls, replays=plan.replays),
+                moved,
                 bench.bandwidth,
-            )  # fmt: skip
+            )
 
 
 def words(tiles: tuning.CudaTiles) -> str:
     """The fields that differ from the tiles in use; `in use` if none does."""
     usual = asdict(tuning.CUDA)
-    return " ".join(f"{name}={int(x)}" for name, x in asdict(tiles).items() if x != usual[name]) or "in use"
+    return (
+        " ".join(f"{name}={int(x)}" for name, x in asdict(tiles).items() if x != usual[name])
+        or "in use"
+    )
 
 
-def write(bench: ops.Bench) -> Iterator[Row]:
+def write(bench: ops.OpBench) -> Iterator[ResultRow]:
     """The CUDA write with other numbers of warpgroups."""
     plan = bench.plan
     reason = ops.cuda_cannot_write(cases.write_layer(plan.heads, [0], 64))
@@ -67,22 +75,31 @@ def write(bench: ops.Bench) -> Iterator[Row]:
         op = partial(cuda_write.write_kv_int2, warpgroups=number)
         checks.writing(plan.heads, op)
         for case, lengths, new, count, step in bench.writes():
-            yield bench.timed_write(f"cuda warpgroups={number}", op, case, lengths, new, count, step=step)
+            yield bench.timed_write(
+                f"cuda warpgroups={number}", op, case, lengths, new, count, step=step
+            )
 
 
-def crossover(bench: ops.Bench) -> Iterator[Row]:
-    """A few new tokens over a prefix: reading INT2 rows directly, or making 16-bit rows and the stock kernel over them.
+def crossover(bench: ops.OpBench) -> Iterator[ResultRow]:
+    """A few new tokens over a prefix: reading INT2 rows directly, or making 16-bit rows and the
+    stock kernel over them.
 
-    Left out of the second: the log-sum-exp merge and the way back to the model's basis, two small launches.
+    Left out of the second: the log-sum-exp merge and the way back to the model's basis, two small
+    launches.
     """
     heads, plan, baseline = bench.plan.heads, bench.plan, baselines.available()
     dry = not torch.cuda.is_available()
     for length in (40,) if dry else PREFIXES:
-        out_k, out_v = (cases.normal(length, heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv")
+        out_k, out_v = (
+            cases.normal(length, heads.num_kv_heads, heads.k_spec.head_dim) for _ in "kv"
+        )
         for new in (5,) if dry else NEW_TOKENS:
             job = cases.attention_layers(heads, [length], 2, new=new)
             moved = roofline.extend(heads, [length], new)
-            routes = {"fused": ops.extend_calls(job), "materialised": _materialised(baseline, job, out_k, out_v)}
+            routes = {
+                "fused": ops.extend_calls(job),
+                "materialised": _materialised(baseline, job, out_k, out_v),
+            }
             for name, calls in routes.items():
                 timing = timed(calls, replays=max(3, plan.replays // 3), graph=False)
                 yield row("crossover", f"{new} over {length}", name, timing, moved, bench.bandwidth)

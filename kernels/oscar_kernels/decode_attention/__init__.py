@@ -1,4 +1,5 @@
-"""Split-KV attention over an INT2 cache; see kernels/README.md. Called, the package is `fastest.decode_attention`."""
+"""Split-KV attention over an INT2 cache; see kernels/README.md. Called, the package is
+`fastest.decode_attention`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Attention over INT2 tokens, one program's part of stage 1: codes meet the matrix units as they lie in memory.
+"""Attention over INT2 tokens, one program's part of stage 1: codes meet the matrix units as they
+lie in memory.
 
-Tokens are kept on the long side of the matrix units and query rows (heads of one KV head, times new tokens) on the
-short one: `S^T = K q^T`, `O^T = V^T P^T`. A program with INT2 tokens never multiplies by scales inside a product.
+Tokens are kept on the long side of the matrix units and query rows (heads of one KV head, times new
+tokens) on the short one: `S^T = K q^T`, `O^T = V^T P^T`. A program with INT2 tokens never
+multiplies by scales inside a product.
 
-Codes are read as 16-bit lanes. Lane `w` of a row with `8 * W` channels holds bytes `2w` and `2w + 1`, so *piece* `R` of
-0..7, bits `2R` and `2R + 1` of all lanes, is channels `2w + R // 4 + (R % 4) * 2W`. A 2-bit field kept in place in the
-lower byte of a lane *is* a float16 number, the subnormal `code * 4^(R % 4) * 2^-24`, which the matrix units multiply
-exactly: unpacking is one AND. The query's pieces carry `4^-(R % 4)`, the outputs are multiplied by it at the end, and
+Codes are read as 16-bit lanes. Lane `w` of a row with `8 * W` channels holds bytes `2w` and
+`2w + 1`, so *piece* `R` of 0..7, bits `2R` and `2R + 1` of all lanes, is channels
+`2w + R // 4 + (R % 4) * 2W`. A 2-bit field kept in place in the lower byte of a lane *is* a float16
+number, the subnormal `code * 4^(R % 4) * 2^-24`, which the matrix units multiply exactly: unpacking
+is one AND. The query's pieces carry `4^-(R % 4)`, the outputs are multiplied by it at the end, and
 `2^24` goes into scalars. Under the interpreter everything is float32 and the unit is 1.
 """
 # ruff: noqa: RUF005 - Triton has no starred tuples.
@@ -17,13 +20,14 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 HEADROOM = tl.constexpr(15.0)
-"""Weights of INT2 values are below 2^15.1, which float16 holds; only those below 2^-29 of the top lose bits."""
+"""Weights of INT2 values are below 2^15.1, which float16 holds; only those below 2^-29 of the top
+lose bits."""
 
 
 @triton.constexpr_function
 def padded(width):
-    """The power of two, 16 or more, that holds `width`. `triton.next_power_of_2` is replaced by SGLang, and by one that
-    kernels cannot call."""
+    """The power of two, 16 or more, that holds `width`. `triton.next_power_of_2` is replaced by
+    SGLang, and by one that kernels cannot call."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -34,7 +38,8 @@ def _attend_codes(
     M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     HALF: tl.constexpr, BF16: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """INT2 tokens `lo .. hi - 1` of a request, counted without the `hole` of exact ones at position `a`.
+    """INT2 tokens `lo .. hi - 1` of a request, counted without the `hole` of exact ones at position
+    `a`.
 
     Args:
         query_ptr: `[M]` pointers to rows.
@@ -56,7 +61,11 @@ def _attend_codes(
     largest = tl.zeros([M], tl.float32)
     for R in tl.static_range(8):
         channel = 2 * wk + R // 4 + (R % 4) * (2 * WK)
-        part = tl.load(query_ptr[None, :] + channel[:, None], mask=(wk < WK)[:, None] & seen[None, :], other=0.0)
+        part = tl.load(
+            query_ptr[None, :] + channel[:, None],
+            mask=(wk < WK)[:, None] & seen[None, :],
+            other=0.0,
+        )
         raw = raw + (part.to(tl.float32),)
         largest = tl.maximum(largest, tl.max(tl.abs(raw[R]), 0))
     up, down = _powers(largest, HALF)
@@ -131,7 +140,9 @@ def _attend_codes(
         pieces = ()
         for R in tl.static_range(8):
             weights = (p * scales[(R % 4) * GV // 4][:, None]).to(DTYPE)
-            piece = tl.dot(_piece(vx, R, HALF), weights, acc[R] * fade[None, :], input_precision="ieee")
+            piece = tl.dot(
+                _piece(vx, R, HALF), weights, acc[R] * fade[None, :], input_precision="ieee"
+            )
             pieces = pieces + (piece,)
         acc = pieces
 
@@ -200,13 +211,17 @@ def _affine(word, BF16: tl.constexpr):
 
 @triton.jit
 def _log2_bound(scale):
-    """Within 0.1 of the logarithm, from below: a float's bits read as a number are piecewise linear in it."""
-    return tl.maximum(scale.to(tl.int32, bitcast=True).to(tl.float32) * (1 / 8388608) - 127.0, -24.0)
+    """Within 0.1 of the logarithm, from below: a float's bits read as a number are piecewise linear
+    in it."""
+    return tl.maximum(
+        scale.to(tl.int32, bitcast=True).to(tl.float32) * (1 / 8388608) - 127.0, -24.0
+    )
 
 
 @triton.jit
 def _powers(largest, HALF: tl.constexpr):
-    """The power of two that brings `largest` to 2^13 .. 2^14, and its inverse; zero and tiny rows get a finite one."""
+    """The power of two that brings `largest` to 2^13 .. 2^14, and its inverse; zero and tiny rows
+    get a finite one."""
     if HALF:
         exponent = tl.maximum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 14)
         up = ((267 - exponent) << 23).to(tl.float32, bitcast=True)

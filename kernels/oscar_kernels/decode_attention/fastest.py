@@ -1,7 +1,8 @@
-"""Decode attention by the fastest path there is: CUDA C++ where it can be compiled and has the shape, else Triton.
+"""Decode attention by the fastest path there is: CUDA C++ where it can be compiled and has the
+shape, else Triton.
 
-Both take the same arguments and the same workspace and give the same numbers up to rounding. Why the CUDA path is not
-taken is logged once for each reason.
+Both take the same arguments and the same workspace and give the same numbers up to rounding. Why
+the CUDA path is not taken is logged once for each reason.
 """
 
 from __future__ import annotations
@@ -39,16 +40,25 @@ def decode_attention(
     Raises:
         ValueError: neither path can, or tensors do not fit.
     """
-    reason = cuda_launcher.unsupported(query, cache, batch) or cuda_launcher.unbuildable(query, cache, batch, logit_cap)
+    reason = cuda_launcher.unsupported(query, cache, batch) or cuda_launcher.unbuildable(
+        query, cache, batch, logit_cap
+    )
     if reason:
         _tell(reason)
         path = triton_launcher.decode_attention
     else:
         path = cuda_launcher.decode_attention
     return path(
-        query, cache, batch, sm_scale=sm_scale, logit_cap=logit_cap, o_partner=o_partner, workspace=workspace, out=out,
+        query,
+        cache,
+        batch,
+        sm_scale=sm_scale,
+        logit_cap=logit_cap,
+        o_partner=o_partner,
+        workspace=workspace,
+        out=out,
         settled=settled,
-    )  # fmt: skip
+    )
 
 
 def decode_elements(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:

@@ -1,7 +1,8 @@
 """Stage 1 of split-KV attention over an INT2 cache: partial outputs and their lse per split.
 
-Tokens are kept on the long side of the matrix units and query rows (heads of one KV head, times new tokens) on the
-short one: `S^T = K q^T`, `O^T = V^T P^T`. A program has one kind of tokens: INT2, of the windows, or (extend) new.
+Tokens are kept on the long side of the matrix units and query rows (heads of one KV head, times new
+tokens) on the short one: `S^T = K q^T`, `O^T = V^T P^T`. A program has one kind of tokens: INT2, of
+the windows, or (extend) new.
 """
 # mypy: ignore-errors
 
@@ -16,17 +17,58 @@ from oscar_kernels.decode_attention.codes_kernel import LOG2E, _attend_codes, _l
     do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr", "cuts_ptr"],
 )
 def _attention_stage1_kernel(
-    query_ptr, codes_ptr, affine_ptr, slots_ptr, indptr_ptr, rows_ptr, block_ptr, from_ptr, start_ptr,
-    sink_k_ptr, sink_v_ptr, ring_k_ptr, ring_v_ptr, key_ptr, value_ptr, cuts_ptr, out_ptr, lse_ptr,
-    stride_query_token, stride_query_head, stride_key_token, stride_key_head, stride_value_token, stride_value_head,
-    sm_scale, cap, requests, splits, exact_splits,
-    H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, GK: tl.constexpr, GV: tl.constexpr,
-    SINK: tl.constexpr, RECENT: tl.constexpr, HAS_RING: tl.constexpr, REQUESTS: tl.constexpr,
-    TOKENS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HALF: tl.constexpr, BF16: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One program: one KV head, `TOKENS` query tokens of one request (0: one, and the request is the program's), one
-    split of INT2 tokens, of window tokens or (extend) all new ones. Splits without tokens store an lse of -inf.
+    query_ptr,
+    codes_ptr,
+    affine_ptr,
+    slots_ptr,
+    indptr_ptr,
+    rows_ptr,
+    block_ptr,
+    from_ptr,
+    start_ptr,
+    sink_k_ptr,
+    sink_v_ptr,
+    ring_k_ptr,
+    ring_v_ptr,
+    key_ptr,
+    value_ptr,
+    cuts_ptr,
+    out_ptr,
+    lse_ptr,
+    stride_query_token,
+    stride_query_head,
+    stride_key_token,
+    stride_key_head,
+    stride_value_token,
+    stride_value_head,
+    sm_scale,
+    cap,
+    requests,
+    splits,
+    exact_splits,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    GK: tl.constexpr,
+    GV: tl.constexpr,
+    SINK: tl.constexpr,
+    RECENT: tl.constexpr,
+    HAS_RING: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EXACT_BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    HALF: tl.constexpr,
+    BF16: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one KV head, `TOKENS` query tokens of one request (0: one, and the request is
+    the program's), one split of INT2 tokens, of window tokens or (extend) all new ones. Splits
+    without tokens store an lse of -inf.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -66,9 +108,30 @@ def _attention_stage1_kernel(
         lo, hi = _share(a + r - s, split - NEW_SPLITS - exact_splits, splits, BLOCK_N)
         if lo < hi:
             pieces, lse = _attend_codes(
-                query, seen, codes_ptr, affine_ptr, slots_ptr + first, h, lo, hi, a, s - a, sm_scale, cap,
-                H, DK, DV, GK, GV, M, BLOCK_N, STAGES, HALF, BF16, CAPPED,
-            )  # fmt: skip
+                query,
+                seen,
+                codes_ptr,
+                affine_ptr,
+                slots_ptr + first,
+                h,
+                lo,
+                hi,
+                a,
+                s - a,
+                sm_scale,
+                cap,
+                H,
+                DK,
+                DV,
+                GK,
+                GV,
+                M,
+                BLOCK_N,
+                STAGES,
+                HALF,
+                BF16,
+                CAPPED,
+            )
             lane = tl.arange(0, padded(DV // 8))
             for R in tl.static_range(8):
                 channel = 2 * lane + R // 4 + (R % 4) * (DV // 4)
@@ -87,9 +150,24 @@ def _attention_stage1_kernel(
                 exact_k = (sink_k_ptr + block * DK, ring_k_ptr + ring * DK, H * DK)
                 exact_v = (sink_v_ptr + block * DV, ring_v_ptr + ring * DV, H * DV)
                 acc, lse = _attend_rows(
-                    query, seen, newest, exact_k, exact_v, lo, hi, sm_scale, cap, DK, DV, M, EXACT_BLOCK_N, CAPPED,
-                    window, RECENT, False,
-                )  # fmt: skip
+                    query,
+                    seen,
+                    newest,
+                    exact_k,
+                    exact_v,
+                    lo,
+                    hi,
+                    sm_scale,
+                    cap,
+                    DK,
+                    DV,
+                    M,
+                    EXACT_BLOCK_N,
+                    CAPPED,
+                    window,
+                    RECENT,
+                    False,
+                )
                 _store(out_ptr, where, channel, channel < DV, acc, seen, DV)
                 tl.store(lse_ptr + where, lse, mask=seen)
             else:
@@ -100,24 +178,53 @@ def _attention_stage1_kernel(
                 key = key_ptr + first_new * stride_key_token + h * stride_key_head
                 value = value_ptr + first_new * stride_value_token + h * stride_value_head
                 acc, lse = _attend_rows(
-                    query, seen, newest, (key, key, stride_key_token), (value, value, stride_value_token), 0, hi,
-                    sm_scale, cap, DK, DV, M, EXACT_BLOCK_N, CAPPED, window, 1, True,
-                )  # fmt: skip
+                    query,
+                    seen,
+                    newest,
+                    (key, key, stride_key_token),
+                    (value, value, stride_value_token),
+                    0,
+                    hi,
+                    sm_scale,
+                    cap,
+                    DK,
+                    DV,
+                    M,
+                    EXACT_BLOCK_N,
+                    CAPPED,
+                    window,
+                    1,
+                    True,
+                )
                 _store(out_ptr, where, channel, channel < DV, acc, seen, DV)
                 tl.store(lse_ptr + where, lse, mask=seen)
 
 
 @triton.jit
 def _attend_rows(
-    query_ptr, seen, newest, exact_k, exact_v, lo, hi, sm_scale, cap,
-    DK: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
-    window, RECENT: tl.constexpr, NEW: tl.constexpr,
-):  # fmt: skip
+    query_ptr,
+    seen,
+    newest,
+    exact_k,
+    exact_v,
+    lo,
+    hi,
+    sm_scale,
+    cap,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr,
+    window,
+    RECENT: tl.constexpr,
+    NEW: tl.constexpr,
+):
     """Exact tokens `lo .. hi - 1`: of the windows, or the new ones up to `newest` for each row.
 
     Args:
-        exact_k, exact_v: pointer and stride of a token, `(sink, ring, stride)`, at the request's first row and the
-            program's head; for new tokens `(pointer, pointer, stride)`.
+        exact_k, exact_v: pointer and stride of a token, `(sink, ring, stride)`, at the request's
+            first row and the program's head; for new tokens `(pointer, pointer, stride)`.
         window: `_positions`.
 
     Returns:
@@ -129,7 +236,9 @@ def _attend_rows(
     sink_from, a, s, r = window
     ck = tl.arange(0, CK)
     cv = tl.arange(0, CV)
-    q = tl.load(query_ptr[None, :] + ck[:, None], mask=(ck < DK)[:, None] & seen[None, :], other=0.0).to(DTYPE)
+    q = tl.load(
+        query_ptr[None, :] + ck[:, None], mask=(ck < DK)[:, None] & seen[None, :], other=0.0
+    ).to(DTYPE)
     factor = tl.full([M], LOG2E, tl.float32) * sm_scale
     acc = tl.zeros([CV, M], tl.float32)
     top = tl.full([M], float("-inf"), tl.float32)
@@ -140,7 +249,11 @@ def _attend_rows(
         if NEW:
             keys = exact_k[0] + at.to(tl.int64) * exact_k[2]
             values = exact_v[0] + at.to(tl.int64) * exact_v[2]
-            hidden = tl.where(((start + token) < hi)[:, None] & (at[:, None] <= newest[None, :]), 0.0, float("-inf"))
+            hidden = tl.where(
+                ((start + token) < hi)[:, None] & (at[:, None] <= newest[None, :]),
+                0.0,
+                float("-inf"),
+            )
         else:
             position = tl.where(at < s - a, a + at, r - (s - a) + at)
             in_sink = (position >= sink_from) & (position < s)
@@ -153,7 +266,9 @@ def _attend_rows(
         x = _logits(tl.dot(k, q, input_precision="ieee"), factor, cap, CAPPED) + hidden
         higher = tl.maximum(top, tl.max(x, 0))
         fade = tl.exp2(top - higher)
-        p = tl.exp2(x - higher[None, :]).to(DTYPE)  # rounded before it is summed: the weights then add up to one
+        p = tl.exp2(x - higher[None, :]).to(
+            DTYPE
+        )  # rounded before it is summed: the weights then add up to one
         total = total * fade + tl.sum(p.to(tl.float32), 0)
         acc = tl.dot(v, p, acc * fade[None, :], input_precision="ieee")
         top = higher
@@ -164,7 +279,8 @@ def _attend_rows(
 def _positions(n, row, from_ptr, start_ptr, SINK: tl.constexpr, RECENT: tl.constexpr):
     """`sink_from, a, s, r` of a row with `n` tokens.
 
-    Exact positions are `[a, s)` and `[r, n)`, from the sink where `sink_from <= p < s`; INT2 are `[0, a)` and `[s, r)`.
+    Exact positions are `[a, s)` and `[r, n)`, from the sink where `sink_from <= p < s`; INT2 are
+    `[0, a)` and `[s, r)`.
     """
     s = tl.minimum(n, SINK)
     sink_from = tl.minimum(tl.load(from_ptr + row).to(tl.int32), s)
@@ -183,12 +299,15 @@ def _share(count, split, splits, BLOCK_N: tl.constexpr):
 @triton.jit
 def _store(out_ptr, where, channel, inside, acc, seen, DV: tl.constexpr):
     """Partial output `[channels, M]` of the lines `where`."""
-    tl.store(out_ptr + where[None, :] * DV + channel[:, None], acc, mask=seen[None, :] & inside[:, None])
+    tl.store(
+        out_ptr + where[None, :] * DV + channel[:, None], acc, mask=seen[None, :] & inside[:, None]
+    )
 
 
 @triton.jit
 def _request_of_block(z, cuts_ptr, requests, REQUESTS: tl.constexpr, TOKENS: tl.constexpr):
-    """Extend: the request and the block of new tokens of program `z`; a request past the last one has none."""
+    """Extend: the request and the block of new tokens of program `z`; a request past the last one
+    has none."""
     i = tl.arange(0, REQUESTS)
     first = tl.load(cuts_ptr + i, mask=i < requests, other=0).to(tl.int32)
     last = tl.load(cuts_ptr + i + 1, mask=i < requests, other=0).to(tl.int32)

@@ -1,9 +1,10 @@
-"""Split-KV attention with Triton: checks, tiles, two or three launches. See `reference` for what is computed.
+"""Split-KV attention with Triton: checks, tiles, two or three launches. See `reference` for what is
+computed.
 
-Bound by the memory's read bandwidth: a cached token costs `code_bytes + 4 * groups` bytes per KV head for K and the
-same for V, 72 at head_dim 128 and group 128, and 4 bytes of slot number per request; 512 per head inside the windows.
-Nothing reads device data on the host, and grids depend on shapes only, so a CUDA graph can hold a call; give it the
-`workspace` and `out` then.
+Bound by the memory's read bandwidth: a cached token costs `code_bytes + 4 * groups` bytes per KV
+head for K and the same for V, 72 at head_dim 128 and group 128, and 4 bytes of slot number per
+request; 512 per head inside the windows. Nothing reads device data on the host, and grids depend on
+shapes only, so a CUDA graph can hold a call; give it the `workspace` and `out` then.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def decode_attention(
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     _check(query, cache, batch, out, o_partner)
     scratch = workspace or Workspace.allocate(_elements(query, cache, tiles), query.device)
-    partial, lse, merged = scratch.parts(query.shape[0] * query.shape[1], _splits(tiles), cache.v_spec.head_dim)
+    partial, lse, merged = scratch.parts(
+        query.shape[0] * query.shape[1], _splits(tiles), cache.v_spec.head_dim
+    )
     if query.shape[0]:
         _stage1(query, None, cache, batch, tiles, (partial, lse), (sm_scale, logit_cap))
         _stage2((partial, lse, merged), cache, out, None, o_partner, _splits(tiles))
@@ -80,7 +83,8 @@ def extend_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """New tokens over their request's cached prefix and themselves; see `reference.extend_attention`.
+    """New tokens over their request's cached prefix and themselves; see
+    `reference.extend_attention`.
 
     Made for 2 to 256 new tokens per request. Tokens after the last cut are not written.
 
@@ -96,9 +100,13 @@ def extend_attention(
     _check(query, cache, batch, out, o_partner)
     _check_new(query, key, value, cache, cuts, lse)
     scratch = workspace or Workspace.allocate(_elements(query, cache, tiles), query.device)
-    partial, sums, merged = scratch.parts(tokens * query.shape[1], _splits(tiles), cache.v_spec.head_dim)
+    partial, sums, merged = scratch.parts(
+        tokens * query.shape[1], _splits(tiles), cache.v_spec.head_dim
+    )
     if tokens and requests:
-        _stage1(query, (key, value, cuts), cache, batch, tiles, (partial, sums), (sm_scale, logit_cap))
+        _stage1(
+            query, (key, value, cuts), cache, batch, tiles, (partial, sums), (sm_scale, logit_cap)
+        )
         _stage2((partial, sums, merged), cache, out, (lse, cuts[-1:]), o_partner, _splits(tiles))
     return out, lse
 
@@ -116,12 +124,16 @@ def extend_elements(cache: LayerCache, num_q_heads: int, max_tokens: int) -> int
     """Numbers of a workspace for extends of up to `max_tokens` new tokens in all."""
     device, head_dim = cache.codes.device, cache.v_spec.head_dim
     return max(
-        elements(t * num_q_heads, _splits(_extend_tiles(cache, t, 1, num_q_heads, device)), head_dim)
+        elements(
+            t * num_q_heads, _splits(_extend_tiles(cache, t, 1, num_q_heads, device)), head_dim
+        )
         for t in range(1, max_tokens + 1)
     )
 
 
-def _decode_tiles(cache: LayerCache, batch: int, num_q_heads: int, device: torch.device) -> tuning.Tiles:
+def _decode_tiles(
+    cache: LayerCache, batch: int, num_q_heads: int, device: torch.device
+) -> tuning.AttentionTiles:
     return tuning.decode_tiles(
         batch=max(1, batch),
         num_kv_heads=cache.num_kv_heads,
@@ -134,7 +146,7 @@ def _decode_tiles(cache: LayerCache, batch: int, num_q_heads: int, device: torch
 
 def _extend_tiles(
     cache: LayerCache, tokens: int, requests: int, num_q_heads: int, device: torch.device
-) -> tuning.Tiles:
+) -> tuning.AttentionTiles:
     return tuning.extend_tiles(
         tokens=max(1, tokens),
         requests=requests,
@@ -149,14 +161,18 @@ def _extend_tiles(
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     """Of the device; few under the interpreter, which runs programs one after the other."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+    return (
+        int(torch.cuda.get_device_properties(device).multi_processor_count)
+        if device.type == "cuda"
+        else 1
+    )
 
 
-def _splits(tiles: tuning.Tiles) -> int:
+def _splits(tiles: tuning.AttentionTiles) -> int:
     return tiles.splits + tiles.exact_splits + (tiles.tokens > 0)
 
 
-def _elements(query: Tensor, cache: LayerCache, tiles: tuning.Tiles) -> int:
+def _elements(query: Tensor, cache: LayerCache, tiles: tuning.AttentionTiles) -> int:
     return elements(query.shape[0] * query.shape[1], _splits(tiles), cache.v_spec.head_dim)
 
 
@@ -165,7 +181,7 @@ def _stage1(
     new: tuple[Tensor, Tensor, Tensor] | None,
     cache: LayerCache,
     batch: BatchView,
-    tiles: tuning.Tiles,
+    tiles: tuning.AttentionTiles,
     results: tuple[Tensor, Tensor],
     logits: tuple[float, float],
 ) -> None:
@@ -234,14 +250,21 @@ def _stage2(
     o_partner: Tensor | None,
     splits: int,
 ) -> None:
-    from oscar_kernels.decode_attention.merge_kernel import _merge_stage2_kernel, _undo_stage2_kernel
+    from oscar_kernels.decode_attention.merge_kernel import (
+        _merge_stage2_kernel,
+        _undo_stage2_kernel,
+    )
 
     partial, sums, merged = scratch
     lse, end = extend or (sums, sums)
     tokens, heads, head_dim = out.shape
     target = out if o_partner is None else merged.view(tokens, heads, head_dim)
     step, block, warps = tuning.merge_tiles(splits)
-    chained = {"PDL": True, "launch_pdl": True} if _triton.dependent_launch(out.device) else {"PDL": False}
+    chained = (
+        {"PDL": True, "launch_pdl": True}
+        if _triton.dependent_launch(out.device)
+        else {"PDL": False}
+    )
     _merge_stage2_kernel[(-(-head_dim // block), heads, tokens)](
         partial,
         sums,
@@ -282,35 +305,68 @@ def _stage2(
     )
 
 
-def _check(query: Tensor, cache: LayerCache, batch: BatchView, out: Tensor, o_partner: Tensor | None) -> None:
+def _check(
+    query: Tensor, cache: LayerCache, batch: BatchView, out: Tensor, o_partner: Tensor | None
+) -> None:
     reason = _triton.missing(query.device)
     if reason:
         raise ValueError(f"the Triton path cannot run: {reason}")
     heads, dk, dv = cache.num_kv_heads, cache.k_spec.head_dim, cache.v_spec.head_dim
     if query.dim() != 3 or query.shape[2] != dk or query.shape[1] % heads:
-        raise ValueError(f"query is {tuple(query.shape)}; [tokens, a multiple of {heads}, {dk}] is needed")
+        raise ValueError(
+            f"query is {tuple(query.shape)}; [tokens, a multiple of {heads}, {dk}] is needed"
+        )
     if not 1 <= query.shape[1] // heads <= LARGEST_GROUP:
-        raise ValueError(f"{query.shape[1] // heads} query heads per KV head; 1 to {LARGEST_GROUP} are supported")
+        raise ValueError(
+            f"{query.shape[1] // heads} query heads per KV head; 1 to {LARGEST_GROUP} are supported"
+        )
     for head_dim in (dk, dv):
         if head_dim % 8 or head_dim > LARGEST_HEAD:
             raise ValueError(f"head_dim {head_dim} is not a multiple of 8 up to {LARGEST_HEAD}")
     if tuple(out.shape) != (*query.shape[:2], dv):
         raise ValueError(f"out is {tuple(out.shape)}, not {(*query.shape[:2], dv)}")
-    if o_partner is not None and (tuple(o_partner.shape[1:]) != (dv, dv) or o_partner.shape[0] not in (1, heads)):
+    if o_partner is not None and (
+        tuple(o_partner.shape[1:]) != (dv, dv) or o_partner.shape[0] not in (1, heads)
+    ):
         raise ValueError(f"o_partner is {tuple(o_partner.shape)}, not [1 or {heads}, {dv}, {dv}]")
-    if query.stride(2) != 1 or out.stride(2) != 1 or (o_partner is not None and not o_partner.is_contiguous()):
+    if (
+        query.stride(2) != 1
+        or out.stride(2) != 1
+        or (o_partner is not None and not o_partner.is_contiguous())
+    ):
         raise ValueError("rows of query and out, and all of o_partner, must be contiguous")
-    for x in (cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v, batch.slots):
+    for x in (
+        cache.codes,
+        cache.affine,
+        cache.ring_k,
+        cache.ring_v,
+        cache.sink_k,
+        cache.sink_v,
+        batch.slots,
+    ):
         if not x.is_contiguous():
             raise ValueError("the tensors of a cache and the slots of a batch must be contiguous")
 
 
-def _check_new(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, cuts: Tensor, lse: Tensor) -> None:
+def _check_new(
+    query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, cuts: Tensor, lse: Tensor
+) -> None:
     heads = cache.num_kv_heads
     if lse.shape != query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise ValueError(f"lse is {lse.dtype} {tuple(lse.shape)}, not contiguous float32 {tuple(query.shape[:2])}")
-    for name, x, head_dim in (("key", key, cache.k_spec.head_dim), ("value", value, cache.v_spec.head_dim)):
+        raise ValueError(
+            f"lse is {lse.dtype} {tuple(lse.shape)}, not contiguous float32"
+            f" {tuple(query.shape[:2])}"
+        )
+    for name, x, head_dim in (
+        ("key", key, cache.k_spec.head_dim),
+        ("value", value, cache.v_spec.head_dim),
+    ):
         if tuple(x.shape) != (query.shape[0], heads, head_dim) or x.stride(2) != 1:
-            raise ValueError(f"{name} is {tuple(x.shape)}; [{query.shape[0]}, {heads}, {head_dim}], rows contiguous")
+            raise ValueError(
+                f"{name} is {tuple(x.shape)}; [{query.shape[0]}, {heads}, {head_dim}], rows"
+                " contiguous"
+            )
     if not 1 <= cuts.numel() - 1 <= MOST_REQUESTS:
-        raise ValueError(f"{cuts.numel() - 1} requests in one extend; 1 to {MOST_REQUESTS} are supported")
+        raise ValueError(
+            f"{cuts.numel() - 1} requests in one extend; 1 to {MOST_REQUESTS} are supported"
+        )

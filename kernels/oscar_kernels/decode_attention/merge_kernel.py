@@ -1,4 +1,5 @@
-"""Stage 2 of split-KV attention: merge the splits of every query row, then bring outputs back by the value partner."""
+"""Stage 2 of split-KV attention: merge the splits of every query row, then bring outputs back by
+the value partner."""
 # mypy: ignore-errors
 
 import triton
@@ -9,12 +10,23 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tokens_ptr"])
 def _merge_stage2_kernel(
-    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, tokens_ptr, stride_out_token, stride_out_head, heads, splits,
-    DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-    EXTEND: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One program: some channels of one query token and head. Splits whose lse is -inf are not read, and
-    (extend) tokens from `tokens_ptr` on not written.
+    partial_ptr,
+    partial_lse_ptr,
+    out_ptr,
+    lse_ptr,
+    tokens_ptr,
+    stride_out_token,
+    stride_out_head,
+    heads,
+    splits,
+    DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    EXTEND: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: some channels of one query token and head. Splits whose lse is -inf are not
+    read, and (extend) tokens from `tokens_ptr` on not written.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -26,14 +38,18 @@ def _merge_stage2_kernel(
     i = tl.arange(0, BLOCK_S)
     top = tl.full([BLOCK_S], float("-inf"), tl.float32)
     for start in tl.range(0, splits, BLOCK_S):
-        lse = tl.load(partial_lse_ptr + first + start + i, mask=start + i < splits, other=float("-inf"))
+        lse = tl.load(
+            partial_lse_ptr + first + start + i, mask=start + i < splits, other=float("-inf")
+        )
         top = tl.maximum(top, lse)
     highest = tl.max(top, 0)
     reference = tl.where(highest == float("-inf"), 0.0, highest)
     acc = tl.zeros([BLOCK_D], tl.float32)
     total = 0.0
     for start in tl.range(0, splits, BLOCK_S):
-        lse = tl.load(partial_lse_ptr + first + start + i, mask=start + i < splits, other=float("-inf"))
+        lse = tl.load(
+            partial_lse_ptr + first + start + i, mask=start + i < splits, other=float("-inf")
+        )
         weight = tl.exp2(lse - reference)
         part = tl.load(
             partial_ptr + (first + start + i)[:, None] * DV + channel[None, :],
@@ -49,19 +65,35 @@ def _merge_stage2_kernel(
         seen = token < tl.load(tokens_ptr)
         inside &= seen
         tl.store(
-            lse_ptr + token * heads + head, (reference + tl.log2(total)) * LN2, mask=seen & (tl.program_id(0) == 0)
+            lse_ptr + token * heads + head,
+            (reference + tl.log2(total)) * LN2,
+            mask=seen & (tl.program_id(0) == 0),
         )
     tl.store(out, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["tokens_ptr"])
 def _undo_stage2_kernel(
-    merged_ptr, partner_ptr, out_ptr, tokens_ptr, stride_partner, stride_out_token, stride_out_head, tokens,
-    H: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,
-    BLOCK_D: tl.constexpr, EXTEND: tl.constexpr, PRECISION: tl.constexpr,
+    merged_ptr,
+    partner_ptr,
+    out_ptr,
+    tokens_ptr,
+    stride_partner,
+    stride_out_token,
+    stride_out_head,
+    tokens,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    EXTEND: tl.constexpr,
+    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
-    """`o = o' @ o_partner^T` for a block of tokens times heads of one KV head and a block of output channels."""
+):
+    """`o = o' @ o_partner^T` for a block of tokens times heads of one KV head and a block of output
+    channels."""
     h = tl.program_id(1)
     line = tl.program_id(2).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     token = line // G

@@ -1,7 +1,8 @@
 """Attention over an INT2 cache in plain torch: the definition that the kernels are tested against.
 
-Every cached row is dequantized or taken from its window, then attention is dense, one request at a time, in the dtype
-of the query: float64 queries make it the oracle. Rows are transformed already; `o_partner` brings outputs back.
+Every cached row is dequantized or taken from its window, then attention is dense, one request at a
+time, in the dtype of the query: float64 queries make it the oracle. Rows are transformed already;
+`o_partner` brings outputs back.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def decode_attention(
         o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
         workspace: unused; the launcher's.
         out: `[B, Hq, Dv]`, written if given.
-        settled: what the caller knows of the rows that are read: the kernel in front of this call on its stream writes
-            none of them but that of every request's newest token, which is in the window. So it is in a decode step.
+        settled: what the caller knows of the rows that are read: the kernel in front of this call
+            on its stream writes none of them but that of every request's newest token, which is in
+            the window. So it is in a decode step.
 
     Returns:
         `[B, Hq, Dv]` in the dtype of the query, or `out`.
@@ -45,7 +47,10 @@ def decode_attention(
     for request in range(query.shape[0]):
         keys, values = cached_rows(cache, batch, request, query.dtype)
         rows.append(attend(query[request : request + 1], keys, values, sm_scale, logit_cap)[0])
-    result = _undo(torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim), o_partner)
+    result = _undo(
+        torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim),
+        o_partner,
+    )
     return result if out is None else out.copy_(result)
 
 
@@ -74,22 +79,32 @@ def extend_attention(
         out, lse: `[T, Hq, Dv]` and float32 `[T, Hq]`, written if given.
 
     Returns:
-        Outputs `[T, Hq, Dv]` in the dtype of the query, and the natural logarithm of the sum of exponentiated logits
-        `[T, Hq]`. Tokens after the last cut get zeros and -inf.
+        Outputs `[T, Hq, Dv]` in the dtype of the query, and the natural logarithm of the sum of
+        exponentiated logits `[T, Hq]`. Tokens after the last cut get zeros and -inf.
     """
     result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
     sums = torch.full(query.shape[:2], -torch.inf, dtype=query.dtype, device=query.device)
-    for request, (first, last) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)):
+    for request, (first, last) in enumerate(
+        zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+    ):
         keys, values = cached_rows(cache, batch, request, query.dtype)
         new = slice(first, last)
-        keys, values = torch.cat([keys, key[new].to(query.dtype)]), torch.cat([values, value[new].to(query.dtype)])
+        keys, values = (
+            torch.cat([keys, key[new].to(query.dtype)]),
+            torch.cat([values, value[new].to(query.dtype)]),
+        )
         result[new], sums[new] = attend(query[new], keys, values, sm_scale, logit_cap)
     result = _undo(result, o_partner)
-    return (result if out is None else out.copy_(result)), (sums if lse is None else lse.copy_(sums))
+    return (result if out is None else out.copy_(result)), (
+        sums if lse is None else lse.copy_(sums)
+    )
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, sm_scale: float, logit_cap: float) -> tuple[Tensor, Tensor]:
-    """Dense attention of the last `M` positions: `[M, Hq, Dk]` over `[n, H, Dk]`, `[n, H, Dv]`; output and lse."""
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, sm_scale: float, logit_cap: float
+) -> tuple[Tensor, Tensor]:
+    """Dense attention of the last `M` positions: `[M, Hq, Dk]` over `[n, H, Dk]`, `[n, H, Dv]`;
+    output and lse."""
     grouped = query.unflatten(1, (keys.shape[1], -1))
     logits = torch.einsum("mhgd,nhd->mhgn", grouped, keys) * sm_scale
     if logit_cap:

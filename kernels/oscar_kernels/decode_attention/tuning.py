@@ -1,4 +1,5 @@
-"""Tiles and split counts of split-KV attention: a plain table, measured on a GPU, that never looks at lengths."""
+"""Tiles and split counts of split-KV attention: a plain table, measured on a GPU, that never looks
+at lengths."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Tiles:
+class AttentionTiles:
     """How stage 1 is cut.
 
     Attributes:
@@ -43,7 +44,9 @@ MERGE = {16: (16, 128, 2), 64: (64, 32, 4), 1024: (256, 32, 4)}
 """Up to this many splits: splits of a step, channels of a program, warps."""
 
 
-def decode_tiles(*, batch: int, num_kv_heads: int, group: int, head_dim: int, exact: int, sms: int) -> Tiles:
+def decode_tiles(
+    *, batch: int, num_kv_heads: int, group: int, head_dim: int, exact: int, sms: int
+) -> AttentionTiles:
     """Tiles of decode.
 
     Args:
@@ -56,7 +59,7 @@ def decode_tiles(*, batch: int, num_kv_heads: int, group: int, head_dim: int, ex
     programs = max(LEAST_PROGRAMS, round(sms * PROGRAMS_PER_SM / (batch * num_kv_heads)))
     exact_splits = min(max(1, programs // 8), -(-exact // 64))
     rows = 8 if group <= 8 else 16
-    return Tiles(
+    return AttentionTiles(
         splits=min(programs - exact_splits, MOST_SPLITS),
         exact_splits=exact_splits,
         block_n=32 if rows == 16 and head_dim > 128 else 64,
@@ -69,10 +72,12 @@ def decode_tiles(*, batch: int, num_kv_heads: int, group: int, head_dim: int, ex
 
 
 FUSED_TOKENS = 96
-"""New tokens of a request up to which an extend reads its INT2 prefix directly, which takes longer with every token.
+"""New tokens of a request up to which an extend reads its INT2 prefix directly, which takes longer
+with every token.
 
-Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are as fast at about 140 new tokens
-over 100,000, 120 over 32,768 and 40 over 8,192, where both take a fifth of a millisecond.
+Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are as fast at
+about 140 new tokens over 100,000, 120 over 32,768 and 40 over 8,192, where both take a fifth of a
+millisecond.
 """
 
 FUSED_TOKENS_OF_A_STEP = 256
@@ -80,13 +85,20 @@ FUSED_TOKENS_OF_A_STEP = 256
 
 
 def extend_tiles(
-    *, tokens: int, requests: int, num_kv_heads: int, group: int, head_dim: int, exact: int, sms: int
-) -> Tiles:
+    *,
+    tokens: int,
+    requests: int,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    exact: int,
+    sms: int,
+) -> AttentionTiles:
     """Tiles of a short extend of `requests` with `tokens` new tokens in all."""
     each = 16 // group
     blocks = -(-tokens // each) + requests
     programs = max(1, round(sms * 32 / (blocks * num_kv_heads)))
-    return Tiles(
+    return AttentionTiles(
         splits=min(programs, MOST_SPLITS),
         exact_splits=1 if exact else 0,
         block_n=64 if head_dim <= 128 else 32,
@@ -103,11 +115,13 @@ class CudaTiles:
     """How the CUDA kernel runs; every field is a flag of decode.cu, see there.
 
     Attributes:
-        stages: of the ring of tiles; fewer where a multiprocessor's shared memory is too small for them.
+        stages: of the ring of tiles; fewer where a multiprocessor's shared memory is too small for
+            them.
         resident: blocks of a multiprocessor at most, up to `MOST_RESIDENT`.
-        window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6 times the bytes.
-        early: a block with at most this many units asks for its bytes before the kernel in front has ended; 0: none.
-            Where rows are settled every block reads them then.
+        window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6
+            times the bytes.
+        early: a block with at most this many units asks for its bytes before the kernel in front
+            has ended; 0: none. Where rows are settled every block reads them then.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
     """
 
@@ -121,10 +135,12 @@ class CudaTiles:
 LEAST_STAGES = 3
 MOST_RESIDENT = 2
 CUDA = CudaTiles()
-"""In use: measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens, see `benchmarks/run.py --variants`.
+"""In use: measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens, see
+`benchmarks/run.py --variants`.
 
-One block of a multiprocessor beats two, which share its registers and leave twice the partial results, at all but one
-of eleven shapes (4 x 30,000: 5 %), by 20 to 30 % for a single request up to 30,000 tokens.
+One block of a multiprocessor beats two, which share its registers and leave twice the partial
+results, at all but one of eleven shapes (4 x 30,000: 5 %), by 20 to 30 % for a single request up to
+30,000 tokens.
 """
 
 VARIANTS = (

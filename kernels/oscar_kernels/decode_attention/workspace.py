@@ -1,4 +1,5 @@
-"""Memory between the two stages, made once: partial outputs and lse of every split, and merged outputs."""
+"""Memory between the two stages, made once: partial outputs and lse of every split, and merged
+outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class Workspace:
         """
         needed = elements(rows, splits, head_dim)
         if self.scratch.numel() < needed:
-            raise ValueError(f"the workspace holds {self.scratch.numel()} numbers; this call needs {needed}")
+            raise ValueError(
+                f"the workspace holds {self.scratch.numel()} numbers; this call needs {needed}"
+            )
         cuts = [rows * splits * head_dim, rows * splits, rows * head_dim]
         partial, lse, merged = self.scratch[:needed].split(cuts)
         return partial, lse, merged

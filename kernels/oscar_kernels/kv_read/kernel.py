@@ -1,7 +1,7 @@
 """Cached tokens to rows: unpack and scale what lies in INT2, copy what lies in a window.
 
-A line is one token and one KV head. A tile holds lines `[BLOCK_M, QUARTER]`, once for each quarter of the channels: a
-byte of codes gives one channel to each.
+A line is one token and one KV head. A tile holds lines `[BLOCK_M, QUARTER]`, once for each quarter
+of the channels: a byte of codes gives one channel to each.
 """
 
 # mypy: ignore-errors
@@ -14,7 +14,8 @@ import triton.language as tl
 
 @triton.jit
 def _request_of(cuts_ptr, place, requests, steps):
-    """The request `b` with `cuts[b] <= place < cuts[b + 1]`, by bisection; `requests` past the last cut."""
+    """The request `b` with `cuts[b] <= place < cuts[b + 1]`, by bisection; `requests` past the last
+    cut."""
     low = tl.zeros_like(place)
     high = low + requests
     for _step in tl.range(steps):
@@ -54,15 +55,32 @@ def _expand_side(
 
 @triton.jit
 def _copy_side(
-    ring_ptr, sink_ptr, ring, sink, out_ptr, out_offset, in_ring, in_sink, D: tl.constexpr, PADDED: tl.constexpr
+    ring_ptr,
+    sink_ptr,
+    ring,
+    sink,
+    out_ptr,
+    out_offset,
+    in_ring,
+    in_sink,
+    D: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
     """K or V of the lines in a window."""
     column = tl.arange(0, PADDED)
     real = (column < D)[None, :]
-    rows = tl.load(ring_ptr + ring[:, None] + column[None, :], mask=in_ring[:, None] & real, other=0.0)
-    sinks = tl.load(sink_ptr + sink[:, None] + column[None, :], mask=in_sink[:, None] & real, other=0.0)
+    rows = tl.load(
+        ring_ptr + ring[:, None] + column[None, :], mask=in_ring[:, None] & real, other=0.0
+    )
+    sinks = tl.load(
+        sink_ptr + sink[:, None] + column[None, :], mask=in_sink[:, None] & real, other=0.0
+    )
     rows = tl.where(in_sink[:, None], sinks, rows).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_offset[:, None] + column[None, :], rows, mask=(in_ring | in_sink)[:, None] & real)
+    tl.store(
+        out_ptr + out_offset[:, None] + column[None, :],
+        rows,
+        mask=(in_ring | in_sink)[:, None] & real,
+    )
 
 
 @triton.jit(
@@ -70,13 +88,37 @@ def _copy_side(
     do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr", "first_ptr", "cuts_ptr"],
 )
 def _materialize_prefix_kernel(
-    codes_ptr, affine_ptr, ring_k_ptr, ring_v_ptr, sink_k_ptr, sink_v_ptr, out_k_ptr, out_v_ptr,
-    indptr_ptr, slots_ptr, rows_ptr, sink_block_ptr, sink_from_ptr, ring_start_ptr, first_ptr, cuts_ptr,
-    capacity, requests, steps,
-    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, QUARTER_K: tl.constexpr, QUARTER_V: tl.constexpr,
-    GROUPS_K: tl.constexpr, GROUPS_V: tl.constexpr, RECENT: tl.constexpr, SINK: tl.constexpr, FIRST: tl.constexpr,
+    codes_ptr,
+    affine_ptr,
+    ring_k_ptr,
+    ring_v_ptr,
+    sink_k_ptr,
+    sink_v_ptr,
+    out_k_ptr,
+    out_v_ptr,
+    indptr_ptr,
+    slots_ptr,
+    rows_ptr,
+    sink_block_ptr,
+    sink_from_ptr,
+    ring_start_ptr,
+    first_ptr,
+    cuts_ptr,
+    capacity,
+    requests,
+    steps,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    QUARTER_K: tl.constexpr,
+    QUARTER_V: tl.constexpr,
+    GROUPS_K: tl.constexpr,
+    GROUPS_V: tl.constexpr,
+    RECENT: tl.constexpr,
+    SINK: tl.constexpr,
+    FIRST: tl.constexpr,
     BLOCK_M: tl.constexpr,
-):  # fmt: skip
+):
     """Lines `BLOCK_M * program ..` of the output, whatever requests they belong to."""
     line = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     place, head = line // HEADS, line % HEADS
@@ -91,22 +133,55 @@ def _materialize_prefix_kernel(
     valid &= position < length
     row = tl.load(rows_ptr + request, mask=valid, other=0).to(tl.int64)
     in_sink = valid & (position < SINK) & (position >= tl.load(sink_from_ptr + row))
-    in_ring = valid & (in_sink == 0) & (position >= length - RECENT) & (position >= tl.load(ring_start_ptr + row))
+    in_ring = (
+        valid
+        & (in_sink == 0)
+        & (position >= length - RECENT)
+        & (position >= tl.load(ring_start_ptr + row))
+    )
     packed = valid & (in_sink == 0) & (in_ring == 0)
     slot = tl.load(slots_ptr + begin + position, mask=packed, other=0).to(tl.int64) * HEADS + head
     record, affine = slot * ((DK + DV) // 4), slot * (2 * (GROUPS_K + GROUPS_V))
-    _expand_side(codes_ptr, affine_ptr, record, affine, out_k_ptr, line * DK, packed, DK, QUARTER_K, GROUPS_K)
     _expand_side(
-        codes_ptr + DK // 4, affine_ptr + 2 * GROUPS_K, record, affine, out_v_ptr, line * DV, packed,
-        DV, QUARTER_V, GROUPS_V,
-    )  # fmt: skip
+        codes_ptr, affine_ptr, record, affine, out_k_ptr, line * DK, packed, DK, QUARTER_K, GROUPS_K
+    )
+    _expand_side(
+        codes_ptr + DK // 4,
+        affine_ptr + 2 * GROUPS_K,
+        record,
+        affine,
+        out_v_ptr,
+        line * DV,
+        packed,
+        DV,
+        QUARTER_V,
+        GROUPS_V,
+    )
     if tl.max((in_sink | in_ring).to(tl.int32), 0) > 0:
         block = tl.load(sink_block_ptr + row).to(tl.int64)
         sink = (block * SINK + position) * HEADS + head
         ring = (row * RECENT + position % max(RECENT, 1)) * HEADS + head
         _copy_side(
-            ring_k_ptr, sink_k_ptr, ring * DK, sink * DK, out_k_ptr, line * DK, in_ring, in_sink, DK, 4 * QUARTER_K
+            ring_k_ptr,
+            sink_k_ptr,
+            ring * DK,
+            sink * DK,
+            out_k_ptr,
+            line * DK,
+            in_ring,
+            in_sink,
+            DK,
+            4 * QUARTER_K,
         )
         _copy_side(
-            ring_v_ptr, sink_v_ptr, ring * DV, sink * DV, out_v_ptr, line * DV, in_ring, in_sink, DV, 4 * QUARTER_V
+            ring_v_ptr,
+            sink_v_ptr,
+            ring * DV,
+            sink * DV,
+            out_v_ptr,
+            line * DV,
+            in_ring,
+            in_sink,
+            DV,
+            4 * QUARTER_V,
         )

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from oscar_kernels import _triton
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.kv_read.tuning import Tiles, read_tiles
+from oscar_kernels.kv_read.tuning import ReadTiles, read_tiles
 from oscar_kernels.spec import QuantSpec
 
 
@@ -18,12 +18,14 @@ def materialize_prefix(
     out_v: Tensor,
     first: Tensor | None = None,
     cuts: Tensor | None = None,
-    tiles: Tiles | None = None,
+    tiles: ReadTiles | None = None,
 ) -> None:
-    """Write the transformed rows of cached tokens, packed by request; see `reference.materialize_prefix`.
+    """Write the transformed rows of cached tokens, packed by request; see
+    `reference.materialize_prefix`.
 
-    The values are the reference's. The grid follows from the outputs' capacity, so no device value is read on the host.
-    Limited by memory: a token and KV head reads a record and writes `2 (Dk + Dv)` bytes.
+    The values are the reference's. The grid follows from the outputs' capacity, so no device value
+    is read on the host. Limited by memory: a token and KV head reads a record and writes
+    `2 (Dk + Dv)` bytes.
 
     Raises:
         ValueError: shapes or strides do not fit, or Triton cannot run on this device.
@@ -37,14 +39,38 @@ def materialize_prefix(
     k_quarter, v_quarter = _quarter(cache.k_spec), _quarter(cache.v_spec)
     tiles = tiles or read_tiles()
     _materialize_prefix_kernel[(-(-len(out_k) * heads // tiles.block_m),)](
-        cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v, out_k, out_v,
-        batch.indptr, batch.slots, batch.rows, batch.windows.sink_block, batch.windows.sink_from,
-        batch.windows.ring_start, batch.indptr if first is None else first, batch.indptr if cuts is None else cuts,
-        len(out_k), requests, requests.bit_length(),
-        HEADS=heads, DK=cache.k_spec.head_dim, DV=cache.v_spec.head_dim, QUARTER_K=k_quarter, QUARTER_V=v_quarter,
-        GROUPS_K=cache.k_spec.num_groups, GROUPS_V=cache.v_spec.num_groups, RECENT=cache.recent, SINK=cache.sink,
-        FIRST=first is not None, BLOCK_M=tiles.block_m, num_warps=tiles.warps,
-    )  # fmt: skip
+        cache.codes,
+        cache.affine,
+        cache.ring_k,
+        cache.ring_v,
+        cache.sink_k,
+        cache.sink_v,
+        out_k,
+        out_v,
+        batch.indptr,
+        batch.slots,
+        batch.rows,
+        batch.windows.sink_block,
+        batch.windows.sink_from,
+        batch.windows.ring_start,
+        batch.indptr if first is None else first,
+        batch.indptr if cuts is None else cuts,
+        len(out_k),
+        requests,
+        requests.bit_length(),
+        HEADS=heads,
+        DK=cache.k_spec.head_dim,
+        DV=cache.v_spec.head_dim,
+        QUARTER_K=k_quarter,
+        QUARTER_V=v_quarter,
+        GROUPS_K=cache.k_spec.num_groups,
+        GROUPS_V=cache.v_spec.num_groups,
+        RECENT=cache.recent,
+        SINK=cache.sink,
+        FIRST=first is not None,
+        BLOCK_M=tiles.block_m,
+        num_warps=tiles.warps,
+    )
 
 
 def _quarter(spec: QuantSpec) -> int:
@@ -59,6 +85,8 @@ def _check(cache: LayerCache, batch: BatchView, out_k: Tensor, out_v: Tensor) ->
     tokens, heads = len(out_k), cache.num_kv_heads
     for name, out, spec in (("out_k", out_k, cache.k_spec), ("out_v", out_v, cache.v_spec)):
         if out.shape != (tokens, heads, spec.head_dim) or not out.is_contiguous():
-            raise ValueError(f"{name} {tuple(out.shape)}: contiguous [tokens, {heads}, {spec.head_dim}] needed")
+            raise ValueError(
+                f"{name} {tuple(out.shape)}: contiguous [tokens, {heads}, {spec.head_dim}] needed"
+            )
     if len(batch.indptr) != len(batch.rows) + 1:
         raise ValueError(f"{len(batch.indptr)} entries of indptr for {len(batch.rows)} requests")

@@ -1,4 +1,5 @@
-"""Reading cached tokens back as transformed rows, in plain torch: which of sink, ring and INT2 holds each position."""
+"""Reading cached tokens back as transformed rows, in plain torch: which of sink, ring and INT2
+holds each position."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ def materialize_prefix(
 ) -> None:
     """Write the transformed rows of cached tokens, packed by request.
 
-    Request `b` fills rows `cuts[b] .. cuts[b + 1]` with its positions from `first[b]` on. By default that is every
-    position of every request. A long prefix can be read in pieces: with the requests' lengths `n`, piece `i` of `c`
-    positions has `first = i * c` and `cuts` the running sum of `clamp(n - i * c, 0, c)`.
+    Request `b` fills rows `cuts[b] .. cuts[b + 1]` with its positions from `first[b]` on. By
+    default that is every position of every request. A long prefix can be read in pieces: with the
+    requests' lengths `n`, piece `i` of `c` positions has `first = i * c` and `cuts` the running sum
+    of `clamp(n - i * c, 0, c)`.
 
     Args:
         cache: read.
@@ -31,20 +33,25 @@ def materialize_prefix(
         out_k: `[capacity, H, Dk]`, any float dtype. Rows past the last cut stay as they are.
         out_v: `[capacity, H, Dv]`.
         first: `[B]` int32 or int64, the first position of each request; 0 by default.
-        cuts: `[B + 1]` int32 or int64, from 0; `batch.indptr` by default. A row past its request's end stays as it is.
+        cuts: `[B + 1]` int32 or int64, from 0; `batch.indptr` by default. A row past its request's
+            end stays as it is.
     """
     ends = batch.indptr.tolist()
     places = ends if cuts is None else cuts.tolist()
     starts = [0] * len(batch.rows) if first is None else first.tolist()
     for b in range(len(batch.rows)):
         keys, values = cached_rows(cache, batch, b, torch.float32)
-        count = min(places[b + 1] - places[b], ends[b + 1] - ends[b] - starts[b], len(out_k) - places[b])
+        count = min(
+            places[b + 1] - places[b], ends[b + 1] - ends[b] - starts[b], len(out_k) - places[b]
+        )
         if count > 0:
             to, of = slice(places[b], places[b] + count), slice(starts[b], starts[b] + count)
             out_k[to], out_v[to] = keys[of].to(out_k.dtype), values[of].to(out_v.dtype)
 
 
-def cached_rows(cache: LayerCache, batch: BatchView, request: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def cached_rows(
+    cache: LayerCache, batch: BatchView, request: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Transformed K and V of every cached position of one request, from the tier that holds it.
 
     Returns:
@@ -73,6 +80,10 @@ def stored_rows(cache: LayerCache, slots: Tensor) -> tuple[Tensor, Tensor]:
     split, groups = code_bytes(cache.k_spec), 2 * cache.k_spec.num_groups
     codes, affine = cache.codes[slots], cache.affine[slots]
     return (
-        quantizer.dequantize(codes[..., :split], affine[..., :groups].unflatten(-1, (-1, 2)), cache.k_spec),
-        quantizer.dequantize(codes[..., split:], affine[..., groups:].unflatten(-1, (-1, 2)), cache.v_spec),
+        quantizer.dequantize(
+            codes[..., :split], affine[..., :groups].unflatten(-1, (-1, 2)), cache.k_spec
+        ),
+        quantizer.dequantize(
+            codes[..., split:], affine[..., groups:].unflatten(-1, (-1, 2)), cache.v_spec
+        ),
     )

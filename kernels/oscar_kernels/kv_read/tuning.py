@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tiles:
+class ReadTiles:
     """How one launch is cut.
 
     Attributes:
@@ -18,6 +18,6 @@ class Tiles:
     warps: int
 
 
-def read_tiles() -> Tiles:
+def read_tiles() -> ReadTiles:
     """One warp and few lines: stores need many programs in flight, not large ones."""
-    return Tiles(block_m=16, warps=1)
+    return ReadTiles(block_m=16, warps=1)

@@ -10,8 +10,13 @@ from oscar_kernels.spec import QuantSpec
 
 
 def clip_rank(spec: QuantSpec) -> int:
-    """The threshold of the clip is the magnitude of this rank, 1 the largest; 0 where nothing is clipped."""
-    return 0 if spec.clip_index in (None, spec.head_dim - 1) else spec.head_dim - (spec.clip_index or 0)
+    """The threshold of the clip is the magnitude of this rank, 1 the largest; 0 where nothing is
+    clipped."""
+    return (
+        0
+        if spec.clip_index in (None, spec.head_dim - 1)
+        else spec.head_dim - (spec.clip_index or 0)
+    )
 
 
 def check(
@@ -28,17 +33,30 @@ def check(
     Raises:
         ValueError: they do not.
     """
-    tokens, heads, dk, dv = len(key), cache.num_kv_heads, cache.k_spec.head_dim, cache.v_spec.head_dim
+    tokens, heads, dk, dv = (
+        len(key),
+        cache.num_kv_heads,
+        cache.k_spec.head_dim,
+        cache.v_spec.head_dim,
+    )
     if key.shape != (tokens, heads, dk) or value.shape != (tokens, heads, dv):
-        raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)}: [T, {heads}, {dk}] and {dv} needed")
+        raise ValueError(
+            f"key {tuple(key.shape)} and value {tuple(value.shape)}: [T, {heads}, {dk}] and {dv}"
+            " needed"
+        )
     if key.dtype != value.dtype or key.stride(2) != 1 or value.stride(2) != 1:
-        raise ValueError(f"key {key.dtype} and value {value.dtype} need one type and adjacent channels")
+        raise ValueError(
+            f"key {key.dtype} and value {value.dtype} need one type and adjacent channels"
+        )
     if min(dk, dv) < 16:
         raise ValueError(f"head_dim {min(dk, dv)} is less than 16, the least of a matrix unit")
     _check_transforms(transforms, heads, dk, dv)
     for name in ("slots", "rows", "positions", "ends"):
         if getattr(targets, name).shape != (tokens,) or not getattr(targets, name).is_contiguous():
-            raise ValueError(f"targets.{name} {tuple(getattr(targets, name).shape)}: contiguous [{tokens}] needed")
+            raise ValueError(
+                f"targets.{name} {tuple(getattr(targets, name).shape)}: contiguous [{tokens}]"
+                " needed"
+            )
     if rows_out is not None and not (rows_out[0].is_contiguous() and rows_out[1].is_contiguous()):
         raise ValueError("rows_out must be contiguous")
     if query is not None:
@@ -52,14 +70,25 @@ def _check_transforms(transforms: Transforms, heads: int, dk: int, dv: int) -> N
         if x is None:
             continue
         if x.shape[0] not in (1, heads) or x.shape[1:] != shape or not x.is_contiguous():
-            raise ValueError(f"{name} {tuple(x.shape)}: contiguous [1 or {heads}, {', '.join(map(str, shape))}] needed")
+            raise ValueError(
+                f"{name} {tuple(x.shape)}: contiguous [1 or {heads}, {', '.join(map(str, shape))}]"
+                " needed"
+            )
         if x.dtype != torch.float32:
             raise ValueError(f"{name} is {x.dtype}, not float32")
 
 
 def _check_query(query: Tensor, key: Tensor) -> None:
     tokens, heads, dim = key.shape
-    if len(query) != tokens or query.shape[1] % heads or query.shape[2] != dim or query.dtype != key.dtype:
-        raise ValueError(f"query {tuple(query.shape)} {query.dtype} does not fit key {tuple(key.shape)} {key.dtype}")
+    if (
+        len(query) != tokens
+        or query.shape[1] % heads
+        or query.shape[2] != dim
+        or query.dtype != key.dtype
+    ):
+        raise ValueError(
+            f"query {tuple(query.shape)} {query.dtype} does not fit key {tuple(key.shape)}"
+            f" {key.dtype}"
+        )
     if query.stride(2) != 1:
         raise ValueError("query needs adjacent channels")

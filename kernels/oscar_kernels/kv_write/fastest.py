@@ -1,4 +1,5 @@
-"""Writing new tokens by the fastest path there is: CUDA C++ where it can be compiled and has the shape, else Triton.
+"""Writing new tokens by the fastest path there is: CUDA C++ where it can be compiled and has the
+shape, else Triton.
 
 Why the CUDA path is not taken on a GPU is logged once for each reason.
 """
@@ -37,20 +38,26 @@ def write_kv_int2(
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:
-    """Transform new tokens and write their INT2 slots, ring rows and sink rows; see `reference.write_kv_int2`.
+    """Transform new tokens and write their INT2 slots, ring rows and sink rows; see
+    `reference.write_kv_int2`.
 
-    The variable must not change while a cache is in use: codes of the two kernels may differ at rounding ties.
+    The variable must not change while a cache is in use: codes of the two kernels may differ at
+    rounding ties.
 
     Raises:
         ValueError: tensors do not fit, or no kernel can run here.
     """
     options: dict[str, Any] = {
-        "windows": windows, "parts": parts, "query": query, "query_out": query_out, "rows_out": rows_out
-    }  # fmt: skip
+        "windows": windows,
+        "parts": parts,
+        "query": query,
+        "query_out": query_out,
+        "rows_out": rows_out,
+    }
     if key.is_cuda and wanted():
         try:
             return cuda_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
-        except cuda_launcher.Unsupported as error:
+        except cuda_launcher.NoWriteVariant as error:
             _tell(str(error))
     return triton_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
 
@@ -61,8 +68,8 @@ def wanted() -> bool:
 
 
 def prepare(transforms: Transforms) -> None:
-    """Allocate now what the first write with these transforms would: nothing on a CPU, their own size at most
-    and 32 bytes for each channel of a K matrix."""
+    """Allocate now what the first write with these transforms would: nothing on a CPU, their own
+    size at most and 32 bytes for each channel of a K matrix."""
     if transforms.k_forward.is_cuda and wanted():
         prepared(transforms)
 

@@ -1,11 +1,13 @@
-"""Transform, clip, quantize, pack and store new tokens. A program takes one head of K, V or query, some of its blocks.
+"""Transform, clip, quantize, pack and store new tokens. A program takes one head of K, V or query,
+some of its blocks.
 
-A tile holds rows `[BLOCK_M, 4 * QUARTER]`: four quarters of the channels, each padded to a power of two, so that the
-codes of one byte lie in four equal pieces of the tile. Column `c` is channel `c // QUARTER * (D // 4) + c % QUARTER`.
-Padding columns are zero: they are never among the largest magnitudes, and groups mask them.
+A tile holds rows `[BLOCK_M, 4 * QUARTER]`: four quarters of the channels, each padded to a power of
+two, so that the codes of one byte lie in four equal pieces of the tile. Column `c` is channel
+`c // QUARTER * (D // 4) + c % QUARTER`. Padding columns are zero: they are never among the largest
+magnitudes, and groups mask them.
 
-Minimum and maximum run at half the rate of other arithmetic, so a value meets as few of them as possible: the clip
-limits a group's extremes, not its values, whose codes saturate anyway.
+Minimum and maximum run at half the rate of other arithmetic, so a value meets as few of them as
+possible: the clip limits a group's extremes, not its values, whose codes saturate anyway.
 """
 
 # mypy: ignore-errors
@@ -34,7 +36,8 @@ def _clamp(x, limit):
 
 @triton.jit
 def _codes(x, low, inverse, PTX: tl.constexpr):
-    """Codes 0..3 in the low byte of an integer, `floor(3 * clamp((x - low) / range, 0, 1) + 0.5)`; 0 for NaN."""
+    """Codes 0..3 in the low byte of an integer, `floor(3 * clamp((x - low) / range, 0, 1) + 0.5)`;
+    0 for NaN."""
     shifted = x - low[:, None]
     if PTX:  # saturation is free, and adding 2**23 downwards leaves the floor in the last bits
         return tl.inline_asm_elementwise(
@@ -62,7 +65,11 @@ def _store_affine(affine_ptr, offset, low, high, valid, LARGEST: tl.constexpr):
     scale = tl.div_rn(extent, tl.full(extent.shape, 3.0, tl.float32))
     dtype = affine_ptr.dtype.element_ty
     tl.store(affine_ptr + offset, tl.minimum(scale, LARGEST).to(dtype), mask=valid)
-    tl.store(affine_ptr + offset + 1, tl.minimum(tl.maximum(low, -LARGEST), LARGEST).to(dtype), mask=valid)
+    tl.store(
+        affine_ptr + offset + 1,
+        tl.minimum(tl.maximum(low, -LARGEST), LARGEST).to(dtype),
+        mask=valid,
+    )
     return tl.div_rn(tl.full(extent.shape, 1.0, tl.float32), extent)
 
 
@@ -75,16 +82,29 @@ def _extremes(x, limit, D: tl.constexpr, QUARTER: tl.constexpr, RANK: tl.constex
         low, high = tl.where(real, x, float("inf")), tl.where(real, x, float("-inf"))
     low, high = tl.min(low, 1), tl.max(high, 1)
     if RANK > 0:
-        low, high = tl.minimum(tl.maximum(low, -limit), limit), tl.maximum(tl.minimum(high, limit), -limit)
+        low, high = (
+            tl.minimum(tl.maximum(low, -limit), limit),
+            tl.maximum(tl.minimum(high, limit), -limit),
+        )
     return low, high
 
 
 @triton.jit
 def _store_slot(
-    x, codes_ptr, affine_ptr, code_offset, affine_offset, valid,
-    D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, RANK: tl.constexpr, LANE_COLUMNS: tl.constexpr,
-    LARGEST: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes_ptr,
+    affine_ptr,
+    code_offset,
+    affine_offset,
+    valid,
+    D: tl.constexpr,
+    QUARTER: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RANK: tl.constexpr,
+    LANE_COLUMNS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    PTX: tl.constexpr,
+):
     """Clip and quantize rows `[BLOCK_M, 4 * QUARTER]`, and store record and affine parameters."""
     limit = _ranked_magnitude(x, RANK, LANE_COLUMNS)
     left, right = _halves(x)
@@ -117,10 +137,16 @@ def _store_slot(
     packed += _codes(x2, low2, inverse2, PTX) * 16 + _codes(x3, low3, inverse3, PTX) * 64
     tl.store(codes_ptr, packed.to(tl.uint8), mask=mask)
     if RANK > 0:
-        # Codes of values beyond the limit have saturated, except in groups narrower than the smallest range.
-        extent = tl.minimum(tl.minimum(high0 - low0, high1 - low1), tl.minimum(high2 - low2, high3 - low3))
+        # Codes of values beyond the limit have saturated, except in groups narrower than the
+        # smallest range.
+        extent = tl.minimum(
+            tl.minimum(high0 - low0, high1 - low1), tl.minimum(high2 - low2, high3 - low3)
+        )
         if _any(valid & (extent < MIN_RANGE)):
-            packed = _codes(_clamp(x0, limit), low0, inverse0, PTX) + _codes(_clamp(x1, limit), low1, inverse1, PTX) * 4
+            packed = (
+                _codes(_clamp(x0, limit), low0, inverse0, PTX)
+                + _codes(_clamp(x1, limit), low1, inverse1, PTX) * 4
+            )
             packed += _codes(_clamp(x2, limit), low2, inverse2, PTX) * 16
             packed += _codes(_clamp(x3, limit), low3, inverse3, PTX) * 64
             tl.store(codes_ptr, packed.to(tl.uint8), mask=mask)
@@ -128,7 +154,8 @@ def _store_slot(
 
 @triton.jit
 def _load_matrix(matrix_ptr, first, D: tl.constexpr, QUARTER: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows `first ..` of a matrix, columns in the order of a tile: `[BLOCK_K, 4 * QUARTER]` float32."""
+    """Rows `first ..` of a matrix, columns in the order of a tile: `[BLOCK_K, 4 * QUARTER]`
+    float32."""
     row = first + tl.arange(0, BLOCK_K)
     column = tl.arange(0, 4 * QUARTER)
     channel = column // QUARTER * (D // 4) + column % QUARTER
@@ -144,8 +171,12 @@ def _parts(matrix, dtype: tl.constexpr, PARTS: tl.constexpr):
         out = (matrix,)
     for index in tl.static_range(PARTS):
         part = matrix.to(dtype)
-        if index < PARTS - 1 and dtype == tl.bfloat16:  # cutting is exact and cheap where the rest follows
-            part = (matrix.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        if (
+            index < PARTS - 1 and dtype == tl.bfloat16
+        ):  # cutting is exact and cheap where the rest follows
+            part = (
+                (matrix.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+            )
         matrix -= part.to(tl.float32)
         out = out + (part,)
     return out
@@ -183,7 +214,9 @@ def _store_rows(out_ptr, offset, x, valid, D: tl.constexpr):
     column = tl.arange(0, 4 * QUARTER)
     channel = column // QUARTER * (D // 4) + column % QUARTER
     mask = valid[:, None] & (column % QUARTER < D // 4)[None, :]
-    tl.store(out_ptr + offset[:, None] + channel[None, :], x.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        out_ptr + offset[:, None] + channel[None, :], x.to(out_ptr.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit
@@ -192,26 +225,64 @@ def _transformed(
     D: tl.constexpr, QUARTER: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows times the matrix, whose first `BLOCK_K` rows are `parts`; the others are read again."""
+    """A tile of rows times the matrix, whose first `BLOCK_K` rows are `parts`; the others are read
+    again."""
     x = _load_rows(x_ptr, offset, valid, 0, D, BLOCK_K)
     acc = _product(x, parts, tl.zeros((BLOCK_M, 4 * QUARTER), tl.float32), PRECISION)
     for first in tl.range(BLOCK_K, 4 * QUARTER, BLOCK_K):
         x = _load_rows(x_ptr, offset, valid, first, D, BLOCK_K)
-        part = _parts(_load_matrix(matrix_ptr, first, D, QUARTER, BLOCK_K), x_ptr.dtype.element_ty, PARTS)
+        part = _parts(
+            _load_matrix(matrix_ptr, first, D, QUARTER, BLOCK_K), x_ptr.dtype.element_ty, PARTS
+        )
         acc = _product(x, part, acc, PRECISION)
     return acc
 
 
 @triton.jit
 def _write_side(
-    x_ptr, out_ptr, stride_t, stride_h, matrix_ptr, mean_ptr, stride_matrix, stride_mean,
-    codes_ptr, affine_ptr, stride_code, stride_affine, ring_ptr, sink_ptr,
-    slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr, tokens, head, program, programs,
-    HEADS: tl.constexpr, D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, RANK: tl.constexpr,
-    LANE_COLUMNS: tl.constexpr, RECENT: tl.constexpr, SINK: tl.constexpr, LARGEST: tl.constexpr, PTX: tl.constexpr,
-    MEAN: tl.constexpr, SLOTS: tl.constexpr, WINDOWS: tl.constexpr, ROWS_OUT: tl.constexpr,
-    PARTS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    out_ptr,
+    stride_t,
+    stride_h,
+    matrix_ptr,
+    mean_ptr,
+    stride_matrix,
+    stride_mean,
+    codes_ptr,
+    affine_ptr,
+    stride_code,
+    stride_affine,
+    ring_ptr,
+    sink_ptr,
+    slots_ptr,
+    rows_ptr,
+    positions_ptr,
+    ends_ptr,
+    sink_block_ptr,
+    tokens,
+    head,
+    program,
+    programs,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    QUARTER: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RANK: tl.constexpr,
+    LANE_COLUMNS: tl.constexpr,
+    RECENT: tl.constexpr,
+    SINK: tl.constexpr,
+    LARGEST: tl.constexpr,
+    PTX: tl.constexpr,
+    MEAN: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WINDOWS: tl.constexpr,
+    ROWS_OUT: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """K or V of one head: blocks `program, program + programs, ...` of its tokens."""
     dtype = x_ptr.dtype.element_ty
     matrix_ptr += head * stride_matrix
@@ -249,7 +320,9 @@ def _write_side(
                     _store_rows(ring_ptr, offset * D, acc, last, D)
                 if SINK > 0 and _any(first):
                     sink = tl.load(sink_block_ptr + row, mask=first, other=0).to(tl.int64)
-                    _store_rows(sink_ptr, ((sink * SINK + position) * HEADS + head) * D, acc, first, D)
+                    _store_rows(
+                        sink_ptr, ((sink * SINK + position) * HEADS + head) * D, acc, first, D
+                    )
             if SLOTS:
                 slot = tl.load(slots_ptr + token, mask=valid, other=0).to(tl.int64) * HEADS + head
                 _store_slot(
@@ -260,11 +333,27 @@ def _write_side(
 
 @triton.jit
 def _write_query(
-    x_ptr, out_ptr, stride_t, stride_h, stride_out_t, stride_out_h, matrix_ptr, stride_matrix,
-    tokens, head, program, programs,
-    GROUP: tl.constexpr, D: tl.constexpr, QUARTER: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    out_ptr,
+    stride_t,
+    stride_h,
+    stride_out_t,
+    stride_out_h,
+    matrix_ptr,
+    stride_matrix,
+    tokens,
+    head,
+    program,
+    programs,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    QUARTER: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """The query heads of one KV head; a tile row is one token and one of its `GROUP` heads."""
     matrix_ptr += head * stride_matrix
     parts = _parts(_load_matrix(matrix_ptr, 0, D, QUARTER, BLOCK_K), x_ptr.dtype.element_ty, PARTS)
@@ -284,22 +373,70 @@ def _write_query(
     do_not_specialize_on_alignment=["slots_ptr", "rows_ptr", "positions_ptr", "ends_ptr"],
 )
 def _write_kv_int2_kernel(
-    key_ptr, value_ptr, query_ptr, query_out_ptr, key_out_ptr, value_out_ptr,
-    codes_ptr, affine_ptr, ring_k_ptr, ring_v_ptr, sink_k_ptr, sink_v_ptr,
-    k_forward_ptr, v_forward_ptr, q_partner_ptr, k_mean_ptr,
-    slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
-    tokens, kv_programs, query_programs,
-    stride_key_t, stride_key_h, stride_value_t, stride_value_h, stride_query_t, stride_query_h,
-    stride_query_out_t, stride_query_out_h, stride_k_forward, stride_v_forward, stride_q_partner, stride_k_mean,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    QUARTER_K: tl.constexpr, QUARTER_V: tl.constexpr, GROUPS_K: tl.constexpr, GROUPS_V: tl.constexpr,
-    RANK_K: tl.constexpr, RANK_V: tl.constexpr, PTX: tl.constexpr,
-    LANE_COLUMNS: tl.constexpr, RECENT: tl.constexpr, SINK: tl.constexpr, LARGEST: tl.constexpr,
-    MEAN: tl.constexpr, SLOTS: tl.constexpr, WINDOWS: tl.constexpr, ROWS_OUT: tl.constexpr,
-    PARTS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_K_K: tl.constexpr, BLOCK_K_V: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Programs of V, then of K, then of the query; heads lie side by side, so that neighbours read the same tokens."""
+    key_ptr,
+    value_ptr,
+    query_ptr,
+    query_out_ptr,
+    key_out_ptr,
+    value_out_ptr,
+    codes_ptr,
+    affine_ptr,
+    ring_k_ptr,
+    ring_v_ptr,
+    sink_k_ptr,
+    sink_v_ptr,
+    k_forward_ptr,
+    v_forward_ptr,
+    q_partner_ptr,
+    k_mean_ptr,
+    slots_ptr,
+    rows_ptr,
+    positions_ptr,
+    ends_ptr,
+    sink_block_ptr,
+    tokens,
+    kv_programs,
+    query_programs,
+    stride_key_t,
+    stride_key_h,
+    stride_value_t,
+    stride_value_h,
+    stride_query_t,
+    stride_query_h,
+    stride_query_out_t,
+    stride_query_out_h,
+    stride_k_forward,
+    stride_v_forward,
+    stride_q_partner,
+    stride_k_mean,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    QUARTER_K: tl.constexpr,
+    QUARTER_V: tl.constexpr,
+    GROUPS_K: tl.constexpr,
+    GROUPS_V: tl.constexpr,
+    RANK_K: tl.constexpr,
+    RANK_V: tl.constexpr,
+    PTX: tl.constexpr,
+    LANE_COLUMNS: tl.constexpr,
+    RECENT: tl.constexpr,
+    SINK: tl.constexpr,
+    LARGEST: tl.constexpr,
+    MEAN: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WINDOWS: tl.constexpr,
+    ROWS_OUT: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K_K: tl.constexpr,
+    BLOCK_K_V: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Programs of V, then of K, then of the query; heads lie side by side, so that neighbours read
+    the same tokens."""
     RECORD: tl.constexpr = (DK + DV) // 4
     AFFINE: tl.constexpr = 2 * (GROUPS_K + GROUPS_V)
     head = tl.program_id(0) % HEADS
@@ -325,7 +462,24 @@ def _write_kv_int2_kernel(
     else:
         if GROUP > 0:
             _write_query(
-                query_ptr, query_out_ptr, stride_query_t, stride_query_h, stride_query_out_t, stride_query_out_h,
-                q_partner_ptr, stride_q_partner, tokens, head, program - 2 * kv_programs, query_programs,
-                GROUP, DK, QUARTER_K, PARTS, PRECISION, BLOCK_M, BLOCK_K_K, STAGES,
-            )  # fmt: skip
+                query_ptr,
+                query_out_ptr,
+                stride_query_t,
+                stride_query_h,
+                stride_query_out_t,
+                stride_query_out_h,
+                q_partner_ptr,
+                stride_q_partner,
+                tokens,
+                head,
+                program - 2 * kv_programs,
+                query_programs,
+                GROUP,
+                DK,
+                QUARTER_K,
+                PARTS,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_K_K,
+                STAGES,
+            )

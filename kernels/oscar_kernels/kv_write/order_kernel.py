@@ -1,7 +1,9 @@
-"""One order statistic of every row of a tile, exactly: a pruned sorting network, or counting for deep ranks.
+"""One order statistic of every row of a tile, exactly: a pruned sorting network, or counting for
+deep ranks.
 
-Columns are folded until each is a list of the `KEPT` largest so far, in falling order; two lists merge into the `KEPT`
-largest of both. Only minima and maxima are taken, so the result is an element of the row, whatever it holds.
+Columns are folded until each is a list of the `KEPT` largest so far, in falling order; two lists
+merge into the `KEPT` largest of both. Only minima and maxima are taken, so the result is an element
+of the row, whatever it holds.
 """
 
 # mypy: ignore-errors
@@ -15,7 +17,8 @@ import triton.language as tl
 
 @triton.constexpr_function
 def sorting(size: int) -> tuple[int, ...]:
-    """Wires of comparators, two by two, larger value to the first: sort `size` values (Batcher's odd-even merge).
+    """Wires of comparators, two by two, larger value to the first: sort `size` values (Batcher's
+    odd-even merge).
 
     `size` is a power of two.
     """
@@ -35,9 +38,11 @@ def sorting(size: int) -> tuple[int, ...]:
 
 @triton.constexpr_function
 def merging(size: int) -> tuple[int, ...]:
-    """The same for `size` values that fall and then rise; the last `size` entries are the wires in falling order.
+    """The same for `size` values that fall and then rise; the last `size` entries are the wires in
+    falling order.
 
-    A bitonic merge of the next power of two, filled up with infinities at the end, whose comparators do nothing.
+    A bitonic merge of the next power of two, filled up with infinities at the end, whose
+    comparators do nothing.
     """
     places = [i if i < size else -1 for i in range(1 << (size - 1).bit_length())]
     wires: list[int] = []
@@ -75,7 +80,8 @@ def _length(wires):
 
 @triton.jit
 def _halves(x):
-    """Left and right half of the columns; in the layout of a matrix product no value leaves its thread."""
+    """Left and right half of the columns; in the layout of a matrix product no value leaves its
+    thread."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
@@ -127,8 +133,31 @@ def _merged_8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
 
 @triton.jit
 def _merged_12(
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11
-):  # fmt: skip
+    a0,
+    a1,
+    a2,
+    a3,
+    a4,
+    a5,
+    a6,
+    a7,
+    a8,
+    a9,
+    a10,
+    a11,
+    b0,
+    b1,
+    b2,
+    b3,
+    b4,
+    b5,
+    b6,
+    b7,
+    b8,
+    b9,
+    b10,
+    b11,
+):
     a = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11)
     return _merged(a, (b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11), 12)
 
@@ -157,7 +186,8 @@ def _folded(lists):
 
 @triton.jit
 def _by_network(x, RANK: tl.constexpr, KEPT: tl.constexpr, LANE_COLUMNS: tl.constexpr):
-    """The `RANK`-th largest; columns fold inside a thread down to `LANE_COLUMNS`, then threads exchange their lists."""
+    """The `RANK`-th largest; columns fold inside a thread down to `LANE_COLUMNS`, then threads
+    exchange their lists."""
     LOG: tl.constexpr = _log2_up(KEPT)
     lists = (x,)
     for _level in tl.static_range(LOG):
@@ -204,7 +234,8 @@ def _by_counting(x, RANK: tl.constexpr):
 
 @triton.jit
 def _ranked_magnitude(x, RANK: tl.constexpr, LANE_COLUMNS: tl.constexpr):
-    """The `RANK`-th largest absolute value of each row of `[BLOCK_M, columns]`; infinity for rank 0."""
+    """The `RANK`-th largest absolute value of each row of `[BLOCK_M, columns]`; infinity for rank
+    0."""
     if RANK == 0:
         return tl.full((x.shape[0],), float("inf"), tl.float32)
     KEPT: tl.constexpr = kept(RANK, x.shape[1])

@@ -1,4 +1,5 @@
-"""Writing new tokens into the INT2 cache of one layer, in plain torch: the definition of what the kernel writes."""
+"""Writing new tokens into the INT2 cache of one layer, in plain torch: the definition of what the
+kernel writes."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ def write_kv_int2(
 ) -> Tensor | None:
     """Transform new tokens and write their INT2 slots, ring rows and sink rows.
 
-    `k' = (k - k_mean) @ k_forward`, `v' = v @ v_forward`, `q' = q @ q_partner`, all in float32. Slots get the codes of
-    `quantizer`; ring and sinks get `k'` and `v'` themselves. Where several tokens name one place, any of them wins.
+    `k' = (k - k_mean) @ k_forward`, `v' = v @ v_forward`, `q' = q @ q_partner`, all in float32.
+    Slots get the codes of `quantizer`; ring and sinks get `k'` and `v'` themselves. Where several
+    tokens name one place, any of them wins.
 
     Args:
         key: `[T, H, Dk]` after RoPE, any float dtype. Not modified.
@@ -37,8 +39,10 @@ def write_kv_int2(
         cache: written.
         targets: where the tokens go.
         windows: `sink_block` of every row.
-        parts: `slots` before the attention of an extend, `windows` after it, `all` before the attention of a decode.
-        query: `[T, Hq, Dk]` to transform as well; query head `j` belongs to KV head `j // (Hq // H)`.
+        parts: `slots` before the attention of an extend, `windows` after it, `all` before the
+            attention of a decode.
+        query: `[T, Hq, Dk]` to transform as well; query head `j` belongs to KV head
+            `j // (Hq // H)`.
         query_out: `[T, Hq, Dk]` for `q'`; allocated in `query`'s dtype by default.
         rows_out: `[T, H, Dk]` and `[T, H, Dv]` for `k'` and `v'`.
 
@@ -61,14 +65,18 @@ def write_kv_int2(
 
 
 def transform_rows(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Tensor:
-    """`(x - mean) @ matrix` in float32; `x` `[T, heads, D]`, heads a multiple of the matrix's leading dimension."""
+    """`(x - mean) @ matrix` in float32; `x` `[T, heads, D]`, heads a multiple of the matrix's
+    leading dimension."""
     centred = x.float() if mean is None else x.float() - mean
     group = x.shape[1] // matrix.shape[0]
     return torch.einsum("thd,hde->the", centred, matrix.repeat_interleave(group, 0))
 
 
 def _write_slots(k_rows: Tensor, v_rows: Tensor, cache: LayerCache, targets: TokenTargets) -> None:
-    (k_codes, k_affine), (v_codes, v_affine) = quantize(k_rows, cache.k_spec), quantize(v_rows, cache.v_spec)
+    (k_codes, k_affine), (v_codes, v_affine) = (
+        quantize(k_rows, cache.k_spec),
+        quantize(v_rows, cache.v_spec),
+    )
     cache.codes[targets.slots.long()] = torch.cat([k_codes, v_codes], -1)
     cache.affine[targets.slots.long()] = torch.cat([k_affine.flatten(-2), v_affine.flatten(-2)], -1)
 
@@ -80,7 +88,10 @@ def _write_windows(
     last = positions >= targets.ends - cache.recent
     first = positions < cache.sink
     blocks = windows.sink_block.long()[rows]
-    for new, ring, sink in ((k_rows, cache.ring_k, cache.sink_k), (v_rows, cache.ring_v, cache.sink_v)):
+    for new, ring, sink in (
+        (k_rows, cache.ring_k, cache.sink_k),
+        (v_rows, cache.ring_v, cache.sink_v),
+    ):
         if cache.recent:
             ring[rows[last], positions[last] % cache.recent] = new[last].to(ring.dtype)
         if cache.sink:

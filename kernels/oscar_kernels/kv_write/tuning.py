@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tiles:
+class WriteTiles:
     """How one launch is cut.
 
     Attributes:
         block_m: tokens of a tile.
-        block_k: rows of the matrix multiplied at a time; the whole matrix stays on the chip if that is `head_dim`.
+        block_k: rows of the matrix multiplied at a time; the whole matrix stays on the chip if that
+            is `head_dim`.
         parts: 16-bit matrices whose sum stands for a float32 one; 0 keeps float32.
         warps, stages: of a program.
         programs: for the tokens of one head of K or V, at most.
@@ -25,12 +26,13 @@ class Tiles:
     programs: int
 
 
-def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Tiles:
+def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> WriteTiles:
     """Tiles for rows of `padded_dim` channels, the larger of K's and V's.
 
-    They do not depend on the number of tokens: a prefill and a decode step must sum in the same order, or a tie falls
-    differently. Two parts of a matrix change 3 codes in a million, one part 1 in a thousand, three parts none (8,192
-    tokens take 41, 37 and 58 microseconds with them). Larger tiles and fewer registers, for more warps, gain nothing.
+    They do not depend on the number of tokens: a prefill and a decode step must sum in the same
+    order, or a tie falls differently. Two parts of a matrix change 3 codes in a million, one part 1
+    in a thousand, three parts none (8,192 tokens take 41, 37 and 58 microseconds with them). Larger
+    tiles and fewer registers, for more warps, gain nothing.
 
     Args:
         padded_dim: a power of two.
@@ -38,26 +40,29 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Til
         interpreted: on the CPU, where few large tiles are fastest.
     """
     if interpreted:
-        return Tiles(block_m=16, block_k=16, parts=0, warps=4, stages=1, programs=2)
+        return WriteTiles(block_m=16, block_k=16, parts=0, warps=4, stages=1, programs=2)
     if not sixteen_bit:
-        return Tiles(block_m=64, block_k=32, parts=0, warps=4, stages=1, programs=64)
+        return WriteTiles(block_m=64, block_k=32, parts=0, warps=4, stages=1, programs=64)
     if padded_dim > 128:
-        return Tiles(block_m=64, block_k=64, parts=2, warps=8, stages=1, programs=64)
-    return Tiles(block_m=64, block_k=128, parts=2, warps=4, stages=2, programs=32)
+        return WriteTiles(block_m=64, block_k=64, parts=2, warps=8, stages=1, programs=64)
+    return WriteTiles(block_m=64, block_k=128, parts=2, warps=4, stages=2, programs=32)
 
 
 WARPGROUPS = 3
-"""Of a block of the CUDA kernel; up to 4 fit a multiprocessor, four of them in 128 registers a thread.
+"""Of a block of the CUDA kernel; up to 4 fit a multiprocessor, four of them in 128 registers a
+thread.
 
-8,192 tokens take 44, 30, 28 and 29 microseconds with 1 to 4 (`benchmarks/run.py --variants --only write`).
+8,192 tokens take 44, 30, 28 and 29 microseconds with 1 to 4
+(`benchmarks/run.py --variants --only write`).
 """
 
 
 def tile_cost(rank: int, *, slots: bool) -> int:
-    """What a tile of the CUDA kernel takes beside others: clock cycles, counted in the machine code, not measured.
+    """What a tile of the CUDA kernel takes beside others: clock cycles, counted in the machine
+    code, not measured.
 
-    A product and what follows it hardly overlap, see kernels/README.md: 1,350 for rows of a query, 1,830 with codes but
-    no clip, 2,720 and 3,020 with clips of rank 6 and 11.
+    A product and what follows it hardly overlap, see kernels/README.md: 1,350 for rows of a query,
+    1,830 with codes but no clip, 2,720 and 3,020 with clips of rank 6 and 11.
 
     Args:
         rank: of the clip; 0 for none.

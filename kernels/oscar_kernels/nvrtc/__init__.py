@@ -1,1 +1,2 @@
-"""CUDA C++ of this package: compiled at first use by NVRTC, kept, loaded and launched through the driver."""
+"""CUDA C++ of this package: compiled at first use by NVRTC, kept, loaded and launched through the
+driver."""

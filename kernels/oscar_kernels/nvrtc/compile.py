@@ -25,7 +25,7 @@ class CompilationFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Source:
+class CudaSource:
     """CUDA C++ of one folder.
 
     Attributes:
@@ -39,11 +39,13 @@ class Source:
     @cache  # noqa: B019 - one per folder, for as long as the process lives
     def files(self) -> dict[str, str]:
         """Text by name."""
-        found = (x for x in resources.files(self.package).iterdir() if x.name.endswith((".cu", ".cuh")))
+        found = (
+            x for x in resources.files(self.package).iterdir() if x.name.endswith((".cu", ".cuh"))
+        )
         return {x.name: x.read_text(encoding="utf-8") for x in sorted(found, key=lambda x: x.name)}
 
 
-def compiled(source: Source, flags: Flags, arch: str, *, driver: int = 0) -> bytes:
+def compiled(source: CudaSource, flags: Flags, arch: str, *, driver: int = 0) -> bytes:
     """Machine code for one set of flags, kept in a private folder.
 
     Args:
@@ -55,7 +57,11 @@ def compiled(source: Source, flags: Flags, arch: str, *, driver: int = 0) -> byt
         CompilerMissing, CompilationFailed: from NVRTC.
     """
     files = source.files()
-    options = [f"-arch={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in sorted(flags.items()))]
+    options = [
+        f"-arch={arch}",
+        "--std=c++17",
+        *(f"-D{name}={value}" for name, value in sorted(flags.items())),
+    ]
     text = [x for item in files.items() for x in item]
     key = [*text, *options, "NVRTC", *map(str, nvrtc_version()), "driver", str(driver)]
     return cubins.kept(key, lambda: compile_source(files, source.main, options))
@@ -81,9 +87,13 @@ def compile_source(files: Mapping[str, str], main: str, options: Sequence[str]) 
     library, program = _nvrtc(), ctypes.c_void_p()
     headers = {name: text for name, text in files.items() if name != main}
     created = library.nvrtcCreateProgram(
-        ctypes.byref(program), files[main].encode(), main.encode(), len(headers), _strings(headers.values()),
+        ctypes.byref(program),
+        files[main].encode(),
+        main.encode(),
+        len(headers),
+        _strings(headers.values()),
         _strings(headers),
-    )  # fmt: skip
+    )
     _check(created)
     try:
         if library.nvrtcCompileProgram(program, len(options), _strings(options)):
@@ -99,7 +109,9 @@ def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 
-def _buffer(program: ctypes.c_void_p, size_of: Callable[..., int], read: Callable[..., int]) -> bytes:
+def _buffer(
+    program: ctypes.c_void_p, size_of: Callable[..., int], read: Callable[..., int]
+) -> bytes:
     size = ctypes.c_size_t()
     _check(size_of(program, ctypes.byref(size)))
     buffer = ctypes.create_string_buffer(size.value)
@@ -118,12 +130,15 @@ def _nvrtc() -> ctypes.CDLL:
     for path in _candidates():
         with contextlib.suppress(OSError):
             # NVRTC looks its second library up by name, which finds one that is loaded.
-            for builtins in sorted(path.parent.glob("libnvrtc-builtins.so*")) if path.is_absolute() else ():
+            for builtins in (
+                sorted(path.parent.glob("libnvrtc-builtins.so*")) if path.is_absolute() else ()
+            ):
                 ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
         seen.append(str(path))
     raise CompilerMissing(
-        f"NVRTC was not found ({', '.join(seen)}); `pip install nvidia-cuda-nvrtc` for the CUDA version of torch"
+        f"NVRTC was not found ({', '.join(seen)}); `pip install nvidia-cuda-nvrtc` for the CUDA"
+        " version of torch"
     )
 
 

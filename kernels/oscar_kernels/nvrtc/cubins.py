@@ -1,7 +1,8 @@
 """A private folder of machine code: what was made once is not made again.
 
-A file is named by the digest of everything that changes its bytes and begins with the digest of the rest of it, so a
-damaged one is made again. The folder must belong to this user and be closed to others; otherwise nothing is kept.
+A file is named by the digest of everything that changes its bytes and begins with the digest of the
+rest of it, so a damaged one is made again. The folder must belong to this user and be closed to
+others; otherwise nothing is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def folder() -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "oscar-kernels"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+        / "oscar-kernels"
+    )
 
 
 def kept(key: Sequence[str], make: Callable[[], bytes]) -> bytes:
@@ -56,7 +60,9 @@ def _private(place: Path) -> Path | None:
         logger.warning("compiled kernels are not kept: %s", error)
         return None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        logger.warning("compiled kernels are not kept: %s must be a folder that only this user can open", place)
+        logger.warning(
+            "compiled kernels are not kept: %s must be a folder that only this user can open", place
+        )
         return None
     return place
 

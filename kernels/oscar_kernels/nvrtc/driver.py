@@ -1,4 +1,5 @@
-"""The few calls of the CUDA driver that a compiled kernel needs, on torch's context and current stream."""
+"""The few calls of the CUDA driver that a compiled kernel needs, on torch's context and current
+stream."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ class DriverError(RuntimeError):
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_int * 15),
+    )
 
 
 class _Config(ctypes.Structure):
@@ -59,7 +65,13 @@ class Kernel:
         return count.value
 
     def launch(
-        self, grid: tuple[int, int], parameters: ctypes.Structure, stream: int, *, shared: int = 0, early: bool = False
+        self,
+        grid: tuple[int, int],
+        parameters: ctypes.Structure,
+        stream: int,
+        *,
+        shared: int = 0,
+        early: bool = False,
     ) -> None:
         """Queue the kernel.
 
@@ -68,7 +80,8 @@ class Kernel:
             parameters: its one argument.
             stream: handle of a stream.
             shared: bytes of dynamic shared memory.
-            early: its blocks may start before the kernel in front has ended; it waits itself (sm_90 and later).
+            early: its blocks may start before the kernel in front has ended; it waits itself (sm_90
+                and later).
 
         Raises:
             DriverError: the driver refused.
@@ -79,11 +92,15 @@ class Kernel:
             ctypes.pointer(attribute), int(early),
         )  # fmt: skip
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, arguments, None), "cuLaunchKernelEx")
+        _check(
+            _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, arguments, None),
+            "cuLaunchKernelEx",
+        )
 
 
 def load(code: bytes, names: dict[str, int]) -> list[Kernel]:
-    """Load machine code into the current context; its functions `names` and their threads per block.
+    """Load machine code into the current context; its functions `names` and their threads per
+    block.
 
     Raises:
         DriverError: not code for this device.
@@ -94,7 +111,8 @@ def load(code: bytes, names: dict[str, int]) -> list[Kernel]:
     for name, threads in names.items():
         function = ctypes.c_void_p()
         _check(
-            _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"cuModuleGetFunction {name}"
+            _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()),
+            f"cuModuleGetFunction {name}",
         )
         kernels.append(Kernel(function, threads))
     return kernels

@@ -1,4 +1,5 @@
-"""From the engine's table of slots to a packed list: a snapshot that kernels of a CUDA graph may read later."""
+"""From the engine's table of slots to a packed list: a snapshot that kernels of a CUDA graph may
+read later."""
 
 from __future__ import annotations
 
@@ -28,10 +29,19 @@ def pack_slots(table: Tensor, rows: Tensor, indptr: Tensor, out: Tensor) -> None
     reason = _triton.missing(table.device)
     if reason:
         raise ValueError(f"the slots cannot be packed: {reason}")
-    if table.dim() != 2 or table.stride(1) != 1 or indptr.numel() != rows.numel() + 1 or not out.is_contiguous():
-        raise ValueError(f"table {tuple(table.shape)}, rows {tuple(rows.shape)} and indptr {tuple(indptr.shape)}")
+    if (
+        table.dim() != 2
+        or table.stride(1) != 1
+        or indptr.numel() != rows.numel() + 1
+        or not out.is_contiguous()
+    ):
+        raise ValueError(
+            f"table {tuple(table.shape)}, rows {tuple(rows.shape)} and indptr {tuple(indptr.shape)}"
+        )
     if not rows.numel():
         return
     from oscar_kernels.slot_table.kernel import _pack_slots_kernel
 
-    _pack_slots_kernel[(rows.numel(), PROGRAMS)](table, rows, indptr, out, table.stride(0), BLOCK=BLOCK, num_warps=4)
+    _pack_slots_kernel[(rows.numel(), PROGRAMS)](
+        table, rows, indptr, out, table.stride(0), BLOCK=BLOCK, num_warps=4
+    )

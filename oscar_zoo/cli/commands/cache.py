@@ -1,4 +1,5 @@
-"""`oscar-zoo cache`: look at the local store, check it, and give its disk back. Needs no torch and asks no hub."""
+"""`oscar-zoo cache`: look at the local store, check it, and give its disk back. Needs no torch and
+asks no hub."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import completing, options, render
+from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
     from oscar_zoo.registry.record import Record
@@ -43,24 +45,29 @@ def list_command(as_json: bool) -> None:
     total = sum(row["bytes"] for row in rows)
     if as_json:
         facts = {"folder": str(store.root), "artifacts": rows, "bytes": total}
-        render.emit_json({"schema": "oscar-zoo.cache-list/1"} | facts)
+        terminal.emit_json({"schema": "oscar-zoo.cache-list/1"} | facts)
         return
     if not rows:
-        render.note(f"Nothing is stored in {store.root}. Fetch something: oscar-zoo pull NAME")
+        terminal.note(f"Nothing is stored in {store.root}. Fetch something: oscar-zoo pull NAME")
         return
-    where = () if render.is_narrow(200) else ("PATH",)  # paths are there to be copied: leave them out before they wrap
-    table = render.table("ARTIFACT", "DIGEST", "SIZE", "FETCHED", "FROM", *where, right=(2,))
+    where = (
+        () if terminal.is_narrow(200) else ("PATH",)
+    )  # paths are there to be copied: leave them out before they wrap
+    table = terminal.table("ARTIFACT", "DIGEST", "SIZE", "FETCHED", "FROM", *where, right=(2,))
     for row in rows:
         cells = [
             row["reference"],
             row["digest"][:19],
-            render.megabytes(row["bytes"]),
+            terminal.megabytes(row["bytes"]),
             row["fetched"][:10],
             row["source"],
         ]
-        table.add_row(*map(render.clean, [*cells, row["path"]][: len(table.columns)]))
-    render.out().print(table)
-    render.out().print(f"{_count(len(rows), 'artifact')}, {render.megabytes(total)} in {render.clean(store.root)}")
+        table.add_row(*map(terminal.clean, [*cells, row["path"]][: len(table.columns)]))
+    terminal.out().print(table)
+    terminal.out().print(
+        f"{_count(len(rows), 'artifact')}, {terminal.megabytes(total)} in"
+        f" {terminal.clean(store.root)}"
+    )
 
 
 @command.command("verify", short_help="Hash and verify every stored artifact again.")
@@ -81,18 +88,22 @@ def verify_command(as_json: bool) -> int:
     for entry in filter(is_rotten, store.entry_folders()):
         repair = "oscar-zoo cache gc, then pull what is missing"
         unknown = dict.fromkeys(("id", "reference", "digest"))
-        rows.append(unknown | {"path": str(entry), "problem": "its record cannot be read", "repair": repair})
+        rows.append(
+            unknown | {"path": str(entry), "problem": "its record cannot be read", "repair": repair}
+        )
     damaged = [row for row in rows if row["problem"] is not None]
     if as_json:
-        render.emit_json({"schema": "oscar-zoo.cache-verify/1", "ok": not damaged, "artifacts": rows})
+        terminal.emit_json(
+            {"schema": "oscar-zoo.cache-verify/1", "ok": not damaged, "artifacts": rows}
+        )
         return 4 if damaged else 0
     for row in rows:
-        mark = render.MARKS["failed" if row["problem"] else "ok"]
-        render.out().print(f"{mark}  {render.clean(row['reference'] or row['path'])}")
+        mark = terminal.MARKS["failed" if row["problem"] else "ok"]
+        terminal.out().print(f"{mark}  {terminal.clean(row['reference'] or row['path'])}")
         if row["problem"]:
-            render.out().print(f"    {render.clean(row['problem'])}")
-            render.note(f"Next: {row['repair']}")
-    render.out().print(f"{len(rows) - len(damaged)} of {_count(len(rows), 'artifact')} intact")
+            terminal.out().print(f"    {terminal.clean(row['problem'])}")
+            terminal.note(f"Next: {row['repair']}")
+    terminal.out().print(f"{len(rows) - len(damaged)} of {_count(len(rows), 'artifact')} intact")
     return 4 if damaged else 0
 
 
@@ -100,7 +111,8 @@ def verify_command(as_json: bool) -> int:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @options.json_option
 def gc_command(dry_run: bool, as_json: bool) -> None:
-    """Remove what no stored artifact needs: unused files, leftovers of killed processes, old listings of hubs.
+    """Remove what no stored artifact needs: unused files, leftovers of killed processes, old
+    listings of hubs.
 
     \b
     Examples:
@@ -116,19 +128,26 @@ def gc_command(dry_run: bool, as_json: bool) -> None:
         for item in report.removed
     ]
     if as_json:
-        facts = {"dry_run": dry_run, "removed": rows, "freed_bytes": report.freed, "exclusive": report.exclusive}
-        render.emit_json({"schema": "oscar-zoo.cache-gc/1"} | facts)
+        facts = {
+            "dry_run": dry_run,
+            "removed": rows,
+            "freed_bytes": report.freed,
+            "exclusive": report.exclusive,
+        }
+        terminal.emit_json({"schema": "oscar-zoo.cache-gc/1"} | facts)
         return
     for row in rows:
-        render.out().print(f"{row['kind']:<17} {render.clean(row['path'])}")
+        terminal.out().print(f"{row['kind']:<17} {terminal.clean(row['path'])}")
     done = "would free" if dry_run else "freed"
-    render.out().print(f"{_count(len(rows), 'item')}, {done} {render.megabytes(report.freed)}")
+    terminal.out().print(f"{_count(len(rows), 'item')}, {done} {terminal.megabytes(report.freed)}")
     if not report.exclusive:
-        render.note("Others use the store just now: unused files younger than an hour stay.")
+        terminal.note("Others use the store just now: unused files younger than an hour stay.")
 
 
 @command.command("rm", short_help="Remove artifacts from the store.")
-@click.argument("names", metavar="NAME[:TAG]...", nargs=-1, required=True, shell_complete=completing.stored)
+@click.argument(
+    "names", metavar="NAME[:TAG]...", nargs=-1, required=True, shell_complete=completing.stored
+)
 @options.json_option
 def rm_command(names: tuple[str, ...], as_json: bool) -> None:
     """Remove artifacts from the store. They can be pulled again as long as a hub has them.
@@ -146,10 +165,10 @@ def rm_command(names: tuple[str, ...], as_json: bool) -> None:
         store.remove(record)
     rows = [_row(record) for record in records.values()]
     if as_json:
-        render.emit_json({"schema": "oscar-zoo.cache-rm/1", "removed": rows})
+        terminal.emit_json({"schema": "oscar-zoo.cache-rm/1", "removed": rows})
         return
     for row in rows:
-        render.out().print(f"Removed {render.clean(row['reference'])}  {row['digest']}")
+        terminal.out().print(f"Removed {terminal.clean(row['reference'])}  {row['digest']}")
 
 
 @command.command("dir", short_help="Print the folder of the store.")
@@ -165,7 +184,7 @@ def dir_command(as_json: bool) -> None:
     from oscar_zoo import paths
 
     if as_json:
-        render.emit_json({"schema": "oscar-zoo.cache-dir/1", "path": str(paths.cache_dir())})
+        terminal.emit_json({"schema": "oscar-zoo.cache-dir/1", "path": str(paths.cache_dir())})
     else:
         click.echo(paths.cache_dir())
 
@@ -197,8 +216,16 @@ def _checked(store: Store, record: Record) -> dict[str, Any]:
     except IntegrityError as error:
         problem = error.message
     reference = record.id.reference
-    facts = {"id": str(record.id), "reference": reference, "digest": record.digest, "path": str(record.path)}
-    return facts | {"problem": problem, "repair": f"oscar-zoo pull {reference}" if problem else None}
+    facts = {
+        "id": str(record.id),
+        "reference": reference,
+        "digest": record.digest,
+        "path": str(record.path),
+    }
+    return facts | {
+        "problem": problem,
+        "repair": f"oscar-zoo pull {reference}" if problem else None,
+    }
 
 
 def _stored(store: Store, name: str) -> Record:
@@ -209,7 +236,9 @@ def _stored(store: Store, name: str) -> Record:
 
     record = find_stored(artifact_name(name), store)
     if record is None:
-        raise ArtifactNotFound(f"{name} is not in the store.", hint="oscar-zoo cache list shows what is")
+        raise ArtifactNotFound(
+            f"{name} is not in the store.", hint="oscar-zoo cache list shows what is"
+        )
     return record
 
 

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import click
 
-from oscar_zoo.cli import render
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("chat")
 @click.argument("name", metavar="[NAME|PORT]", required=False)
-@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File holding the API key.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File holding the API key.",
+)
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
@@ -35,11 +40,14 @@ def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int
     import sys
 
     from oscar_zoo.cli import server_records
-    from oscar_zoo.cli.chatting import Conversation, talk
+    from oscar_zoo.cli.chatting import ChatSession, talk
     from oscar_zoo.cli.serving import client_url, read_key
 
     record = server_records.find(name, "chat")
     key = read_key(api_key_file) if api_key_file else None
-    render.note(f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.", quiet=not sys.stdin.isatty())
-    talk(Conversation(client_url(record.url), record.model, key=key, most=max_tokens))
+    terminal.note(
+        f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.",
+        quiet=not sys.stdin.isatty(),
+    )
+    talk(ChatSession(client_url(record.url), record.model, key=key, most=max_tokens))
     return 0

@@ -17,7 +17,9 @@ from oscar_zoo.cli import completing, options
 @options.targets_option
 @options.quiet_option
 @options.json_option
-def command(name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_json: bool, **details: Any) -> int:
+def command(
+    name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_json: bool, **details: Any
+) -> int:
     """Advise against a version: it is still found by name, with the reason as a warning.
 
     \b
@@ -27,4 +29,6 @@ def command(name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_j
     """
     from oscar_zoo.cli.publishing import change_status
 
-    return change_status(name, "deprecated", hubs, propose=create_pr, quiet=quiet, as_json=as_json, **details)
+    return change_status(
+        name, "deprecated", hubs, propose=create_pr, quiet=quiet, as_json=as_json, **details
+    )

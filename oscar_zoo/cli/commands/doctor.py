@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("doctor")
@@ -12,10 +13,11 @@ from oscar_zoo.cli import options, render
 @options.offline_option
 @options.json_option
 def command(hubs: tuple[str, ...], offline: bool, as_json: bool) -> int:
-    """Check hubs, versions, tokens, settings, disk, GPU and engine; takes ten seconds at most and changes nothing.
+    """Check hubs, versions, tokens, settings, disk, GPU and engine; takes ten seconds at most and
+    changes nothing.
 
-    Tokens are never shown, only where they come from. The exit code is 1 when something is broken that every command
-    needs.
+    Tokens are never shown, only where they come from. The exit code is 1 when something is broken
+    that every command needs.
 
     \b
     Examples:
@@ -29,18 +31,24 @@ def command(hubs: tuple[str, ...], offline: bool, as_json: bool) -> int:
     usable = not any(finding.essential and finding.state == "failed" for finding in found)
     if as_json:
         rows = [
-            {"topic": f.topic, "name": f.name, "state": f.state, "detail": f.detail, "next": f.step} | dict(f.facts)
+            {"topic": f.topic, "name": f.name, "state": f.state, "detail": f.detail, "next": f.step}
+            | dict(f.facts)
             for f in found
         ]
-        render.emit_json({"schema": "oscar-zoo.doctor/1", "usable": usable, "findings": rows})
+        terminal.emit_json({"schema": "oscar-zoo.doctor/1", "usable": usable, "findings": rows})
         return 0 if usable else 1
-    console = render.out()
+    console = terminal.out()
     for finding in found:
         word = "FAILED" if finding.state == "failed" else finding.state
-        mark = render.MARKS[finding.state] + " " * (12 - len(word))
-        console.print(f"{mark}{finding.topic:<8} {render.clean(finding.name)}: {render.clean(finding.detail)}")
+        mark = terminal.MARKS[finding.state] + " " * (12 - len(word))
+        console.print(
+            f"{mark}{finding.topic:<8} {terminal.clean(finding.name)}:"
+            f" {terminal.clean(finding.detail)}"
+        )
         if finding.step is not None:
-            console.print(f"{'':<12}next: {render.clean(finding.step)}")
+            console.print(f"{'':<12}next: {terminal.clean(finding.step)}")
     failed = sum(finding.state == "failed" for finding in found)
-    render.note(("Usable" if usable else "Not usable") + (f"; {failed} failed." if failed else "."))
+    terminal.note(
+        ("Usable" if usable else "Not usable") + (f"; {failed} failed." if failed else ".")
+    )
     return 0 if usable else 1

@@ -7,25 +7,52 @@ from typing import Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
 from oscar_zoo.cli.commands.compute import METHODS
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("fit")
 @click.argument("moments", metavar="MOMENTS", type=click.Path(path_type=Path))
 @click.option(
-    "--method", type=click.Choice(METHODS[1:]), required=True, help="How to fit; wush-tuned needs the model: compute."
+    "--method",
+    type=click.Choice(METHODS[1:]),
+    required=True,
+    help="How to fit; wush-tuned needs the model: compute.",
 )
-@click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="[default: ./<Model>/<tag>]")
-@click.option("--clip", metavar="K,V", help="Clip ratios to record for serving. [default: the zoo's, else 0.96,0.92]")
-@click.option("--group-size", type=click.IntRange(4), metavar="N", help="Channels per scale. [default: the zoo's]")
-@click.option("--force", is_flag=True, help="Replace an artifact that is already in the output folder.")
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="[default: ./<Model>/<tag>]",
+)
+@click.option(
+    "--clip",
+    metavar="K,V",
+    help="Clip ratios to record for serving. [default: the zoo's, else 0.96,0.92]",
+)
+@click.option(
+    "--group-size",
+    type=click.IntRange(4),
+    metavar="N",
+    help="Channels per scale. [default: the zoo's]",
+)
+@click.option(
+    "--force", is_flag=True, help="Replace an artifact that is already in the output folder."
+)
 @options.quiet_option
 @options.json_option
 def command(
-    moments: Path, method: str, clip: str | None, group_size: int | None, quiet: bool, as_json: bool, **choices: Any
+    moments: Path,
+    method: str,
+    clip: str | None,
+    group_size: int | None,
+    quiet: bool,
+    as_json: bool,
+    **choices: Any,
 ) -> None:
-    """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. Needs no model and no text.
+    """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. Needs no
+    model and no text.
 
     \b
     Examples:
@@ -34,7 +61,7 @@ def command(
     """
     from oscar_zoo.cli.loading import refit_options, require_compute
     from oscar_zoo.cli.pasting import measuring, saved, typed
-    from oscar_zoo.cli.watching import course
+    from oscar_zoo.cli.render.progress import course
     from oscar_zoo.registry.summary import artifact_summary
 
     require_compute()
@@ -43,10 +70,12 @@ def command(
     with course(PHASES, timed=False, enabled=not (quiet or as_json)) as shown:
         name, recipe = refit_options(moments, clip, group_size)
         place, force = choices["output_dir"], choices["force"]
-        target, manifest = refit(moments, method, recipe, model_name=name, target=place, force=force, progress=shown)
+        target, manifest = refit(
+            moments, method, recipe, model_name=name, target=place, force=force, progress=shown
+        )
     if as_json:
         facts: dict[str, Any] = {"schema": "oscar-zoo.fit/1", "path": typed(target)}
-        render.emit_json(facts | artifact_summary(manifest))
+        terminal.emit_json(facts | artifact_summary(manifest))
         return
-    render.out().print(saved(target, manifest))
-    render.note(measuring(target, manifest.model.id), quiet=quiet)
+    terminal.out().print(saved(target, manifest))
+    terminal.note(measuring(target, manifest.model.id), quiet=quiet)

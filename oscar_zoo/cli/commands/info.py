@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import completing, options, render
+from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("info")
 @click.argument("name", metavar="NAME[:TAG]", shell_complete=completing.names)
-@click.option("--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GB.")
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GB."
+)
 @options.offline_option
 @options.hubs_option
 @options.json_option
-def command(name: str, gpu_memory: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool) -> None:
+def command(
+    name: str, gpu_memory: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool
+) -> None:
     """Show what is known about a model of the zoo, or one of its artifacts.
 
-    How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is an estimate.
+    How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is
+    an estimate.
 
     \b
     Examples:
@@ -30,6 +36,6 @@ def command(name: str, gpu_memory: str | None, offline: bool, hubs: tuple[str, .
     facts = describe(name, hubs, offline=offline)
     facts["memory"] = memory_facts(facts, gpu_memory)
     if as_json:
-        render.emit_json({"schema": "oscar-zoo.info/1"} | facts)
+        terminal.emit_json({"schema": "oscar-zoo.info/1"} | facts)
     else:
         print_facts(facts)

@@ -1,4 +1,5 @@
-"""`oscar-zoo login`: the hub's own login, and who one is then. Nothing is stored by this program."""
+"""`oscar-zoo login`: the hub's own login, and who one is then. Nothing is stored by this
+program."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import sys
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("login")
@@ -15,10 +17,11 @@ from oscar_zoo.cli import options, render
 @click.option("--force", is_flag=True, help="Log in again, although there is a login.")
 @options.json_option
 def command(hub: str, force: bool, as_json: bool) -> None:
-    """Log in to Hugging Face (hf) with the dialogue of its own client, which checks and keeps the token.
+    """Log in to Hugging Face (hf) with the dialogue of its own client, which checks and keeps the
+    token.
 
-    Reading public zoos needs no login. Without a terminal, set HF_TOKEN. ModelScope (ms) takes its token from
-    MODELSCOPE_API_TOKEN only.
+    Reading public zoos needs no login. Without a terminal, set HF_TOKEN. ModelScope (ms) takes its
+    token from MODELSCOPE_API_TOKEN only.
 
     \b
     Examples:
@@ -28,11 +31,15 @@ def command(hub: str, force: bool, as_json: bool) -> None:
     """
     user, source = _huggingface(force) if hub == "hf" else (None, _modelscope())
     if as_json:
-        render.emit_json({"schema": "oscar-zoo.login/1", "hub": hub, "user": user, "source": source})
+        terminal.emit_json(
+            {"schema": "oscar-zoo.login/1", "hub": hub, "user": user, "source": source}
+        )
     elif hub == "hf":
-        render.out().print(f"Logged in to Hugging Face as {render.clean(user)} ({render.clean(source)})")
+        terminal.out().print(
+            f"Logged in to Hugging Face as {terminal.clean(user)} ({terminal.clean(source)})"
+        )
     else:
-        render.out().print(f"ModelScope gets the token in {source}; nothing else is needed")
+        terminal.out().print(f"ModelScope gets the token in {source}; nothing else is needed")
 
 
 def _huggingface(force: bool) -> tuple[str, str]:
@@ -60,7 +67,7 @@ def _huggingface(force: bool) -> tuple[str, str]:
     if user is None or after is None:
         raise LoginRequired.for_hub(accounts.TITLE, sent_token=True)
     if force and after.is_variable:
-        render.note(f"warning: {after.source} is set and wins over the login that was saved")
+        terminal.note(f"warning: {after.source} is set and wins over the login that was saved")
     return user, after.source
 
 
@@ -72,7 +79,8 @@ def _modelscope() -> str:
     found = accounts.credential("ms")
     if found is None:
         raise UsageError(
-            "MODELSCOPE_API_TOKEN is not set; the login that ModelScope's client saves is a pickle and is never read.",
+            "MODELSCOPE_API_TOKEN is not set; the login that ModelScope's client saves is a pickle"
+            " and is never read.",
             hint="set the variable to a token of your ModelScope account",
         )
     return found.source

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("merge-moments")
-@click.argument("files", metavar="MOMENTS...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
+@click.argument(
+    "files", metavar="MOMENTS...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="File to write.",
+)
 @options.quiet_option
 @options.json_option
 def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -> None:
@@ -34,9 +43,14 @@ def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -
     tokens = sum(sequence.tokens for sequence in result.info.sequences)
     if as_json:
         facts = {"schema": "oscar-zoo.merge/1", "path": typed(output), "sha256": result.file.sha256}
-        render.emit_json(facts | {"size": result.file.size, "tokens": tokens, "notes": list(result.notes)})
+        terminal.emit_json(
+            facts | {"size": result.file.size, "tokens": tokens, "notes": list(result.notes)}
+        )
         return
-    size = render.megabytes(result.file.size)
-    render.out().print(f"Saved {render.clean(typed(output))}  {tokens:,} tokens, {size}  sha256:{result.file.sha256}")
+    size = terminal.megabytes(result.file.size)
+    terminal.out().print(
+        f"Saved {terminal.clean(typed(output))}  {tokens:,} tokens, {size} "
+        f" sha256:{result.file.sha256}"
+    )
     for note in result.notes:
-        render.note(f"note: {note}", quiet=quiet)
+        terminal.note(f"note: {note}", quiet=quiet)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
+from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
     from oscar_zoo.registry.mirror import MirrorResult
@@ -25,16 +26,22 @@ _VERBS = {
 @click.argument("target", metavar="DST")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every artifact of SRC.")
-@click.option("--create", is_flag=True, help="Create DST, a repository or a folder, if there is none.")
+@click.option(
+    "--create", is_flag=True, help="Create DST, a repository or a folder, if there is none."
+)
 @options.create_pr_option
 @click.option("--dry-run", is_flag=True, help="Show what would be copied, and copy nothing.")
 @options.quiet_option
 @options.json_option
-def command(source: str, target: str, names: tuple[str, ...], quiet: bool, as_json: bool, **flags: bool) -> None:
-    """Copy artifacts from the hub SRC to the hub DST, byte for byte, and compare both listings afterwards.
+def command(
+    source: str, target: str, names: tuple[str, ...], quiet: bool, as_json: bool, **flags: bool
+) -> None:
+    """Copy artifacts from the hub SRC to the hub DST, byte for byte, and compare both listings
+    afterwards.
 
-    A NAME without a tag means all versions of a model. Every artifact is verified before it is written; what DST has
-    already, with the same digest, is skipped. Status, scores and aliases of the index go along.
+    A NAME without a tag means all versions of a model. Every artifact is verified before it is
+    written; what DST has already, with the same digest, is skipped. Status, scores and aliases of
+    the index go along.
 
     \b
     Examples:
@@ -42,17 +49,28 @@ def command(source: str, target: str, names: tuple[str, ...], quiet: bool, as_js
       oscar-zoo mirror file:/srv/zoo ms:my-org/zoo Qwen3-8B Qwen3-32B:seq16000_prompt69_group128
     """
     shown = not (quiet or as_json)
-    results = _mirror(source, target, names, progress=shown, told=lambda result: _print(result, as_json), **flags)
+    results = _mirror(
+        source, target, names, progress=shown, told=lambda result: _print(result, as_json), **flags
+    )
     if as_json:
         rows = [_row(result) for result in results]
-        render.emit_json({"schema": "oscar-zoo.mirror/1", "source": source, "target": target, "artifacts": rows})
+        terminal.emit_json(
+            {"schema": "oscar-zoo.mirror/1", "source": source, "target": target, "artifacts": rows}
+        )
     elif results and not (flags["dry_run"] or flags["create_pr"]):
         count = f"{len(results)} artifact{'s' if len(results) > 1 else ''}"
-        render.note(f"{count}: both hubs list the same digests", quiet=quiet)
+        terminal.note(f"{count}: both hubs list the same digests", quiet=quiet)
 
 
 def _mirror(
-    source: str, target: str, names: Sequence[str], *, everything: bool, progress: bool, told: Any, **flags: bool
+    source: str,
+    target: str,
+    names: Sequence[str],
+    *,
+    everything: bool,
+    progress: bool,
+    told: Any,
+    **flags: bool,
 ) -> tuple[MirrorResult, ...]:
     from oscar_zoo.cli.publishing import refuse_offline
     from oscar_zoo.errors import UsageError
@@ -60,14 +78,24 @@ def _mirror(
     from oscar_zoo.registry.mirror import MirrorOptions, mirror
 
     if bool(names) == everything:
-        raise UsageError("name artifacts, or ask for --all of them.", hint=f"see them: oscar-zoo list --hub {source}")
+        raise UsageError(
+            "name artifacts, or ask for --all of them.",
+            hint=f"see them: oscar-zoo list --hub {source}",
+        )
     one, two = open_hub(source), open_hub(target)
     refuse_offline(one)
     refuse_offline(two)
-    chosen = MirrorOptions(create=flags["create"], propose=flags["create_pr"], dry_run=flags["dry_run"])
-    with render.progress("bytes", enabled=progress) as advance:
+    chosen = MirrorOptions(
+        create=flags["create"], propose=flags["create_pr"], dry_run=flags["dry_run"]
+    )
+    with terminal.progress("bytes", enabled=progress) as advance:
         return mirror(
-            one, two, names, options=chosen, told=told, progress=lambda name, done, total: advance(done, total, name)
+            one,
+            two,
+            names,
+            options=chosen,
+            told=told,
+            progress=lambda name, done, total: advance(done, total, name),
         )
 
 
@@ -83,13 +111,13 @@ def _row(result: MirrorResult) -> dict[str, Any]:
 
 
 def _print(result: MirrorResult, as_json: bool) -> None:
-    from oscar_zoo.cli.outcomes import warning_text
+    from oscar_zoo.cli.render.outcomes import warning_text
 
     if as_json:
         return
-    reference, size = render.clean(result.id.reference), render.megabytes(result.size)
-    render.out().print(f"{_VERBS[result.outcome]}: {reference}  {size}  {result.digest}")
+    reference, size = terminal.clean(result.id.reference), terminal.megabytes(result.size)
+    terminal.out().print(f"{_VERBS[result.outcome]}: {reference}  {size}  {result.digest}")
     for warning in result.warnings:
-        render.note(f"warning: {warning_text(warning)}")
+        terminal.note(f"warning: {warning_text(warning)}")
     if result.proposal is not None:
-        render.note(f"Next: ask its owner to merge {result.proposal}")
+        terminal.note(f"Next: ask its owner to merge {result.proposal}")

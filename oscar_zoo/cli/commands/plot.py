@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
+from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.report.data import ReportData
@@ -20,14 +21,17 @@ WANTED = "give NAME.report.json or a moments file, as `oscar-zoo compute` writes
 @click.command("plot")
 @click.argument("source", metavar="REPORT.json|MOMENTS|DIR")
 @click.option(
-    "--output", type=click.Path(path_type=Path), metavar="FILE.html|.png", help="[default: the page, beside the source]"
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html|.png",
+    help="[default: the page, beside the source]",
 )
 @options.json_option
 def command(source: str, output: Path | None, as_json: bool) -> None:
     """Draw a report again from its numbers, or the spectra of a moments file.
 
-    The page is one HTML file that needs nothing else; the picture shows the same. DIR is an artifact's folder, with the
-    report beside it, or a folder that holds one report or moments file.
+    The page is one HTML file that needs nothing else; the picture shows the same. DIR is an
+    artifact's folder, with the report beside it, or a folder that holds one report or moments file.
 
     \b
     Examples:
@@ -45,10 +49,15 @@ def command(source: str, output: Path | None, as_json: bool) -> None:
     with durable.storage_errors(f"cannot write {target}"):
         durable.replace_file(target, content)
     if as_json:
-        facts = {"schema": "oscar-zoo.plot/1", "source": typed(path), "path": typed(target), "report": data.to_json()}
-        render.emit_json(facts)
+        facts = {
+            "schema": "oscar-zoo.plot/1",
+            "source": typed(path),
+            "path": typed(target),
+            "report": data.to_json(),
+        }
+        terminal.emit_json(facts)
     else:
-        render.out().print(f"Saved {render.clean(typed(target))}")
+        terminal.out().print(f"Saved {terminal.clean(typed(target))}")
 
 
 def find_source(text: str) -> Path:
@@ -74,7 +83,9 @@ def find_source(text: str) -> Path:
     if not found:
         raise PathNotFound(f"no report in or beside {text}.", hint=WANTED)
     if len(found) > 1:
-        raise UsageError(f"{text} holds {len(found)} reports.", hint=f"name one, for example {found[0]}")
+        raise UsageError(
+            f"{text} holds {len(found)} reports.", hint=f"name one, for example {found[0]}"
+        )
     return found[0]
 
 
@@ -93,7 +104,9 @@ def check_output(path: Path) -> Path:
     from oscar_zoo.errors import PathNotFound, UsageError
 
     if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"--output {path} says no format.", hint=f"end it in {' or '.join(_FORMATS)}")
+        raise UsageError(
+            f"--output {path} says no format.", hint=f"end it in {' or '.join(_FORMATS)}"
+        )
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", hint="name a file")
     if not path.parent.is_dir():

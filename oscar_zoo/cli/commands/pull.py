@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import completing, options, render
+from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
     from oscar_zoo.registry.pins import PinFile
 
 
 @click.command("pull")
-@click.argument("names", metavar="NAME[:TAG]...", nargs=-1, shell_complete=completing.names_or_paths)
+@click.argument(
+    "names", metavar="NAME[:TAG]...", nargs=-1, shell_complete=completing.names_or_paths
+)
 @click.option("--all", "everything", is_flag=True, help="Every artifact of the hubs asked.")
 @click.option(
     "--output",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Also copy the files to DIR/<Model>/<tag>, the layout that the OSCAR scripts take as ROT_DIR.",
+    help=(
+        "Also copy the files to DIR/<Model>/<tag>, the layout that the OSCAR scripts take as"
+        " ROT_DIR."
+    ),
 )
 @click.option("--force", is_flag=True, help="With --output: replace a folder with other content.")
 @click.option("--dry-run", is_flag=True, help="Show what would be fetched, and from where.")
@@ -31,10 +37,19 @@ if TYPE_CHECKING:
     "--lock/--no-lock",
     "lock",
     default=None,
-    help="Pin in oscar-zoo.lock also outside of a project, or neither read nor write it. [default: in projects only]",
+    help=(
+        "Pin in oscar-zoo.lock also outside of a project, or neither read nor write it. [default:"
+        " in projects only]"
+    ),
 )
-@click.option("--accept-new-digest", is_flag=True, help="Take bytes that differ from those seen before, and pin them.")
-@click.option("--allow-downgrade", is_flag=True, help="Accept a hub index that is older than one seen before.")
+@click.option(
+    "--accept-new-digest",
+    is_flag=True,
+    help="Take bytes that differ from those seen before, and pin them.",
+)
+@click.option(
+    "--allow-downgrade", is_flag=True, help="Accept a hub index that is older than one seen before."
+)
 @options.computing_options
 @options.devices_option
 @options.offline_option
@@ -44,16 +59,19 @@ if TYPE_CHECKING:
 def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, **flags: Any) -> int:
     """Fetch artifacts by name, verify them, and keep them in the local store.
 
-    Hubs are asked in order; the next one only when one does not answer or does not have the name. What was fetched is
-    pinned among the artifacts you have seen and, in a project, in oscar-zoo.lock: other bytes under the same name are
-    an error from then on. What oscar-zoo.lock pins, or NAME@sha256:.. names, and is here already is hashed again
-    without a request. Every other name needs a hub that answers, or --offline, which takes the copy that is here.
+    Hubs are asked in order; the next one only when one does not answer or does not have the name.
+    What was fetched is pinned among the artifacts you have seen and, in a project, in
+    oscar-zoo.lock: other bytes under the same name are an error from then on. What oscar-zoo.lock
+    pins, or NAME@sha256:.. names, and is here already is hashed again without a request. Every
+    other name needs a hub that answers, or --offline, which takes the copy that is here.
 
-    A project is a folder with .git, .hg or pyproject.toml, or below one; the lock goes beside it, or stays where one is
-    already. A home folder is no project. Commit the lock, and use --locked in CI.
+    A project is a folder with .git, .hg or pyproject.toml, or below one; the lock goes beside it,
+    or stays where one is already. A home folder is no project. Commit the lock, and use --locked in
+    CI.
 
-    With --compute a model that nobody has an artifact for (a name of the zoo, an id such as Qwen/Qwen3-8B, or a local
-    folder) gets one made here, as by oscar-zoo compute with its defaults, and published to your own zoo.
+    With --compute a model that nobody has an artifact for (a name of the zoo, an id such as
+    Qwen/Qwen3-8B, or a local folder) gets one made here, as by oscar-zoo compute with its defaults,
+    and published to your own zoo.
 
     \b
     Examples:
@@ -80,21 +98,24 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, *
 
 
 def _wish(flags: dict[str, Any], silent: bool) -> Any:
-    from oscar_zoo.cli.offering import Wish
+    from oscar_zoo.cli.offering import ComputeWish
     from oscar_zoo.errors import UsageError
     from oscar_zoo.hubs import config
 
     if flags["compute"] and flags["locked"]:
-        raise UsageError("--locked takes what the lock has; --compute makes something new.", hint="drop one of the two")
+        raise UsageError(
+            "--locked takes what the lock has; --compute makes something new.",
+            hint="drop one of the two",
+        )
     given = {name: flags[name] for name in ("compute", "calib_data", "device")}
     offline = config.load(flags["hubs"], offline=flags["offline"]).offline
-    wish = Wish(**given, offline=offline, silent=silent)
+    wish = ComputeWish(**given, offline=offline, silent=silent)
     wish.check()
     return wish
 
 
 def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, str], Any]:
-    from oscar_zoo.cli.pulling import Request, everything
+    from oscar_zoo.cli.pulling import PullRequest, everything
     from oscar_zoo.cli.targets import model_folder, wanted_reference
     from oscar_zoo.errors import UsageError
     from oscar_zoo.hubs import address, config
@@ -102,9 +123,13 @@ def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, s
     from oscar_zoo.registry.trust import Trust
 
     if bool(names) == flags["everything"]:
-        raise UsageError("name artifacts, or ask for --all of them.", hint="oscar-zoo list shows what there is")
+        raise UsageError(
+            "name artifacts, or ask for --all of them.", hint="oscar-zoo list shows what there is"
+        )
     if flags["lock"] is False and flags["locked"]:
-        raise UsageError("--locked needs the lock that --no-lock leaves out.", hint="drop one of the two")
+        raise UsageError(
+            "--locked needs the lock that --no-lock leaves out.", hint="drop one of the two"
+        )
     lock = None if flags["lock"] is False else PinFile.of_project()
     wanted_here = flags["lock"] or project_root() is not None
     trust = Trust(
@@ -123,11 +148,12 @@ def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, s
         wanted.setdefault(reference, text)
         if folder is not None:
             folders[reference] = folder
-    return wanted, Request(hubs, trust, offline, flags["output"], flags["force"], folders)
+    return wanted, PullRequest(hubs, trust, offline, flags["output"], flags["force"], folders)
 
 
 def _mention_folders(names: Iterable[str], results: list[Any]) -> None:
-    """Say of names that are also folders with a model which of the two was taken, or may have been meant."""
+    """Say of names that are also folders with a model which of the two was taken, or may have been
+    meant."""
     from oscar_zoo.cli.targets import model_namesake, tell_namesake
     from oscar_zoo.errors import OscarZooError
     from oscar_zoo.registry.verification import suggest_path
@@ -140,8 +166,11 @@ def _mention_folders(names: Iterable[str], results: list[Any]) -> None:
             tell_namesake(folder)
 
 
-def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool, lock: PinFile | None) -> int:
-    """Print every result; a single error is raised, several names give a line each and the first one's exit code."""
+def _show(
+    results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool, lock: PinFile | None
+) -> int:
+    """Print every result; a single error is raised, several names give a line each and the first
+    one's exit code."""
     from oscar_zoo.cli import pulling
     from oscar_zoo.cli.main import exit_code
     from oscar_zoo.errors import OscarZooError
@@ -152,14 +181,21 @@ def _show(results: list[Any], *, as_json: bool, quiet: bool, dry_run: bool, lock
         raise failed[0]
     if as_json:
         errors = [{"code": e.code, "message": e.message, "hint": e.hint} for e in failed]
-        facts = {"dry_run": dry_run, "artifacts": done, "errors": errors, "new_lock": str(lock.path) if lock else None}
-        render.emit_json({"schema": "oscar-zoo.pull/1"} | facts)
+        facts = {
+            "dry_run": dry_run,
+            "artifacts": done,
+            "errors": errors,
+            "new_lock": str(lock.path) if lock else None,
+        }
+        terminal.emit_json({"schema": "oscar-zoo.pull/1"} | facts)
     for row in [] if as_json else done:
         pulling.print_planned(row) if dry_run else pulling.print_pulled(row, quiet=quiet)
     if lock is not None and not as_json:
         place = os.path.relpath(lock.path)
         place = place if place.startswith("..") else f"./{place}"
-        render.note(f"note: pinned in {place}; commit it, or pull with --no-lock to do without", quiet=quiet)
+        terminal.note(
+            f"note: pinned in {place}; commit it, or pull with --no-lock to do without", quiet=quiet
+        )
     for error in [] if as_json else failed:
-        render.print_error(error.code, error.message, error.hint, as_json=False)
+        terminal.print_error(error.code, error.message, error.hint, as_json=False)
     return exit_code(failed[0]) if failed else 0

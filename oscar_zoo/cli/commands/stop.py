@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import options, render
+from oscar_zoo.cli import options
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("stop")
@@ -29,7 +30,7 @@ def command(name: str | None, now: bool, quiet: bool, as_json: bool) -> int:
     record = server_control.stop(name, now=now, quiet=quiet or as_json)
     if as_json:
         told = {"port": record.port, "model_id": record.model, "pid": record.process.pid}
-        render.emit_json({"schema": "oscar-zoo.stop/1", "stopped": told})
+        terminal.emit_json({"schema": "oscar-zoo.stop/1", "stopped": told})
     else:
-        render.out().print(render.clean(f"Stopped {record.model} on port {record.port}."))
+        terminal.out().print(terminal.clean(f"Stopped {record.model} on port {record.port}."))
     return 0

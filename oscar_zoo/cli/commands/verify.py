@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import completing, options, render
+from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.render import terminal
 
 
 @click.command("verify")
-@click.argument("targets", metavar="PATH|NAME...", nargs=-1, required=True, shell_complete=completing.stored_or_paths)
+@click.argument(
+    "targets",
+    metavar="PATH|NAME...",
+    nargs=-1,
+    required=True,
+    shell_complete=completing.stored_or_paths,
+)
 @click.option(
     "--model",
     metavar="NAME|DIR",
     help="The model the rotation is for: its geometry is checked too.",
     shell_complete=completing.models,
 )
-@click.option("--digest", metavar="SHA256", help="Digest the file or artifact must have (one target only).")
-@click.option("--strict", is_flag=True, help="Apply the rules of publishing: names and roles must agree.")
+@click.option(
+    "--digest", metavar="SHA256", help="Digest the file or artifact must have (one target only)."
+)
+@click.option(
+    "--strict", is_flag=True, help="Apply the rules of publishing: names and roles must agree."
+)
 @options.quiet_option
 @options.json_option
 def command(
-    targets: tuple[str, ...], model: str | None, digest: str | None, strict: bool, quiet: bool, as_json: bool
+    targets: tuple[str, ...],
+    model: str | None,
+    digest: str | None,
+    strict: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Check rotation files, artifact folders, or whole trees of them; no manifest is needed.
 
-    A PATH is one rotation file, a folder with a K/V pair, or a tree of such folders; folders begin with ./, ../, / or
-    ~. A NAME is an artifact that was pulled before. Untrusted bytes are read by a strict parser; nothing in them is
-    ever executed. The exit code is 4 when an artifact fails. With --quiet only failures are printed.
+    A PATH is one rotation file, a folder with a K/V pair, or a tree of such folders; folders begin
+    with ./, ../, / or ~. A NAME is an artifact that was pulled before. Untrusted bytes are read by
+    a strict parser; nothing in them is ever executed. The exit code is 4 when an artifact fails.
+    With --quiet only failures are printed.
 
     \b
     Examples:
@@ -36,7 +53,7 @@ def command(
     """
     from oscar_zoo.artifact.names import parse_digest
     from oscar_zoo.artifact.outcome import Verified
-    from oscar_zoo.cli import outcomes
+    from oscar_zoo.cli.render import outcomes
     from oscar_zoo.cli.targets import verify_targets
     from oscar_zoo.errors import UsageError
     from oscar_zoo.registry.notices import stored_warnings
@@ -49,19 +66,24 @@ def command(
     failed = [checked for checked in results if not isinstance(checked.outcome, Verified)]
     warnings = stored_warnings(checked.label for checked in results if checked.stored)
     for warning in () if as_json else warnings:
-        render.note(f"warning: {warning}", quiet=quiet)
+        terminal.note(f"warning: {warning}", quiet=quiet)
     if as_json:
         rows = [outcomes.outcome_json(checked.label, checked.outcome) for checked in results]
-        render.emit_json(
-            {"schema": "oscar-zoo.verify/1", "ok": not failed, "results": rows, "warnings": list(warnings)}
+        terminal.emit_json(
+            {
+                "schema": "oscar-zoo.verify/1",
+                "ok": not failed,
+                "results": rows,
+                "warnings": list(warnings),
+            }
         )
         return 4 if failed else 0
-    console = render.out()
+    console = terminal.out()
     for checked in failed if quiet else results:
         outcomes.print_outcome(console, checked.label, checked.outcome)
     if len(results) > 1 and not quiet:
         console.print(f"{len(results) - len(failed)} of {len(results)} artifacts passed")
     for checked in failed:
         step = outcomes.next_step(checked, model=model, digest=digest)
-        render.note(f"Next: {step}" if len(results) == 1 else f"Next, {checked.label}: {step}")
+        terminal.note(f"Next: {step}" if len(results) == 1 else f"Next, {checked.label}: {step}")
     return 4 if failed else 0

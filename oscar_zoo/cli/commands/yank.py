@@ -17,11 +17,13 @@ from oscar_zoo.cli import completing, options
 @options.targets_option
 @options.quiet_option
 @options.json_option
-def command(name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_json: bool, **details: Any) -> int:
+def command(
+    name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_json: bool, **details: Any
+) -> int:
     """Withdraw a version that must not be used.
 
-    It is no longer found by name. Its bytes stay: who names its digest, or has locked it, still gets them, with the
-    reason as a warning. Only the hub's index changes.
+    It is no longer found by name. Its bytes stay: who names its digest, or has locked it, still
+    gets them, with the reason as a warning. Only the hub's index changes.
 
     \b
     Examples:
@@ -30,4 +32,6 @@ def command(name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_j
     """
     from oscar_zoo.cli.publishing import change_status
 
-    return change_status(name, "yanked", hubs, propose=create_pr, quiet=quiet, as_json=as_json, **details)
+    return change_status(
+        name, "yanked", hubs, propose=create_pr, quiet=quiet, as_json=as_json, **details
+    )

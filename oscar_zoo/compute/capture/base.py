@@ -1,7 +1,7 @@
 """What every capture engine does: token sequences in, moments of all full-attention layers out.
 
-The order of work differs (layer by layer, or sequence by sequence in two passes); both add the rows of one sequence
-at a time and in order, so the sums over rows are the same to the bit.
+The order of work differs (layer by layer, or sequence by sequence in two passes); both add the rows
+of one sequence at a time and in order, so the sums over rows are the same to the bit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from oscar_zoo.compute.capture.distributed import World
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 
 Progress = Callable[[int, int, str], None]
-"""`(tokens done, tokens in all, where)`, such as `layer 7 of 36`; a layer or a pass counts its share of each token."""
+"""`(tokens done, tokens in all, where)`, such as `layer 7 of 36`; a layer or a pass counts its
+share of each token."""
 
 RowSink = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
-"""`(layer_id, query [n_q, T, d], key [n_kv, T, d], value [n_kv, T, dv], output [n_q, T, dv])` of one sequence."""
+"""`(layer_id, query [n_q, T, d], key [n_kv, T, d], value [n_kv, T, dv], output [n_q, T, dv])` of
+one sequence."""
 
 
 def no_progress(done: int, total: int, where: str) -> None:
@@ -91,7 +93,9 @@ class Sums:
 
     def moments(self) -> Moments:
         """The sums of all layers, in order and on one device."""
-        return Moments(self.geometry, {i: self.layer(i, self.device) for i in self.geometry.attention_layers})
+        return Moments(
+            self.geometry, {i: self.layer(i, self.device) for i in self.geometry.attention_layers}
+        )
 
 
 @dataclass(frozen=True)

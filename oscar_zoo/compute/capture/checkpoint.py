@@ -1,7 +1,8 @@
-"""What an interrupted capture needs to go on, in a folder: sums of what is done, and hidden states while they are few.
+"""What an interrupted capture needs to go on, in a folder: sums of what is done, and hidden states
+while they are few.
 
-`state.py` says when a folder may be gone on with. No file is larger than `LARGEST` bytes: where the hidden states are,
-the forward passes up to the layer are repeated instead.
+`state.py` says when a folder may be gone on with. No file is larger than `LARGEST` bytes: where the
+hidden states are, the forward passes up to the layer are repeated instead.
 """
 
 from __future__ import annotations
@@ -81,7 +82,11 @@ class Checkpoint:
             hidden = state["hidden"] and load((self._folder / state["hidden"]).read_bytes())
             saved = Saved(
                 Position(*state["position"]),
-                {i: one for name in state["moments"] for i, one in load_moments(self._folder / name)[0].layers.items()},
+                {
+                    i: one
+                    for name in state["moments"]
+                    for i, one in load_moments(self._folder / name)[0].layers.items()
+                },
                 tuple(hidden[str(number)] for number in range(len(hidden))) if hidden else None,
             )
             self._parts, self._serial = state["moments"], state["serial"]
@@ -122,17 +127,25 @@ class Checkpoint:
             self._serial += 1
             self._parts = [*(self._parts if add else ()), *self._write(layers, sequences)]
             few = 0 < sum(one.nbytes for one in hidden) <= LARGEST
-            rows = {str(number): one.cpu().contiguous() for number, one in enumerate(hidden if few else ())}
+            rows = {
+                str(number): one.cpu().contiguous()
+                for number, one in enumerate(hidden if few else ())
+            }
             name = self._store("hidden", save(rows)) if few else None
             state.update(
-                position=[position.phase, position.done], moments=self._parts, hidden=name, serial=self._serial
+                position=[position.phase, position.done],
+                moments=self._parts,
+                hidden=name,
+                serial=self._serial,
             )
         self._sweep([*self._parts, name])
 
     def _write(self, layers: Mapping[int, LayerMoments], sequences: int) -> Iterator[str]:
         """Store sums, as many layers in a file as it may hold."""
         info = self._info.model_copy(update={"sequences": self._info.sequences[:sequences]})
-        size = max((sum(getattr(one, name).nbytes for name in SUMS) for one in layers.values()), default=1)
+        size = max(
+            (sum(getattr(one, name).nbytes for name in SUMS) for one in layers.values()), default=1
+        )
         ids, at_once = sorted(layers), max(1, LARGEST // size)
         for start in range(0, len(ids), at_once):
             chosen = {layer: layers[layer] for layer in ids[start : start + at_once]}

@@ -1,8 +1,8 @@
 """Several processes, one capture: each runs its own sequences, and sums add.
 
-Started by `torchrun`, which sets the environment this reads. A single process needs nothing of it and pays nothing.
-Every process must make the same calls in the same order; the first of them opens the process group, the end of the
-process closes it.
+Started by `torchrun`, which sets the environment this reads. A single process needs nothing of it
+and pays nothing. Every process must make the same calls in the same order; the first of them opens
+the process group, the end of the process closes it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,26 @@ class World:
     device: torch.device
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum of `tensor` over all processes, where it was; with one process, `tensor` itself."""
+        """The sum of `tensor` over all processes, where it was; with one process, `tensor`
+        itself."""
         return tensor if self.size == 1 else self._reduce(tensor, distributed.ReduceOp.SUM)
 
     def least(self, number: int) -> int:
         """The smallest `number` of all processes."""
         if self.size == 1:
             return number
-        return int(self._reduce(torch.tensor([number], device=self.device), distributed.ReduceOp.MIN))
+        return int(
+            self._reduce(torch.tensor([number], device=self.device), distributed.ReduceOp.MIN)
+        )
 
     def _reduce(self, tensor: Tensor, operation: object) -> Tensor:
         exchanged = tensor.to(self.device, copy=True)
         try:
             if not distributed.is_initialized():
                 distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
-                atexit.register(distributed.destroy_process_group)  # a second group of the same store would hang
+                atexit.register(
+                    distributed.destroy_process_group
+                )  # a second group of the same store would hang
             distributed.all_reduce(exchanged, operation)
         except (RuntimeError, ValueError) as error:
             cause = str(error).partition("\n")[0][:200]
@@ -67,13 +72,20 @@ def rank_and_size() -> tuple[int, int]:
     """
     rank, size = (_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     if rank >= size:
-        raise UsageError(f"this is process {rank} of {size}.", hint="start it with torchrun, or unset RANK, WORLD_SIZE")
+        raise UsageError(
+            f"this is process {rank} of {size}.",
+            hint="start it with torchrun, or unset RANK, WORLD_SIZE",
+        )
     return rank, size
 
 
 def local_device(device: str) -> str:
     """`device`, or for a bare `cuda` the GPU of this process among those of its machine."""
-    return f"cuda:{_number('LOCAL_RANK', 0)}" if device == "cuda" and rank_and_size()[1] > 1 else device
+    return (
+        f"cuda:{_number('LOCAL_RANK', 0)}"
+        if device == "cuda" and rank_and_size()[1] > 1
+        else device
+    )
 
 
 def world(device: torch.device | str = "cpu") -> World:
@@ -91,7 +103,8 @@ def world(device: torch.device | str = "cpu") -> World:
 
 
 def all_reduce_moments(moments: Moments, world: World) -> None:
-    """Replace the sums of each process by those of all; output weights are equal in all and stay."""
+    """Replace the sums of each process by those of all; output weights are equal in all and
+    stay."""
     if world.size > 1:
         for _, layer in sorted(moments.layers.items()):
             _reduce_layer(layer, world)
@@ -111,5 +124,7 @@ def _reduce_layer(layer: LayerMoments, world: World) -> None:
 def _number(name: str, default: int) -> int:
     value = os.environ.get(name) or str(default)
     if not value.isdecimal():
-        raise UsageError(f"{name} is {value[:40]!r}, not a number.", hint="start it with torchrun, or unset it")
+        raise UsageError(
+            f"{name} is {value[:40]!r}, not a number.", hint="start it with torchrun, or unset it"
+        )
     return int(value)

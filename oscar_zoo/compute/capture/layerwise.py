@@ -1,7 +1,8 @@
 """Capture layer by layer: all sequences go through one layer before the next.
 
-So the queries of the whole set are known while the keys and values of that layer are still on the device, and one
-pass over the tokens is enough. In memory: the hidden states of all sequences, and the keys and values of one layer.
+So the queries of the whole set are known while the keys and values of that layer are still on the
+device, and one pass over the tokens is enough. In memory: the hidden states of all sequences, and
+the keys and values of one layer.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from torch import Tensor
 
 from oscar_zoo.compute.capture.base import Meter, Run
 from oscar_zoo.compute.capture.checkpoint import Position
-from oscar_zoo.evaluate.memory import free_memory
-from oscar_zoo.evaluate.replay import Entangled, Plan, State
+from oscar_zoo.models.layer_replay import Entangled, ReplayPlan, ReplayState
+from oscar_zoo.models.memory import free_memory
 
 LAYERS = "layers"
 MEMORY_SHARE = 0.6
 """Of the free memory, what may be held; layers need the rest to run."""
 
 
-def start_states(run: Run, plan: Plan) -> list[State] | None:
-    """All sequences of this process before the first layer, or `None` when there is no room for them here."""
+def start_states(run: Run, plan: ReplayPlan) -> list[ReplayState] | None:
+    """All sequences of this process before the first layer, or `None` when there is no room for
+    them here."""
     geometry = run.sums.geometry
     widths = geometry.num_kv_heads * (geometry.head_dim + geometry.v_head_dim)
     tokens = sum(map(len, run.sequences))
-    if tokens * (plan.hidden_bytes + widths * plan.item_bytes) > MEMORY_SHARE * free_memory(run.sums.device):
+    if tokens * (plan.hidden_bytes + widths * plan.item_bytes) > MEMORY_SHARE * free_memory(
+        run.sums.device
+    ):
         return None
     try:
         return [plan.prepare(run.forward, ids) for ids in run.sequences]
@@ -34,14 +38,19 @@ def start_states(run: Run, plan: Plan) -> list[State] | None:
 
 
 def run_layers(
-    run: Run, plan: Plan, states: Sequence[State], done: int = 0, hidden: Sequence[Tensor] | None = None
+    run: Run,
+    plan: ReplayPlan,
+    states: Sequence[ReplayState],
+    done: int = 0,
+    hidden: Sequence[Tensor] | None = None,
 ) -> None:
     """Fill `run.sums`.
 
     Args:
         states: of all sequences before the first layer.
         done: layers that an interrupted run finished; their sums are in `run.sums`.
-        hidden: of every sequence behind these layers; without them the forward passes up to there are repeated.
+        hidden: of every sequence behind these layers; without them the forward passes up to there
+            are repeated.
     """
     meter = Meter(run.progress, run.sequences, len(plan.layers))
     first = 0
@@ -65,7 +74,15 @@ def run_layers(
             written = index + 1
 
 
-def _run_layer(run: Run, plan: Plan, states: Sequence[State], index: int, meter: Meter, *, capture: bool) -> None:
+def _run_layer(
+    run: Run,
+    plan: ReplayPlan,
+    states: Sequence[ReplayState],
+    index: int,
+    meter: Meter,
+    *,
+    capture: bool,
+) -> None:
     """All sequences through one layer, then its weighted sums."""
     capture = capture and index in run.sums.geometry.attention_layers
     kept: list[tuple[Tensor, Tensor]] = []
@@ -87,5 +104,5 @@ def _run_layer(run: Run, plan: Plan, states: Sequence[State], index: int, meter:
             run.sums.layer(index).add_weighted(key, value, target)
 
 
-def _where(index: int, plan: Plan) -> str:
+def _where(index: int, plan: ReplayPlan) -> str:
     return f"layer {index + 1} of {len(plan.layers)}"

@@ -1,7 +1,7 @@
 """Which weights read the attention output: found by watching, not by name.
 
-The first matrix a layer applies after its attention function returned is the output projection. It is looked up once
-per layer, during the first sequence.
+The first matrix a layer applies after its attention function returned is the output projection. It
+is looked up once per layer, during the first sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.evaluate.unread import Unread, numbers
+from oscar_zoo.models.lazy_tensor import LazyTensor, materialize
 
 _EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -32,7 +32,8 @@ class OutputProjections:
         self._handles: list[Any] = []
 
     def watch(self, layer_id: int, attention: nn.Module) -> None:
-        """Call this when the attention function of `attention` is about to return; only the first call counts."""
+        """Call this when the attention function of `attention` is about to return; only the first
+        call counts."""
         if layer_id in self._watched:
             return
         self._watched.add(layer_id)
@@ -53,21 +54,26 @@ class OutputProjections:
         """`[hidden, num_q_heads * dv]` of a layer that was watched.
 
         Raises:
-            UnsupportedModel: there is no such matrix, or its numbers are not the weights themselves.
+            UnsupportedModel: there is no such matrix, or its numbers are not the weights
+                themselves.
         """
         module = self.found.get(layer_id)
         if module is None:
             raise _refused(model_id, layer_id, "has no matrix of its own")
         weight: Tensor = module.weight  # type: ignore[assignment]
-        if isinstance(weight, Unread):  # in its file until the layer runs
-            weight = numbers(weight, lambda stored: stored.read(torch.device("cpu")))
+        if isinstance(weight, LazyTensor):  # in its file until the layer runs
+            weight = materialize(weight, lambda stored: stored.read(torch.device("cpu")))
         elif weight.is_meta:  # kept elsewhere by accelerate until then
             weight = module._hf_hook.weights_map["weight"]  # type: ignore[union-attr, index]
         columns = geometry.num_q_heads * geometry.v_head_dim
         if weight.dtype not in _EXACT:
-            raise _refused(model_id, layer_id, f"is quantized ({str(weight.dtype).removeprefix('torch.')})")
+            raise _refused(
+                model_id, layer_id, f"is quantized ({str(weight.dtype).removeprefix('torch.')})"
+            )
         if weight.ndim != 2 or weight.shape[1] != columns:
-            raise _refused(model_id, layer_id, f"has shape {list(weight.shape)}, not [hidden, {columns}]")
+            raise _refused(
+                model_id, layer_id, f"has shape {list(weight.shape)}, not [hidden, {columns}]"
+            )
         return weight.detach()
 
     def _hook(self, layer_id: int) -> Callable[[nn.Module, Any], None]:

@@ -1,8 +1,8 @@
 """What the ranks of an engine have summed so far, in a folder that a killed capture goes on from.
 
-Every save is a folder of its own, `sums-<n>`, with a part from each rank (`ranks.py`); the state names the last one
-that is whole (`state.py`). The sums stand where the ranks hold them, so a rank that reads its part again has the same
-bits as one that never stopped.
+Every save is a folder of its own, `sums-<n>`, with a part from each rank (`ranks.py`); the state
+names the last one that is whole (`state.py`). The sums stand where the ranks hold them, so a rank
+that reads its part again has the same bits as one that never stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class RankStore:
         StorageError: the disk refused.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, str], pace: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, folder: Path, facts: Mapping[str, str], pace: tuple[float, float] | None = None
+    ) -> None:
         self._state = StateFile(folder, SCHEMA, facts, pace)
         self._serial = 0
 

@@ -1,9 +1,11 @@
-"""What the ranks of an inference engine hand over: a folder of sums per rank, joined here to the moments of the model.
+"""What the ranks of an inference engine hand over: a folder of sums per rank, joined here to the
+moments of the model.
 
-Every rank writes the sums of its own heads, one file per layer, with the model's indices of these heads and the
-length of every sequence that each layer saw. `join_ranks` refuses anything but the expected ranks, one geometry and,
-in every layer of every rank and in both passes, exactly the sequences that were sent: a token seen twice, or never,
-shows there. Only then heads are joined by the rules of `LayerMoments.cat_heads`.
+Every rank writes the sums of its own heads, one file per layer, with the model's indices of these
+heads and the length of every sequence that each layer saw. `join_ranks` refuses anything but the
+expected ranks, one geometry and, in every layer of every rank and in both passes, exactly the
+sequences that were sent: a token seen twice, or never, shows there. Only then heads are joined by
+the rules of `LayerMoments.cat_heads`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ VARIABLE = "OSCAR_ZOO_TAP"
 """Set in the environment of an engine whose attention is to be tapped."""
 
 _REPORT, _FAILURE = "rank.json", "failure.json"
-_KINDS = {kind.code: kind for kind in (UnsupportedModel, OutputExists, IntegrityError, StorageError)}
+_KINDS = {
+    kind.code: kind for kind in (UnsupportedModel, OutputExists, IntegrityError, StorageError)
+}
 """Failures of a rank that are told as what they are; all others are told as `ComputeFailed`."""
 
 
 class LayerReport(Spec):
-    """What one rank saw of one layer: the counts of `LayerMoments`, and sequence lengths of both passes in order."""
+    """What one rank saw of one layer: the counts of `LayerMoments`, and sequence lengths of both
+    passes in order."""
 
     heads: tuple[int, ...]
     tokens: int
@@ -69,7 +74,9 @@ class RankReport(Spec):
     layers: dict[int, LayerReport]
 
 
-def write_rank(folder: Path, name: str, report: RankReport, sums: Mapping[int, LayerMoments]) -> None:
+def write_rank(
+    folder: Path, name: str, report: RankReport, sums: Mapping[int, LayerMoments]
+) -> None:
     """Write what one rank has, forced to disk; the report comes last and stands for all of it.
 
     Args:
@@ -85,7 +92,10 @@ def write_rank(folder: Path, name: str, report: RankReport, sums: Mapping[int, L
     with durable.storage_errors(f"cannot write to {own}"):
         own.mkdir()
         for layer_id, layer in sums.items():
-            tensors = {field: getattr(layer, field).cpu().contiguous() for field in (*ROW_SUMS, *WEIGHTED_SUMS)}
+            tensors = {
+                field: getattr(layer, field).cpu().contiguous()
+                for field in (*ROW_SUMS, *WEIGHTED_SUMS)
+            }
             if layer.wo is not None:
                 tensors["wo"] = layer.wo.cpu().contiguous()
             durable.write_new(own / _layer_file(layer_id), save(tensors))
@@ -101,13 +111,17 @@ def read_rank(folder: Path, name: str) -> tuple[RankReport, dict[int, LayerMomen
     """
     try:
         report = _read_report(folder / name / _REPORT)
-        return report, {i: _read_layer(folder / name / _layer_file(i), layer) for i, layer in report.layers.items()}
+        return report, {
+            i: _read_layer(folder / name / _layer_file(i), layer)
+            for i, layer in report.layers.items()
+        }
     except ComputeFailed as error:
         raise unusable(folder, error.message) from None
 
 
 def write_failure(folder: Path, name: str, error: OscarZooError) -> None:
-    """Leave word of why rank `name` cannot go on; an engine passes on the errors of its first rank only."""
+    """Leave word of why rank `name` cannot go on; an engine passes on the errors of its first rank
+    only."""
     text = json.dumps({"code": error.code, "message": error.message, "hint": error.hint})
     (folder / f"{name}.{_FAILURE}").write_text(text, encoding="utf-8")
 
@@ -116,7 +130,8 @@ def raise_failure(folder: Path) -> None:
     """Raise what a rank left with `write_failure`, if any did.
 
     Raises:
-        UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: of the first rank by name.
+        UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: of the first
+            rank by name.
     """
     for path in sorted(folder.glob(f"*.{_FAILURE}")):
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -138,8 +153,8 @@ def join_ranks(
         Sums on the CPU, and the reports by name of the rank. Coverage is for the caller to check.
 
     Raises:
-        ComputeFailed: a rank is missing, or did not see each token of `lengths` once; or the ranks do not belong
-            together, see `LayerMoments.cat_heads`.
+        ComputeFailed: a rank is missing, or did not see each token of `lengths` once; or the ranks
+            do not belong together, see `LayerMoments.cat_heads`.
     """
     raise_failure(folder)
     names = sorted(path.parent.name for path in folder.glob(f"*/{_REPORT}"))
@@ -163,7 +178,10 @@ def join_ranks(
 def _common_geometry(reports: Mapping[str, RankReport]) -> Geometry:
     """The model's geometry with the layers of all ranks, which differ between pipeline stages."""
     layers = tuple(sorted({layer for report in reports.values() for layer in report.layers}))
-    whole = {name: report.geometry.model_copy(update={"attention_layers": layers}) for name, report in reports.items()}
+    whole = {
+        name: report.geometry.model_copy(update={"attention_layers": layers})
+        for name, report in reports.items()
+    }
     first, *others = whole.items()
     for name, geometry in others:
         if difference := first[1].difference(geometry):
@@ -173,15 +191,24 @@ def _common_geometry(reports: Mapping[str, RankReport]) -> Geometry:
 
 def _check_lengths(name: str, report: RankReport, sent: tuple[int, ...], *, weighted: bool) -> None:
     for layer_id, layer in report.layers.items():
-        passes = {"": (layer.lengths, sent), "second pass of ": (layer.weighted_lengths, sent if weighted else ())}
+        passes = {
+            "": (layer.lengths, sent),
+            "second pass of ": (layer.weighted_lengths, sent if weighted else ()),
+        }
         for which, (seen, wanted) in passes.items():
             if seen == wanted:
                 continue
             if len(seen) != len(wanted):
-                raise _incomplete(f"{which}layer {layer_id} on rank {name} saw {len(seen)} of {len(wanted)} sequences")
-            at = next(i for i, pair in enumerate(zip(seen, wanted, strict=True)) if pair[0] != pair[1])
+                raise _incomplete(
+                    f"{which}layer {layer_id} on rank {name} saw {len(seen)} of {len(wanted)}"
+                    " sequences"
+                )
+            at = next(
+                i for i, pair in enumerate(zip(seen, wanted, strict=True)) if pair[0] != pair[1]
+            )
             raise _incomplete(
-                f"{which}layer {layer_id} on rank {name} saw {seen[at]} of the {wanted[at]} tokens of sequence {at}"
+                f"{which}layer {layer_id} on rank {name} saw {seen[at]} of the {wanted[at]} tokens"
+                f" of sequence {at}"
             )
 
 
@@ -210,4 +237,6 @@ def _layer_file(layer_id: int) -> str:
 
 
 def _incomplete(what: str) -> ComputeFailed:
-    return ComputeFailed(f"the capture is incomplete: {what}.", hint="nothing was written; report the model")
+    return ComputeFailed(
+        f"the capture is incomplete: {what}.", hint="nothing was written; report the model"
+    )

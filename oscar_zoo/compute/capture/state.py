@@ -1,8 +1,9 @@
-"""`state.json` of an interrupted capture: what is done, which files hold it, and what it belongs to.
+"""`state.json` of an interrupted capture: what is done, which files hold it, and what it belongs
+to.
 
-The files come first, then this names them: replaced in one step after they are on disk, so that a kill at any time
-leaves the state before or the one after. It belongs to one model, data set and set of options; that of another is
-refused. Saving takes at most about a twentieth of the time.
+The files come first, then this names them: replaced in one step after they are on disk, so that a
+kill at any time leaves the state before or the one after. It belongs to one model, data set and set
+of options; that of another is refused. Saving takes at most about a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ class StateFile:
     """
 
     def __init__(
-        self, folder: Path, schema: str, facts: Mapping[str, str], pace: tuple[float, float] | None = None
+        self,
+        folder: Path,
+        schema: str,
+        facts: Mapping[str, str],
+        pace: tuple[float, float] | None = None,
     ) -> None:
         self.folder = folder
         self._schema = schema
@@ -115,11 +120,14 @@ def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
 
 def unusable(path: Path, why: str) -> IntegrityError:
     """The error of a state or file that is damaged."""
-    return IntegrityError(f"{path} cannot be resumed: {why[:200].rstrip('.')}.", hint="start again without --resume")
+    return IntegrityError(
+        f"{path} cannot be resumed: {why[:200].rstrip('.')}.", hint="start again without --resume"
+    )
 
 
 def weights_digest(parameters: Iterable[Tensor]) -> str:
-    """Of the first numbers of every tensor: enough to tell checkpoints of one configuration apart."""
+    """Of the first numbers of every tensor: enough to tell checkpoints of one configuration
+    apart."""
     digest = hashlib.sha256()
     for one in parameters:
         if one.is_meta or not one.numel():  # may be elsewhere

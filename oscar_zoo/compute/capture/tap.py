@@ -1,7 +1,7 @@
 """The attention of one model, seen call by call.
 
-Whatever routes the calls of a model's attention here decides what the model computes; the tap only looks, refuses by
-name what cannot be calibrated, and passes rows on to whoever listens.
+Whatever routes the calls of a model's attention here decides what the model computes; the tap only
+looks, refuses by name what cannot be calibrated, and passes rows on to whoever listens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from oscar_zoo.artifact.specs import brief
 from oscar_zoo.compute.capture.base import RowSink
 from oscar_zoo.compute.capture.projection import OutputProjections
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.evaluate.geometry import covers_context
-from oscar_zoo.evaluate.models import BLOCKED, LoadedModel
+from oscar_zoo.models.geometry import covers_context
+from oscar_zoo.models.loading import BLOCKED, LoadedModel
 
 
 @dataclass
@@ -40,7 +40,9 @@ class Tap:
         tokens = torch.tensor([list(ids)], device=self.loaded.device)
         self.loaded.model.base_model(input_ids=tokens, use_cache=False)
 
-    def saw(self, module: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, **rest: Any) -> None:
+    def saw(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, **rest: Any
+    ) -> None:
         """One call of attention; `output` is `[1, T, n_q, dv]`."""
         layer = getattr(module, "layer_idx", None)
         if layer not in self.loaded.block.attention_layers:
@@ -56,14 +58,19 @@ class Tap:
         block = self.loaded.block
         reasons = [what for name, what in BLOCKED.items() if rest.get(name) is not None]
         window = rest.get("sliding_window")
-        if window is not None and not covers_context(window, self.loaded.model.config.get_text_config(decoder=True)):
+        if window is not None and not covers_context(
+            window, self.loaded.model.config.get_text_config(decoder=True)
+        ):
             reasons.append(f"a sliding window of {window} tokens")
         heads = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
         if heads != (block.num_q_heads, block.num_kv_heads, block.head_dim, block.v_head_dim):
-            reasons.append(f"query heads, KV heads, head_dim, v_head_dim {heads}, unlike its configuration")
+            reasons.append(
+                f"query heads, KV heads, head_dim, v_head_dim {heads}, unlike its configuration"
+            )
         if reasons:
             raise UnsupportedModel(
-                f"layer {layer} of {block.id} ({type(self.loaded.model).__name__}) has {reasons[0]}.",
+                f"layer {layer} of {block.id} ({type(self.loaded.model).__name__}) has"
+                f" {reasons[0]}.",
                 hint="its cache cannot be calibrated by this version",
             )
 
@@ -77,11 +84,15 @@ class Tap:
         wrong = [layer for layer in block.attention_layers if self.calls[layer] != 1]
         if wrong and not any(self.calls[layer] for layer in wrong):
             raise UnsupportedModel(
-                f"{block.id} ({name}) computes the attention of layers {brief(tuple(wrong))} in code of its own.",
-                hint="only models that use the attention interface of transformers can be calibrated",
+                f"{block.id} ({name}) computes the attention of layers {brief(tuple(wrong))} in"
+                " code of its own.",
+                hint=(
+                    "only models that use the attention interface of transformers can be calibrated"
+                ),
             )
         if wrong:
             raise UnsupportedModel(
-                f"layer {wrong[0]} of {block.id} ({name}) attends {self.calls[wrong[0]]} times per token.",
+                f"layer {wrong[0]} of {block.id} ({name}) attends {self.calls[wrong[0]]} times per"
+                " token.",
                 hint="only layers with one cache each can be calibrated",
             )

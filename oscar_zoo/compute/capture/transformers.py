@@ -1,9 +1,11 @@
-"""Capture in process with transformers: one pass over the tokens for every model that uses its attention interface.
+"""Capture in process with transformers: one pass over the tokens for every model that uses its
+attention interface.
 
-An attention function is registered under a name of its own; it lets a model compute exactly what `sdpa` computes and
-shows the rows to whoever listens, so no architecture is known by name here. Models whose layers need only hidden
-states from each other run layer by layer (`layerwise`), where one pass is enough for everything; all others, and
-those with more tokens than fit, run whole (`whole`), a second time where a fit needs weighted sums.
+An attention function is registered under a name of its own; it lets a model compute exactly what
+`sdpa` computes and shows the rows to whoever listens, so no architecture is known by name here.
+Models whose layers need only hidden states from each other run layer by layer (`layerwise`), where
+one pass is enough for everything; all others, and those with more tokens than fit, run whole
+(`whole`), a second time where a fit needs weighted sums.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 # first: it prepares what transformers imports, or says what is missing
-from oscar_zoo.evaluate.models import LoadedModel
+from oscar_zoo.models.loading import LoadedModel
 
 # isort: split
 
@@ -46,8 +48,8 @@ from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.evaluate.by_layer import remember_plan
-from oscar_zoo.evaluate.replay import Plan, plan_replay
+from oscar_zoo.models.layer_by_layer import remember_plan
+from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay
 
 NAME = "oscar_zoo_capture"
 """Of the attention implementation, among those of transformers."""
@@ -62,7 +64,8 @@ def capture(
     work: Path | None = None,
     resume: bool = False,
 ) -> Moments:
-    """Moments of `data`, without padding and without a KV cache, one sequence at a time and in order.
+    """Moments of `data`, without padding and without a KV cache, one sequence at a time and in
+    order.
 
     Under `torchrun` every process runs its share of the sequences and returns the sums of all.
 
@@ -70,15 +73,17 @@ def capture(
         loaded: left as it was found; may be spread over devices by accelerate.
         needs: what fits will read; nothing else is computed.
         progress: told after every sequence of every layer or pass.
-        work: folder for what an interrupted capture needs to go on; `discard` removes that again. `None` keeps nothing.
+        work: folder for what an interrupted capture needs to go on; `discard` removes that again.
+            `None` keeps nothing.
         resume: go on from what is in `work`, if anything is; without it the capture starts anew.
 
     Returns:
         Sums on the model's device, with no coverage checked; empty without needs.
 
     Raises:
-        UnsupportedModel: attention that is not plain causal softmax over all tokens after RoPE, does not go through
-            transformers' interface, or has an output projection whose weights are not there as they are.
+        UnsupportedModel: attention that is not plain causal softmax over all tokens after RoPE,
+            does not go through transformers' interface, or has an output projection whose weights
+            are not there as they are.
         ComputeFailed: rows do not fit the geometry.
         OutputExists: with `resume`, `work` holds a capture of something else.
         StorageError: the disk refused.
@@ -105,7 +110,9 @@ def capture(
             world=here,
             forward=tap.forward,
             listen=tap.listen,
-            set_weights=partial(_set_weights, known.projections, loaded.block) if "weights" in needs else _nothing,
+            set_weights=partial(_set_weights, known.projections, loaded.block)
+            if "weights" in needs
+            else _nothing,
             progress=progress,
             checkpoint=keeper,
         )
@@ -147,7 +154,8 @@ def numerics(loaded: LoadedModel) -> Numerics:
 
 
 def check_model(block: ModelBlock) -> None:
-    """Refuse what a configuration already shows; `evaluate.geometry` refuses MLA and sliding windows before that.
+    """Refuse what a configuration already shows; `models.geometry` refuses MLA and sliding windows
+    before that.
 
     Raises:
         UnsupportedModel: keys carry no rotary positions.
@@ -163,7 +171,7 @@ def check_model(block: ModelBlock) -> None:
 class _Known:
     """What one short pass told of a model."""
 
-    plan: Plan | None
+    plan: ReplayPlan | None
     projections: OutputProjections
 
 
@@ -172,10 +180,17 @@ _KNOWN: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
 def _dispatch(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **rest: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """What `sdpa` computes, seen by the open tap."""
-    result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **rest)
+    result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+        module, query, key, value, attention_mask, **rest
+    )
     if (tap := _OPEN.get()) is not None:
         tap.saw(module, query, key, value, result[0], **rest)
     return result
@@ -192,7 +207,8 @@ def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
     before, level = loaded.model.config._attn_implementation, transformers_logging.get_verbosity()
     opened = _OPEN.set(tap)
     try:
-        transformers_logging.set_verbosity_error()  # of a model that does not follow, `check_reached` speaks
+        # of a model that does not follow, `check_reached` speaks
+        transformers_logging.set_verbosity_error()
         loaded.model.set_attn_implementation(NAME)
         yield tap
     finally:
@@ -202,7 +218,8 @@ def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
 
 
 def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
-    """Run a few tokens: are all layers reached, what reads their outputs, and can they run one at a time?"""
+    """Run a few tokens: are all layers reached, what reads their outputs, and can they run one at a
+    time?"""
     model = tap.loaded.model
     if model not in _KNOWN:
         tap.projections = projections = OutputProjections()
@@ -215,13 +232,17 @@ def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
                 projections.close()
             tap.check_reached()
 
-        plan = plan_replay(model, tap.loaded.block.num_layers, ids, forward=forward, outline=tap.forward)
+        plan = plan_replay(
+            model, tap.loaded.block.num_layers, ids, forward=forward, outline=tap.forward
+        )
         remember_plan(model, plan)
         _KNOWN[model] = _Known(plan, projections)
     return _KNOWN[model]
 
 
-def _set_weights(projections: OutputProjections, block: ModelBlock, sums: LayerMoments, layer: int) -> None:
+def _set_weights(
+    projections: OutputProjections, block: ModelBlock, sums: LayerMoments, layer: int
+) -> None:
     with torch.inference_mode(False):
         sums.set_weights(projections.weight(layer, block, block.id))
 
@@ -230,7 +251,7 @@ def _nothing(sums: LayerMoments, layer: int) -> None:
     """No fit reads the output projection."""
 
 
-def _run(run: Run, plan: Plan | None, saved: Saved | None, *, streamed: bool) -> None:
+def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> None:
     """With the engine that all processes can use, from where an interrupted run of it stood."""
     once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
     states = layerwise.start_states(run, plan) if plan and once else None
@@ -245,7 +266,9 @@ def _run(run: Run, plan: Plan | None, saved: Saved | None, *, streamed: bool) ->
         return
     mine = saved.position.done if saved else 0
     done = run.world.least(mine)
-    run.sums.layers.update({i: sums for i, sums in (saved.layers if saved else {}).items() if i < done})
+    run.sums.layers.update(
+        {i: sums for i, sums in (saved.layers if saved else {}).items() if i < done}
+    )
     layerwise.run_layers(run, plan, states, done, saved.hidden if saved and mine == done else None)
 
 
@@ -261,7 +284,9 @@ def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Mo
     )
 
 
-def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], here: World) -> dict[str, str]:
+def _facts(
+    loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], here: World
+) -> dict[str, str]:
     """Everything that decides the bits of the sums, in words."""
     facts = numerics(loaded)
     return {

@@ -1,7 +1,8 @@
-"""Capture with the whole model at once: for layers that share more than hidden states, or too many tokens to hold.
+"""Capture with the whole model at once: for layers that share more than hidden states, or too many
+tokens to hold.
 
-The first pass sums q, k, v and o of all layers; the second, only where a fit reads it, weighs v with the query
-covariance of the whole set, known only then. No row outlives its forward pass.
+The first pass sums q, k, v and o of all layers; the second, only where a fit reads it, weighs v
+with the query covariance of the whole set, known only then. No row outlives its forward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def run_whole(run: Run, at: Position = START) -> None:
     run.listen(run.sums.add)
     _pass(run, meter, ROWS, at.done if at.phase == ROWS else len(run.sequences))
     if weighted:
-        targets = {layer: run.sums.target(layer, run.world, run.tokens) for layer in run.sums.geometry.attention_layers}
+        targets = {
+            layer: run.sums.target(layer, run.world, run.tokens)
+            for layer in run.sums.geometry.attention_layers
+        }
 
         def weigh(layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
             run.sums.layer(layer).add_weighted(key, value, targets[layer])

@@ -1,13 +1,25 @@
-"""Calibration data: any text becomes token sequences in one order, with one hash, apart from evaluation sets.
+"""Calibration data: any text becomes token sequences in one order, with one hash, apart from
+evaluation sets.
 
-`sources` finds documents (files, folders, Hugging Face datasets, known names), `encoding` turns each into tokens,
-`packing` cuts the stream into sequences and keeps some out, `overlap` compares the text with evaluation sets. The
-same source, tokenizer and options always give the same tokens. The tokens themselves are never published.
+`sources` finds documents (files, folders, Hugging Face datasets, known names), `encoding` turns
+each into tokens, `packing` cuts the stream into sequences and keeps some out, `overlap` compares
+the text with evaluation sets. The same source, tokenizer and options always give the same tokens.
+The tokens themselves are never published.
 """
 
-from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut, check_budget, load_calibration, shard
+from oscar_zoo.compute.data.calibration import (
+    CalibrationData,
+    HeldOut,
+    check_budget,
+    load_calibration,
+    shard,
+)
 from oscar_zoo.compute.data.encoding import Tokenizer
-from oscar_zoo.compute.data.evaluation_sets import EvaluationSet, evaluation_set, sets_on_this_machine
+from oscar_zoo.compute.data.evaluation_sets import (
+    EvaluationSet,
+    evaluation_set,
+    sets_on_this_machine,
+)
 from oscar_zoo.compute.data.overlap import Overlap, check_overlap, measure_overlap
 from oscar_zoo.compute.data.sources import check_source
 

@@ -1,4 +1,5 @@
-"""One function from any source to the tokens of a calibration, and what a manifest says about them."""
+"""One function from any source to the tokens of a calibration, and what a manifest says about
+them."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class CalibrationData:
         revision, split, license: of a dataset, where known.
         content: `mixed` when chats hold turns of an assistant.
         chat_template: whether any document went through the model's chat template.
-        disjoint_from: evaluation sets proven apart, or `None` where nothing was compared (`overlap.check_overlap`).
+        disjoint_from: evaluation sets proven apart, or `None` where nothing was compared
+            (`overlap.check_overlap`).
         overlaps_with: evaluation sets known to overlap.
         texts: what was tokenized, held-out text included: for comparing only, never published.
         notes: what the user should know, in sentences.
@@ -94,7 +96,8 @@ class CalibrationData:
 
     @property
     def sequence_sha256(self) -> tuple[str, ...]:
-        """sha256 of each sequence's compact JSON list, in order: moments add up only over disjoint ones."""
+        """sha256 of each sequence's compact JSON list, in order: moments add up only over disjoint
+        ones."""
         return tuple(sequence_sha256(sequence) for sequence in self.sequences)
 
     def facts(self) -> Calibration:
@@ -109,7 +112,9 @@ class CalibrationData:
             sequences=len(lengths),
             tokens_requested=self.tokens_requested,
             tokens_used=self.tokens_used,
-            length=LengthStats(min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)),
+            length=LengthStats(
+                min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)
+            ),
             content=self.content,
             chat_template=self.chat_template,
             seed=self.seed,
@@ -129,16 +134,19 @@ def load_calibration(
     heldout_tokens: int = 0,
     context: int | None = None,
 ) -> CalibrationData:
-    """Read `source` and pack exactly `tokens` tokens, or all there are, into sequences of `seq_len`.
+    """Read `source` and pack exactly `tokens` tokens, or all there are, into sequences of
+    `seq_len`.
 
     Args:
-        source: a file or folder of text or JSON lines, a name known to `sources`, or a Hugging Face dataset.
+        source: a file or folder of text or JSON lines, a name known to `sources`, or a Hugging Face
+            dataset.
         tokenizer: of the model to calibrate.
         tokens: budget, above 0.
         seq_len: tokens of a sequence, above 0; the last one may be shorter.
         seed: shuffles the documents; `None` keeps the order of the source.
         chat_template: `None` renders chats and leaves text alone; see `Encoder` for the other two.
-        heldout_tokens: to keep for measuring, in at least 8 sequences of at most `seq_len`; see `packing` for the rule.
+        heldout_tokens: to keep for measuring, in at least 8 sequences of at most `seq_len`; see
+            `packing` for the rule.
         context: longest sequence of the model, if `seq_len` was not compared with it before.
 
     Raises:
@@ -151,11 +159,14 @@ def load_calibration(
     encoder = Encoder(tokenizer, chat_template)
     budget = Budget.of(tokens, seq_len, heldout_tokens)
     streams = [_ordered(stream, seed, opened.window) for stream in opened.streams]
-    packed = [pack(stream, encoder, budget.share(at, len(streams))) for at, stream in enumerate(streams)]
+    packed = [
+        pack(stream, encoder, budget.share(at, len(streams))) for at, stream in enumerate(streams)
+    ]
     sequences = _dealt([part.sequences for part in packed])
     if not sequences:
         raise UsageError(
-            f"{source} has no text to calibrate on.", hint='give text, or JSON lines with "text" or "messages"'
+            f"{source} has no text to calibrate on.",
+            hint='give text, or JSON lines with "text" or "messages"',
         )
     heldout = HeldOut(_dealt([part.heldout for part in packed]))
     documents = [document for part in packed for document in part.documents]
@@ -171,7 +182,10 @@ def load_calibration(
         content="mixed" if any(document.answered for document in documents) else "prefill",
         chat_template=any(document.templated for document in documents),
         overlaps_with=opened.overlaps_with,
-        texts=(*(document.text for document in documents), *(t for part in packed for t in part.heldout_texts)),
+        texts=(
+            *(document.text for document in documents),
+            *(t for part in packed for t in part.heldout_texts),
+        ),
         notes=(*opened.notes, *(_heldout_notes(heldout, packed) if heldout_tokens > 0 else ())),
     )
 
@@ -179,9 +193,14 @@ def load_calibration(
 def check_budget(tokens: int, seq_len: int, context: int | None = None) -> None:
     """Refuse counts that cannot be; raises `UsageError`."""
     if tokens <= 0:
-        raise UsageError(f"the number of calibration tokens must be above 0, not {tokens}.", hint="16384 is usual")
+        raise UsageError(
+            f"the number of calibration tokens must be above 0, not {tokens}.",
+            hint="16384 is usual",
+        )
     if seq_len <= 0:
-        raise UsageError(f"the sequence length must be above 0, not {seq_len}.", hint="2048 or 4096 is usual")
+        raise UsageError(
+            f"the sequence length must be above 0, not {seq_len}.", hint="2048 or 4096 is usual"
+        )
     if context is not None and seq_len > context:
         raise UsageError(
             f"sequences of {seq_len} tokens are longer than the model's {context}.",
@@ -192,13 +211,17 @@ def check_budget(tokens: int, seq_len: int, context: int | None = None) -> None:
 def shard(data: CalibrationData, rank: int, world: int) -> CalibrationData:
     """The sequences of process `rank` of `world`: every `world`-th one from `rank` on.
 
-    The shards of all ranks are disjoint and together the whole. What is held out stays whole in each of them.
+    The shards of all ranks are disjoint and together the whole. What is held out stays whole in
+    each of them.
 
     Raises:
         UsageError: no such rank, or more processes than sequences.
     """
     if not 0 <= rank < world:
-        raise UsageError(f"there is no rank {rank} among {world} processes.", hint=f"ranks go from 0 to {world - 1}")
+        raise UsageError(
+            f"there is no rank {rank} among {world} processes.",
+            hint=f"ranks go from 0 to {world - 1}",
+        )
     if world > len(data.sequences):
         raise UsageError(
             f"{world} processes cannot share {len(data.sequences)} calibration sequences.",
@@ -207,8 +230,11 @@ def shard(data: CalibrationData, rank: int, world: int) -> CalibrationData:
     return replace(data, sequences=data.sequences[rank::world])
 
 
-def _ordered(documents: Iterable[Document], seed: int | None, window: int | None) -> Iterable[Document]:
-    """The documents, shuffled if there is a seed; of an endless source, the first `window` of them."""
+def _ordered(
+    documents: Iterable[Document], seed: int | None, window: int | None
+) -> Iterable[Document]:
+    """The documents, shuffled if there is a seed; of an endless source, the first `window` of
+    them."""
     if seed is None:
         return documents
     shuffled = list(islice(documents, window))
@@ -218,7 +244,9 @@ def _ordered(documents: Iterable[Document], seed: int | None, window: int | None
 
 def _dealt(parts: Sequence[tuple[TokenIds, ...]]) -> tuple[TokenIds, ...]:
     """One sequence of each part in turn."""
-    return tuple(sequence for row in zip_longest(*parts) for sequence in row if sequence is not None)
+    return tuple(
+        sequence for row in zip_longest(*parts) for sequence in row if sequence is not None
+    )
 
 
 def _heldout_notes(heldout: HeldOut, packed: Sequence[Packed]) -> tuple[str, ...]:
@@ -227,10 +255,12 @@ def _heldout_notes(heldout: HeldOut, packed: Sequence[Packed]) -> tuple[str, ...
     if not number:
         return ("the data has no text left to hold out, so nothing can be measured on it.",)
     if given_up:
-        notes.append(f"the data ended early: {given_up:,} tokens were held out instead of calibrated on.")
+        notes.append(
+            f"the data ended early: {given_up:,} tokens were held out instead of calibrated on."
+        )
     if number < HELDOUT_SEQUENCES or heldout.tokens < HELDOUT_TOKENS:
         notes.append(
-            f"only {heldout.tokens:,} tokens in {number} sequences are held out: figures measured on them are rough "
-            f"below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
+            f"only {heldout.tokens:,} tokens in {number} sequences are held out: figures measured"
+            f" on them are rough below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
         )
     return tuple(notes)

@@ -11,7 +11,8 @@ from oscar_zoo.errors import UsageError
 GRAMMAR = "ORG/NAME[@REVISION][:CONFIG][:SPLIT][#FIELD]"
 DEFAULT_SPLIT = "train"
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test")
-"""A single part after the name is a split if it is one of these or starts with one and `_`, and a config otherwise."""
+"""A single part after the name is a split if it is one of these or starts with one and `_`, and a
+config otherwise."""
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _FORM = re.compile(
@@ -46,8 +47,12 @@ class DatasetName:
         """
         match = _FORM.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is not the name of a dataset.", hint=f"datasets are called {GRAMMAR}")
-        name, revision, first, second, field = match.group("name", "revision", "first", "second", "field")
+            raise UsageError(
+                f"{text!r} is not the name of a dataset.", hint=f"datasets are called {GRAMMAR}"
+            )
+        name, revision, first, second, field = match.group(
+            "name", "revision", "first", "second", "field"
+        )
         if second is None and first and (first in SPLITS or first.split("_")[0] in SPLITS):
             first, second = None, first
         return cls(name, revision, first or None, second or DEFAULT_SPLIT, field)

@@ -1,7 +1,7 @@
 """Files and records become documents: plain text, or the messages of a chat.
 
-Files are read line by line as documents are asked for, so a large file costs no more than what is taken from it.
-Everything that is wrong is named with its file and line.
+Files are read line by line as documents are asked for, so a large file costs no more than what is
+taken from it. Everything that is wrong is named with its file and line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SEPARATOR = "<|endoftext|>"
 TEXT_SUFFIXES = (".txt", ".text")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FIELDS = ("text", "messages", "prompt")
-"""Fields a record is read from, first match first; `text` holds plain text, the others hold a chat."""
+"""Fields a record is read from, first match first; `text` holds plain text, the others hold a
+chat."""
 
 _BLOCK = 1 << 20
 _FORMS = 'text, or JSON lines with "text", "messages" or "prompt"'
@@ -41,7 +42,8 @@ class Document:
     """One text or one chat.
 
     Attributes:
-        text: the text itself; of a chat, the contents of its messages with a blank line between them.
+        text: the text itself; of a chat, the contents of its messages with a blank line between
+            them.
         where: file and line, for messages of errors.
         messages: the turns of a chat, or `None` for plain text.
     """
@@ -57,7 +59,8 @@ class Document:
 
 
 def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
-    """The documents of a text file, or of a file of JSON lines by its suffix; blank ones are left out.
+    """The documents of a text file, or of a file of JSON lines by its suffix; blank ones are left
+    out.
 
     Args:
         path: UTF-8, with or without a byte-order mark.
@@ -75,14 +78,16 @@ def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Number and content of the lines of a JSONL file, blank ones left out; raises as `read_file`."""
+    """Number and content of the lines of a JSONL file, blank ones left out; raises as
+    `read_file`."""
     with open_lines(path) as lines:
         yield from _json_lines(lines, path)
 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a text file; what goes wrong while they are read is said in our words, as of `read_file`."""
+    """The lines of a text file; what goes wrong while they are read is said in our words, as of
+    `read_file`."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "text file")
     try:
@@ -92,15 +97,20 @@ def open_lines(path: Path) -> Iterator[Iterator[str]]:
         line, byte = _first_bad_byte(path)
         raise _not_text(path, line, f"byte 0x{byte:02x}") from None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}.", hint="check its permissions") from error
+        raise StorageError(
+            f"cannot read {path}: {error.strerror}.", hint="check its permissions"
+        ) from error
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The text and JSONL files of `folder` and the folders in it, in the order they are read; hidden ones excluded."""
+    """The text and JSONL files of `folder` and the folders in it, in the order they are read;
+    hidden ones excluded."""
     found = []
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
-        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not any(p.startswith(".") for p in parts):
+        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not any(
+            p.startswith(".") for p in parts
+        ):
             found.append((parts, path))
     return [path for _, path in sorted(found) if path.is_file()]
 
@@ -112,7 +122,8 @@ def documents_of(
 
     Args:
         records: number, for messages, and the record.
-        what, unit: the file or dataset, and what one record is called in it: `line 3 of prompts.jsonl`.
+        what, unit: the file or dataset, and what one record is called in it:
+            `line 3 of prompts.jsonl`.
         field: as of `read_file`.
 
     Raises:
@@ -145,7 +156,9 @@ def _document(value: Any, field: str, where: str) -> Document:
 
 
 def _message(turn: Any, where: str, at: int) -> Message:
-    role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+    role, content = (
+        (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+    )
     if not isinstance(role, str) or not isinstance(content, str):
         raise UsageError(
             f'message {at} in {where} has no "role" and "content" of text.',
@@ -161,11 +174,14 @@ def _check_text(text: str, name: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f'"{name}" in {where} has half a surrogate pair at character {error.start}.', hint="write it as UTF-8 again"
+            f'"{name}" in {where} has half a surrogate pair at character {error.start}.',
+            hint="write it as UTF-8 again",
         ) from None
 
 
-def _wrong_fields(where: str, record: dict[str, Any], field: str | None, first: str | None) -> UsageError:
+def _wrong_fields(
+    where: str, record: dict[str, Any], field: str | None, first: str | None
+) -> UsageError:
     other = next((name for name in FIELDS if name in record), None)
     if field and other and first:
         return UsageError(
@@ -174,7 +190,10 @@ def _wrong_fields(where: str, record: dict[str, Any], field: str | None, first: 
         )
     seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
     wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
-    return UsageError(f"{where} has no {wanted}, only {seen}.", hint="name its field behind the source: SOURCE#FIELD")
+    return UsageError(
+        f"{where} has no {wanted}, only {seen}.",
+        hint="name its field behind the source: SOURCE#FIELD",
+    )
 
 
 def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Documents become tokens: plain text as it stands, chats through the model's own template.
 
-An end-of-text token follows each document, unless the template has just written one. What a tokenizer puts before
-any text (a begin-of-text token for some models) starts every sequence, not every document.
+An end-of-text token follows each document, unless the template has just written one. What a
+tokenizer puts before any text (a begin-of-text token for some models) starts every sequence, not
+every document.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from typing import Any, Protocol
 from oscar_zoo.compute.data.documents import Document, Message
 from oscar_zoo.errors import UsageError
 
-_PIECE = 1 << 20  # characters tokenized at once: a huge document costs no more than the tokens taken from it
+_PIECE = (
+    1 << 20
+)  # characters tokenized at once: a huge document costs no more than the tokens taken from it
 _ENDING = 2  # tokens looked at for an end of text: some templates put a line break behind it
 
 
 class Tokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer; chats need its `apply_chat_template` and `chat_template` too."""
+    """What is needed of a Hugging Face tokenizer; chats need its `apply_chat_template` and
+    `chat_template` too."""
 
     eos_token_id: int | None
 
-    def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> Mapping[str, list[int]]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, verbose: bool
+    ) -> Mapping[str, list[int]]:
         """Token ids of `text` under the key `input_ids`."""
         ...
 
@@ -52,8 +58,8 @@ class Encoder:
 
     Attributes:
         tokenizer: of the model to calibrate.
-        chat_template: `None` renders chats and leaves text alone; `True` makes every text a message of the user;
-            `False` joins the messages of chats as plain text.
+        chat_template: `None` renders chats and leaves text alone; `True` makes every text a message
+            of the user; `False` joins the messages of chats as plain text.
         prefix: tokens that start every sequence; often none.
     """
 
@@ -106,8 +112,12 @@ class Encoder:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         asks = messages[-1].role != "assistant"
         try:
-            rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
-        except Exception as error:  # a template is a program of the model's author and raises whatever it likes
+            rendered = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=asks
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program of the model's author and raises whatever it likes
             cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise UsageError(
                 f"the chat template refuses {where}: {cause}.".replace("..", "."),

@@ -1,7 +1,8 @@
-"""Evaluation sets as lists of questions, read from files or from copies that are on this machine already.
+"""Evaluation sets as lists of questions, read from files or from copies that are on this machine
+already.
 
-A set known by name is looked for as `evaluation/NAME.jsonl` (or `.txt`, `.csv`) in this program's data folder, then
-in the cache of the Hugging Face client. Nothing is downloaded.
+A set known by name is looked for as `evaluation/NAME.jsonl` (or `.txt`, `.csv`) in this program's
+data folder, then in the cache of the Hugging Face client. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -47,13 +48,22 @@ class KnownSet:
 
 
 KNOWN: Mapping[str, KnownSet] = {
-    "gpqa_diamond": KnownSet(DatasetName("Idavidrein/gpqa", config="gpqa_diamond", field="Question"), "*diamond.csv"),
+    "gpqa_diamond": KnownSet(
+        DatasetName("Idavidrein/gpqa", config="gpqa_diamond", field="Question"), "*diamond.csv"
+    ),
     "aime_2024": KnownSet(DatasetName("HuggingFaceH4/aime_2024", field="problem"), "*.parquet"),
-    "aime_2025": KnownSet(DatasetName("opencompass/AIME2025", split="test", field="question"), "*.jsonl"),
-    "math_500": KnownSet(DatasetName("HuggingFaceH4/MATH-500", split="test", field="problem"), "test.jsonl"),
-    "humaneval": KnownSet(DatasetName("openai/openai_humaneval", split="test", field="prompt"), "*.parquet"),
+    "aime_2025": KnownSet(
+        DatasetName("opencompass/AIME2025", split="test", field="question"), "*.jsonl"
+    ),
+    "math_500": KnownSet(
+        DatasetName("HuggingFaceH4/MATH-500", split="test", field="problem"), "test.jsonl"
+    ),
+    "humaneval": KnownSet(
+        DatasetName("openai/openai_humaneval", split="test", field="prompt"), "*.parquet"
+    ),
     "livecodebench": KnownSet(
-        DatasetName("livecodebench/code_generation_lite", split="test", field="question_content"), "test*.jsonl"
+        DatasetName("livecodebench/code_generation_lite", split="test", field="question_content"),
+        "test*.jsonl",
     ),
 }
 
@@ -63,7 +73,8 @@ def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
 
     Raises:
         PathNotFound: no such file, and no copy of a known set is on this machine.
-        UsageError: a file that is no text, JSONL or CSV, a record without a question, or no questions at all.
+        UsageError: a file that is no text, JSONL or CSV, a record without a question, or no
+            questions at all.
         MissingDependency: the copy on this machine is Parquet, and `datasets` is not installed.
     """
     path = Path(name_or_path).expanduser()
@@ -72,7 +83,8 @@ def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
         return _from_files(path.name, [path], None)
     if name not in KNOWN:
         raise PathNotFound(
-            f"no such evaluation set: {name}", hint=f"give a file, or a set known by name: {', '.join(KNOWN)}"
+            f"no such evaluation set: {name}",
+            hint=f"give a file, or a set known by name: {', '.join(KNOWN)}",
         )
     paths = copies(name)
     if not paths:
@@ -80,11 +92,14 @@ def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
             f"the evaluation set {name} is not on this machine.",
             hint=f"put a copy at {data_dir() / FOLDER}/{name}.jsonl",
         )
-    return _from_files(name, paths, None if paths[0].parent == data_dir() / FOLDER else KNOWN[name].dataset.field)
+    return _from_files(
+        name, paths, None if paths[0].parent == data_dir() / FOLDER else KNOWN[name].dataset.field
+    )
 
 
 def copies(name: str) -> list[Path]:
-    """The files on this machine that hold the known set `name`: the user's own copy first; often none."""
+    """The files on this machine that hold the known set `name`: the user's own copy first; often
+    none."""
     suffixes = (*documents.JSONL_SUFFIXES, *documents.TEXT_SUFFIXES, ".csv", ".parquet")
     own = (data_dir() / FOLDER / f"{name}{suffix}" for suffix in suffixes)
     return [path for path in own if path.is_file()][:1] or _cached_files(KNOWN[name])
@@ -114,7 +129,9 @@ def _hub_cache() -> Path:
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if folder := os.environ.get(variable):
             return Path(folder).expanduser()
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    home = (
+        os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    )
     return Path(home).expanduser() / "hub"
 
 
@@ -126,7 +143,9 @@ def _from_files(name: str, paths: list[Path], field: str | None) -> EvaluationSe
         items = [text for path in paths for text in _file_items(path, field)]
     kept = tuple(item for item in items if item.strip())
     if not kept:
-        raise UsageError(f"the evaluation set {paths[0]} is empty.", hint="give the questions, one per record")
+        raise UsageError(
+            f"the evaluation set {paths[0]} is empty.", hint="give the questions, one per record"
+        )
     return EvaluationSet(name, kept)
 
 
@@ -147,12 +166,18 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[dict[str, str]]:
     try:
         yield from csv.DictReader(lines)
     except csv.Error as error:
-        raise UsageError(f"{path} is not a CSV file: {error}.", hint="give text, JSONL or CSV") from None
+        raise UsageError(
+            f"{path} is not a CSV file: {error}.", hint="give text, JSONL or CSV"
+        ) from None
 
 
 def _questions(record: Any, field: str | None, where: str) -> list[str]:
     """The question of one record, or the messages of its user."""
-    lower = {str(key).lower(): value for key, value in record.items()} if isinstance(record, dict) else {}
+    lower = (
+        {str(key).lower(): value for key, value in record.items()}
+        if isinstance(record, dict)
+        else {}
+    )
     names = (field.lower(),) if field else QUESTION_FIELDS
     value = next((lower[name] for name in names if lower.get(name) is not None), None)
     if isinstance(value, str):
@@ -160,4 +185,6 @@ def _questions(record: Any, field: str | None, where: str) -> list[str]:
     if isinstance(value, list):
         turns = [turn for turn in value if isinstance(turn, dict) and turn.get("role") == "user"]
         return [str(turn.get("content")) for turn in turns]
-    raise UsageError(f"{where} has no question.", hint=f"one of the fields {', '.join(names)} must hold it")
+    raise UsageError(
+        f"{where} has no question.", hint=f"one of the fields {', '.join(names)} must hold it"
+    )

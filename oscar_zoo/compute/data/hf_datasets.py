@@ -1,7 +1,7 @@
 """Rows of Hugging Face datasets, streamed through the optional library `datasets`.
 
-Nothing but the rows taken is downloaded, in the order of the dataset. The commit they came from is recorded, so that
-the same rows can be asked for again.
+Nothing but the rows taken is downloaded, in the order of the dataset. The commit they came from is
+recorded, so that the same rows can be asked for again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 
 from oscar_zoo.compute.data.dataset_names import GRAMMAR, DatasetName
 from oscar_zoo.compute.data.documents import Document, documents_of
-from oscar_zoo.errors import HubUnreachable, MissingDependency, OfflineError, OscarZooError, UsageError
+from oscar_zoo.errors import (
+    HubUnreachable,
+    MissingDependency,
+    OfflineError,
+    OscarZooError,
+    UsageError,
+)
 
 OWN_FILE = "or give text of your own: --calib-data FILE"
 
@@ -49,10 +55,14 @@ def open_dataset(name: DatasetName) -> OpenedDataset:
         HubUnreachable, OfflineError: it is not on this machine and could not be fetched.
     """
     library = load_library(f"the dataset {name.name}")
-    builder = _asked(name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision))
+    builder = _asked(
+        name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision)
+    )
     commit = _COMMIT.search(str(builder.base_path))
     license_text = getattr(builder.info, "license", None) or None
-    return OpenedDataset(_documents(name, builder), commit.group(1) if commit else None, license_text)
+    return OpenedDataset(
+        _documents(name, builder), commit.group(1) if commit else None, license_text
+    )
 
 
 def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -64,10 +74,14 @@ def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     library = load_library(str(paths[0]))
     try:
-        builder = library.load_dataset_builder("parquet", data_files={"train": [str(path) for path in paths]})
+        builder = library.load_dataset_builder(
+            "parquet", data_files={"train": [str(path) for path in paths]}
+        )
         yield from enumerate(builder.as_streaming_dataset(split="train"), 1)
     except Exception as error:  # as in `_asked`
-        raise UsageError(f"cannot read {paths[0]}: {_first_line(error)}.", hint="give text or JSONL") from None
+        raise UsageError(
+            f"cannot read {paths[0]}: {_first_line(error)}.", hint="give text or JSONL"
+        ) from None
 
 
 def load_library(wanted: str) -> Any:
@@ -93,24 +107,35 @@ def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
     """What `ask` returns, its errors in our words."""
     try:
         return ask()
-    except Exception as error:  # the library, its file formats and its HTTP client each raise what they like
+    except (
+        Exception
+    ) as error:  # the library, its file formats and its HTTP client each raise what they like
         raise _failure(name, error) from None
 
 
 def _failure(name: DatasetName, error: Exception) -> OscarZooError:
-    """Errors are told apart by their names, which are the same in all versions of the library and its clients."""
+    """Errors are told apart by their names, which are the same in all versions of the library and
+    its clients."""
     cause = _first_line(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "gated" in cause.lower():
-        return UsageError(f"the dataset {name.name} is gated.", hint=f"ask for access on its page, {OWN_FILE}")
+        return UsageError(
+            f"the dataset {name.name} is gated.", hint=f"ask for access on its page, {OWN_FILE}"
+        )
     if kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ValueError"}:
-        return UsageError(f"cannot read the dataset {name}: {cause}.", hint=f"datasets are called {GRAMMAR}")
-    if any(os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in _OFFLINE):
+        return UsageError(
+            f"cannot read the dataset {name}: {cause}.", hint=f"datasets are called {GRAMMAR}"
+        )
+    if any(
+        os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in _OFFLINE
+    ):
         return OfflineError(
             f"the dataset {name} is not on this machine, and offline mode fetches nothing.",
             hint=f"run it with a network, {OWN_FILE}",
         )
-    return HubUnreachable(f"cannot fetch the dataset {name}: {cause}.", hint=f"check the connection, {OWN_FILE}")
+    return HubUnreachable(
+        f"cannot fetch the dataset {name}: {cause}.", hint=f"check the connection, {OWN_FILE}"
+    )
 
 
 def _first_line(error: Exception) -> str:

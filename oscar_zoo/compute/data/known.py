@@ -9,7 +9,8 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.compute.data.dataset_names import DatasetName
 
 DEFAULT = "default"
-"""Web text, mathematics, code, two more languages, chat and reasoning in chat form: what a server reads."""
+"""Web text, mathematics, code, two more languages, chat and reasoning in chat form: what a server
+reads."""
 
 DEFAULT_PARTS = tuple(
     DatasetName.parse(part)

@@ -1,10 +1,12 @@
 """Whether calibration text holds questions of an evaluation set.
 
-Both are compared as words: case, punctuation and spacing do not count, and a character of a script without spaces is
-a word. A question overlaps when 13 of its words in a row stand in the calibration text, or all of them when it has
-fewer. Questions of fewer than 6 words would be found anywhere, and are not compared.
+Both are compared as words: case, punctuation and spacing do not count, and a character of a script
+without spaces is a word. A question overlaps when 13 of its words in a row stand in the calibration
+text, or all of them when it has fewer. Questions of fewer than 6 words would be found anywhere, and
+are not compared.
 
-Source: 13-grams are the measure of contamination of "Language Models are Few-Shot Learners", appendix C.
+Source: 13-grams are the measure of contamination of "Language Models are Few-Shot Learners",
+appendix C.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def words(text: str) -> list[str]:
 
 
 def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
-    """Compare calibration texts with one evaluation set; words in a row are looked for inside one text at a time."""
+    """Compare calibration texts with one evaluation set; words in a row are looked for inside one
+    text at a time."""
     items = [words(item) for item in evaluation.items]
     wanted: dict[int, dict[str, set[int]]] = {}
     for at, item in enumerate(items):
@@ -73,7 +76,12 @@ def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
     whole: set[int] = set()
     for text in texts:
         stream = words(text)
-        here = {at for length, grams in wanted.items() for gram in _grams(stream, length) for at in grams.get(gram, ())}
+        here = {
+            at
+            for length, grams in wanted.items()
+            for gram in _grams(stream, length)
+            for at in grams.get(gram, ())
+        }
         spaced = f" {' '.join(stream)} "
         whole |= {at for at in here if f" {' '.join(items[at])} " in spaced}
         found |= here
@@ -88,14 +96,18 @@ def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
 
 
 def check_overlap(
-    data: CalibrationData, sets: Sequence[EvaluationSet] | None = None, *, allow_overlap: bool = False
+    data: CalibrationData,
+    sets: Sequence[EvaluationSet] | None = None,
+    *,
+    allow_overlap: bool = False,
 ) -> CalibrationData:
     """Compare calibration and held-out text with evaluation sets and record the result in `data`.
 
     Args:
         data: as loaded.
         sets: to compare with; `None` for every known set that is on this machine.
-        allow_overlap: record what overlaps and go on. A set that was chosen as the source by name needs no allowance.
+        allow_overlap: record what overlaps and go on. A set that was chosen as the source by name
+            needs no allowance.
 
     Returns:
         `data` with `disjoint_from`, `overlaps_with` and notes.
@@ -113,20 +125,28 @@ def check_overlap(
                 hint="use other text, or --allow-overlap to go on and have the manifest say so",
             )
     apart = [result for result in results if result.compared and not result.partial]
-    known = tuple(Disjoint(dataset=r.dataset, method=r.method) for r in apart if r.dataset not in data.overlaps_with)
+    known = tuple(
+        Disjoint(dataset=r.dataset, method=r.method)
+        for r in apart
+        if r.dataset not in data.overlaps_with
+    )
     names = dict.fromkeys([*data.overlaps_with, *(result.dataset for result in overlapping)])
     return replace(
         data,
         disjoint_from=known if results else None,
         overlaps_with=tuple(names),
-        notes=(*data.notes, *(f"{_sentence(data.source, r)}: scores on it say nothing." for r in overlapping)),
+        notes=(
+            *data.notes,
+            *(f"{_sentence(data.source, r)}: scores on it say nothing." for r in overlapping),
+        ),
     )
 
 
 def _sentence(source: str, result: Overlap) -> str:
     return (
-        f"{source} holds {result.partial} of {result.items} questions of {result.dataset} "
-        f"({result.whole} whole, the others by {NGRAM} words in a row; the first is number {result.example})"
+        f"{source} holds {result.partial} of {result.items} questions of {result.dataset}"
+        f" ({result.whole} whole, the others by {NGRAM} words in a row; the first is number"
+        f" {result.example})"
     )
 
 

@@ -1,10 +1,11 @@
 """Tokens become sequences of one length, and some are kept out for measuring.
 
-The documents of a stream, one after another, are cut into sequences until the budget is spent. What is held out is
-cut from the documents after the one in which the budget ended, so the sequences to calibrate on are the same whatever
-is held out. Only data that ends too early changes that: then about a quarter of it at most, from its end, is held out,
-and what is left to calibrate on is the first part of what it would have been. A document is divided between both only
-when whole ones do not suffice, and one that was calibrated on is not held out when it comes again.
+The documents of a stream, one after another, are cut into sequences until the budget is spent. What
+is held out is cut from the documents after the one in which the budget ended, so the sequences to
+calibrate on are the same whatever is held out. Only data that ends too early changes that: then
+about a quarter of it at most, from its end, is held out, and what is left to calibrate on is the
+first part of what it would have been. A document is divided between both only when whole ones do
+not suffice, and one that was calibrated on is not held out when it comes again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ HELDOUT_TOKENS = 4096
 """Held-out tokens, likewise."""
 
 _LONGEST_REST = 1 << 16  # a longer rest of a document is divided, not skipped to reach the next one
-_SHARE = 4  # one part in so many of data that ends early is held out, and a document's start looked for that near
+# one part in so many of data that ends early is held out, and a document's start looked for that
+# near
+_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Budget:
 
     @classmethod
     def of(cls, tokens: int, length: int, heldout_tokens: int) -> Budget:
-        """Hold out at least `heldout_tokens`, in at least `HELDOUT_SEQUENCES` sequences no longer than `length`."""
+        """Hold out at least `heldout_tokens`, in at least `HELDOUT_SEQUENCES` sequences no longer
+        than `length`."""
         if heldout_tokens <= 0:
             return cls(tokens, length)
         longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
@@ -58,7 +62,10 @@ class Budget:
         full, rest = divmod(self.tokens, self.length)
         lengths = [self.length] * full + [rest] * (rest > 0)
         return Budget(
-            sum(lengths[index::parts]), self.length, len(range(index, self.heldout, parts)), self.heldout_length
+            sum(lengths[index::parts]),
+            self.length,
+            len(range(index, self.heldout, parts)),
+            self.heldout_length,
         )
 
 
@@ -113,11 +120,18 @@ def pack(documents: Iterable[Document], encoder: Encoder, budget: Budget) -> Pac
     most = min(wanted, total)
     cut, start = _division(placed, wanted, needed)
     packed = _packed(placed, prefix, budget, cut, start)
-    return replace(packed, given_up=most - cut) if packed.heldout else _packed(placed, prefix, budget, most, total)
+    return (
+        replace(packed, given_up=most - cut)
+        if packed.heldout
+        else _packed(placed, prefix, budget, most, total)
+    )
 
 
-def _packed(placed: Sequence[_Placed], prefix: TokenIds, budget: Budget, cut: int, start: int) -> Packed:
-    """Sequences to calibrate on from the tokens before `cut`, and others from those at `start` and later."""
+def _packed(
+    placed: Sequence[_Placed], prefix: TokenIds, budget: Budget, cut: int, start: int
+) -> Packed:
+    """Sequences to calibrate on from the tokens before `cut`, and others from those at `start` and
+    later."""
     used = [item.encoded for item in placed if item.start < cut]
     stream = islice(chain.from_iterable(encoded.ids for encoded in used), cut)
     sequences = tuple(_sequences(stream, prefix, budget))
@@ -128,13 +142,17 @@ def _packed(placed: Sequence[_Placed], prefix: TokenIds, budget: Budget, cut: in
 
 
 def _bodies(tokens: int, length: int, prefix: int) -> int:
-    """Tokens of the stream that a budget takes; those that start every sequence are not of the stream."""
+    """Tokens of the stream that a budget takes; those that start every sequence are not of the
+    stream."""
     full, rest = divmod(tokens, length)
     return full * max(1, length - prefix) + (max(1, rest - prefix) if rest else 0)
 
 
-def _read(documents: Iterable[Document], encoder: Encoder, wanted: int, needed: int) -> list[_Placed]:
-    """Documents until `wanted` tokens are there, and `needed` more that start with a document if that is near."""
+def _read(
+    documents: Iterable[Document], encoder: Encoder, wanted: int, needed: int
+) -> list[_Placed]:
+    """Documents until `wanted` tokens are there, and `needed` more that start with a document if
+    that is near."""
     placed: list[_Placed] = []
     seen: set[str] = set()
     total, boundary = 0, None
@@ -163,16 +181,25 @@ def _division(placed: Sequence[_Placed], wanted: int, needed: int) -> tuple[int,
     reserve = min(needed, max(total - wanted, total // _SHARE))
     cut = min(wanted, total - reserve)
     starts = [item.start for item in placed if item.start > 0]
-    if (later := next((start for start in starts if start >= cut and total - start >= reserve), None)) is not None:
+    if (
+        later := next(
+            (start for start in starts if start >= cut and total - start >= reserve), None
+        )
+    ) is not None:
         return cut, later
     near = max((start for start in starts if cut - reserve // _SHARE <= start <= cut), default=cut)
     return (near, near) if cut < wanted else (cut, cut)
 
 
 def _held_out(placed: Sequence[_Placed], cut: int, start: int) -> tuple[list[int], tuple[str, ...]]:
-    """Tokens from `start` on, without documents that were there before `cut`, and the text of their documents."""
+    """Tokens from `start` on, without documents that were there before `cut`, and the text of their
+    documents."""
     used = {item.digest for item in placed if item.start < cut}
-    kept = [item for item in placed if item.end > start and (item.start < cut or item.digest not in used)]
+    kept = [
+        item
+        for item in placed
+        if item.end > start and (item.start < cut or item.digest not in used)
+    ]
     ids = chain.from_iterable(item.encoded.ids[max(0, start - item.start) :] for item in kept)
     return list(ids), tuple(item.encoded.text for item in kept)
 
@@ -191,7 +218,8 @@ def _sequences(stream: Iterator[int], prefix: TokenIds, budget: Budget) -> Itera
 
 
 def _equal_sequences(ids: Sequence[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
-    """Held-out sequences, all of one length: shorter than wished rather than fewer than `HELDOUT_SEQUENCES`."""
+    """Held-out sequences, all of one length: shorter than wished rather than fewer than
+    `HELDOUT_SEQUENCES`."""
     fewest = min(budget.heldout, HELDOUT_SEQUENCES)
     body = max(1, min(budget.heldout_length - len(prefix), len(ids) // max(1, fewest)))
     for at in range(min(budget.heldout, len(ids) // body)):

@@ -1,7 +1,7 @@
 """Where calibration text comes from: a path, a name known here, or a Hugging Face dataset.
 
-An existing path wins over a name. A source is one or more streams of documents, opened as they are read, and what is
-known of it for the manifest.
+An existing path wins over a name. A source is one or more streams of documents, opened as they are
+read, and what is known of it for the manifest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILES = (*JSONL_SUFFIXES, *TEXT_SUFFIXES, *_TABLES, ".md")
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """Documents, and where they are from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def open_source(source: Path | str) -> Source:
+def open_source(source: Path | str) -> TextSource:
     """Find what `source` means; `FILE#FIELD` reads another field of a JSONL file.
 
     Raises:
@@ -76,15 +76,22 @@ def open_source(source: Path | str) -> Source:
         return _dataset(known.NAMED[found])
     if found in evaluation_sets.KNOWN:
         return _evaluation_set(found)
-    return Source((read_file(texts.text_path(found, "calibration")),), found, split="calibration")
+    return TextSource(
+        (read_file(texts.text_path(found, "calibration")),), found, split="calibration"
+    )
 
 
 def check_source(source: Path | str) -> None:
-    """Find early what makes `open_source` fail, without reading or fetching anything; raises as it does."""
+    """Find early what makes `open_source` fail, without reading or fetching anything; raises as it
+    does."""
     found = _resolve(source)
     if isinstance(found, Path) and found.is_dir():
         _folder(found)
-    absent = isinstance(found, str) and found in evaluation_sets.KNOWN and not evaluation_sets.copies(found)
+    absent = (
+        isinstance(found, str)
+        and found in evaluation_sets.KNOWN
+        and not evaluation_sets.copies(found)
+    )
     named = found == known.DEFAULT or found in known.NAMED
     if named or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
         load_library(f"the calibration text {source}")
@@ -102,7 +109,12 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
     name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)
     if name and Path(name.name).expanduser().exists():
         return name
-    if name and name.is_on_hub and not name.name.lower().endswith(_FILES) and not Path(name.name).parent.is_dir():
+    if (
+        name
+        and name.is_on_hub
+        and not name.name.lower().endswith(_FILES)
+        and not Path(name.name).parent.is_dir()
+    ):
         return name
     raise PathNotFound(
         f"no such calibration file: {source}",
@@ -112,55 +124,85 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
 
 def _holds_tables(path: Path) -> bool:
     """Whether a folder is a dataset that only `datasets` reads."""
-    return path.is_dir() and not folder_files(path) and any(p.suffix in _TABLES for p in path.rglob("*"))
+    return (
+        path.is_dir()
+        and not folder_files(path)
+        and any(p.suffix in _TABLES for p in path.rglob("*"))
+    )
 
 
-def _file(path: Path, field: str | None = None) -> Source:
+def _file(path: Path, field: str | None = None) -> TextSource:
     if path.suffix.lower() == ".parquet":
-        return Source((documents_of(parquet_rows([path]), str(path), "row", field),), path.name)
-    return Source((read_file(path, field),), path.name)
+        return TextSource((documents_of(parquet_rows([path]), str(path), "row", field),), path.name)
+    return TextSource((read_file(path, field),), path.name)
 
 
-def _folder(folder: Path) -> Source:
+def _folder(folder: Path) -> TextSource:
     paths = folder_files(folder)
     if not paths:
         suffixes = ", ".join(JSONL_SUFFIXES + TEXT_SUFFIXES)
-        raise UsageError(f"{folder} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}")
-    return Source((chain.from_iterable(read_file(path) for path in paths),), folder.resolve().name)
+        raise UsageError(
+            f"{folder} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}"
+        )
+    return TextSource(
+        (chain.from_iterable(read_file(path) for path in paths),), folder.resolve().name
+    )
 
 
-def _dataset(name: DatasetName) -> Source:
+def _dataset(name: DatasetName) -> TextSource:
     opened = open_dataset(name)
     label = name.name if opened.revision else Path(name.name).expanduser().resolve().name
     notes: tuple[str, ...] = ()
     if opened.revision and opened.revision != name.revision:
-        notes = (f"{label} was read at commit {opened.revision}: {label}@{opened.revision} reads the same rows again.",)
+        notes = (
+            (
+                f"{label} was read at commit {opened.revision}: {label}@{opened.revision} reads the"
+                " same rows again."
+            ),
+        )
     if name.config:
         label += f":{name.config}"
-    return Source(
-        (opened.documents,), label, opened.revision, name.split, opened.license, window=SHUFFLE_WINDOW, notes=notes
+    return TextSource(
+        (opened.documents,),
+        label,
+        opened.revision,
+        name.split,
+        opened.license,
+        window=SHUFFLE_WINDOW,
+        notes=notes,
     )
 
 
-def _default_mix() -> Source:
+def _default_mix() -> TextSource:
     try:
         opened = [open_dataset(part) for part in known.DEFAULT_PARTS]
     except (MissingDependency, NetworkError) as error:
-        message = f"the default calibration text is a mix of {len(known.DEFAULT_PARTS)} datasets: {error.message}"
+        message = (
+            f"the default calibration text is a mix of {len(known.DEFAULT_PARTS)} datasets:"
+            f" {error.message}"
+        )
         raise type(error)(message, hint=error.hint) from None
     revision = known.default_revision()
-    return Source(tuple(part.documents for part in opened), "oscar-zoo/default", revision, window=SHUFFLE_WINDOW)
+    return TextSource(
+        tuple(part.documents for part in opened),
+        "oscar-zoo/default",
+        revision,
+        window=SHUFFLE_WINDOW,
+    )
 
 
-def _evaluation_set(name: str) -> Source:
+def _evaluation_set(name: str) -> TextSource:
     """A set of questions as prompts: from a copy on this machine, else from the hub."""
-    warning = f"{name} is an evaluation set: its scores say nothing about a rotation that was calibrated on it."
+    warning = (
+        f"{name} is an evaluation set: its scores say nothing about a rotation that was calibrated"
+        " on it."
+    )
     try:
         items = evaluation_sets.evaluation_set(name).items
     except PathNotFound:
         dataset = _dataset(evaluation_sets.KNOWN[name].dataset)
         prompts: Iterable[Document] = (_as_prompt(document) for document in dataset.streams[0])
-        return Source(
+        return TextSource(
             (prompts,),
             name,
             dataset.revision,
@@ -169,9 +211,16 @@ def _evaluation_set(name: str) -> Source:
             overlaps_with=(name,),
             notes=(warning, *dataset.notes),
         )
-    documents = [Document.chat([Message("user", text)], f"item {at} of {name}") for at, text in enumerate(items, 1)]
-    return Source((documents,), name, overlaps_with=(name,), notes=(warning,))
+    documents = [
+        Document.chat([Message("user", text)], f"item {at} of {name}")
+        for at, text in enumerate(items, 1)
+    ]
+    return TextSource((documents,), name, overlaps_with=(name,), notes=(warning,))
 
 
 def _as_prompt(document: Document) -> Document:
-    return document if document.messages else Document.chat([Message("user", document.text)], document.where)
+    return (
+        document
+        if document.messages
+        else Document.chat([Message("user", document.text)], document.where)
+    )

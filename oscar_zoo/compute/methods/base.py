@@ -1,7 +1,8 @@
-"""What a fitting method is: a name, what it needs to see, what it claims to compute, and one function of moments.
+"""What a fitting method is: a name, what it needs to see, what it claims to compute, and one
+function of moments.
 
-A new method is one file with one `Method` value, entered in `fit.METHODS`, or in `fit.TUNED` where moments are not all
-that it reads; nothing else changes.
+A new method is one file with one `Method` value, entered in `fit.METHODS`, or in `fit.TUNED` where
+moments are not all that it reads; nothing else changes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ class Forecast:
     """What the moments say about the transforms of one side; each `[layers, num_kv_heads]` float64.
 
     Attributes:
-        headroom: tr M tr Hs / (sum sigma)^2, the largest gain in quantization error over any rotation; 1 is none.
+        headroom: tr M tr Hs / (sum sigma)^2, the largest gain in quantization error over any
+            rotation; 1 is none.
         condition: of the transform, largest over smallest singular value.
-        bf16_error: relative error of the logits (K) or outputs (V) once both matrices are rounded to bfloat16.
+        bf16_error: relative error of the logits (K) or outputs (V) once both matrices are rounded
+            to bfloat16.
     """
 
     headroom: Matrix
@@ -44,8 +47,8 @@ class FittedPair:
 
     Attributes:
         k, v: float32 transforms of all layers, without a calibration block.
-        targets: statistics name (`qq`, `sst`, ..) -> the undamped float64 matrices the fit used, `[layers, d, d]` or
-            `[layers, num_kv_heads, d, d]`; empty when no data was used.
+        targets: statistics name (`qq`, `sst`, ..) -> the undamped float64 matrices the fit used,
+            `[layers, d, d]` or `[layers, num_kv_heads, d, d]`; empty when no data was used.
         forecasts: by side, where the method is not orthogonal.
     """
 
@@ -82,7 +85,8 @@ class Method:
         composition: how eigenvectors become matrices; `None` where that does not apply.
         fit: moments with full coverage to transforms.
         publishable: whether an artifact may hold the result; baselines are only measured.
-        tune: what it makes of that with rows, told `(steps done, steps in all)`; `None` where moments are all it reads.
+        tune: what it makes of that with rows, told `(steps done, steps in all)`; `None` where
+            moments are all it reads.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """From a covariance to a rotation: R = U H P.
 
-U makes the error weight diagonal; H makes it flat, every diagonal entry of (U H)^T C (U H) is tr(C)/d; P puts strong
-and weak columns in turn, which matters only when a row has several quantization groups. All in float64.
+U makes the error weight diagonal; H makes it flat, every diagonal entry of (U H)^T C (U H) is
+tr(C)/d; P puts strong and weak columns in turn, which matters only when a row has several
+quantization groups. All in float64.
 
 Source: composition `r_h_pbr` of OSCAR (arXiv 2605.17757).
 """
@@ -12,16 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
 from oscar_zoo.artifact.manifest import Composition
-from oscar_zoo.artifact.transforms import hadamard, pbr_permutation
 
-R_H_PBR = Composition(id="r_h_pbr", hadamard="sylvester", permutation="bit-reversal", signs="max-abs-positive")
+R_H_PBR = Composition(
+    id="r_h_pbr", hadamard="sylvester", permutation="bit-reversal", signs="max-abs-positive"
+)
 
 
 def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues in ascending order and eigenvectors in columns, with a fixed choice of sign.
 
-    Each eigenvector's entry of largest magnitude is positive (the first of equals), so that a refit repeats.
+    Each eigenvector's entry of largest magnitude is positive (the first of equals), so that a refit
+    repeats.
 
     Args:
         matrix: `[..., d, d]` float64, symmetric.
@@ -44,7 +48,8 @@ def hadamard_matrix(d: int, device: torch.device) -> Tensor:
 
 
 def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotations U H P of symmetric `[..., d, d]` float64 matrices and their ascending eigenvalues `[..., d]`.
+    """The rotations U H P of symmetric `[..., d, d]` float64 matrices and their ascending
+    eigenvalues `[..., d]`.
 
     Raises:
         UsageError: `d` is not a power of two.

@@ -1,4 +1,5 @@
-"""`hadamard`: the same Hadamard matrix in every layer, without data. The baseline of every comparison."""
+"""`hadamard`: the same Hadamard matrix in every layer, without data. The baseline of every
+comparison."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from oscar_zoo.artifact.manifest import Composition
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.methods.base import FittedPair, Method
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.evaluate.cache import hadamard_set
+from oscar_zoo.evaluate.simulated_cache import hadamard_set
 
 
 def fit(moments: Moments) -> FittedPair:
-    """R = H for keys and values of all layers, eigenvalues all 1; only the geometry of `moments` is read."""
+    """R = H for keys and values of all layers, eigenvalues all 1; only the geometry of `moments` is
+    read."""
     return FittedPair(_side(moments.geometry, "k"), _side(moments.geometry, "v"), {})
 
 

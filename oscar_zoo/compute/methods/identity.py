@@ -1,4 +1,5 @@
-"""`identity`: the cache as the model makes it. A baseline to measure against; no artifact holds it."""
+"""`identity`: the cache as the model makes it. A baseline to measure against; no artifact holds
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One side of an orthogonal method: the rotation U H P of each layer's covariance, or of each head's."""
+"""One side of an orthogonal method: the rotation U H P of each layer's covariance, or of each
+head's."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from oscar_zoo.compute.moments import Moments
 
 
 def fit_shared(moments: Moments, k: str, v: str) -> FittedPair:
-    """Format 1: one matrix per layer, from the mean over KV heads of the estimators `k` and `v`, such as `qqt/1`."""
+    """Format 1: one matrix per layer, from the mean over KV heads of the estimators `k` and `v`,
+    such as `qqt/1`."""
     return _pair(moments, k, v, 1)
 
 
@@ -25,7 +27,10 @@ def fit_per_head(moments: Moments, k: str, v: str) -> FittedPair:
 
 
 def _pair(moments: Moments, k: str, v: str, format_version: int) -> FittedPair:
-    stacks = [estimate(moments, estimator, "layer" if format_version == 1 else "kv_head") for estimator in (k, v)]
+    stacks = [
+        estimate(moments, estimator, "layer" if format_version == 1 else "kv_head")
+        for estimator in (k, v)
+    ]
     layer_ids = tuple(sorted(moments.layers))
     sides = [
         _side(f"{estimator.partition('/')[0]}_r_h_pbr", layer_ids, stack, format_version)
@@ -34,7 +39,9 @@ def _pair(moments: Moments, k: str, v: str, format_version: int) -> FittedPair:
     return FittedPair(sides[0], sides[1], {TARGETS[k]: stacks[0], TARGETS[v]: stacks[1]})
 
 
-def _side(objective: str, layer_ids: tuple[int, ...], stack: Matrix, format_version: int) -> RotationSet:
+def _side(
+    objective: str, layer_ids: tuple[int, ...], stack: Matrix, format_version: int
+) -> RotationSet:
     found = each_layer(r_h_pbr, list(torch.from_numpy(stack)))
     return RotationSet(
         format_version=format_version,
@@ -43,10 +50,14 @@ def _side(objective: str, layer_ids: tuple[int, ...], stack: Matrix, format_vers
         transform="oscar",
         orthogonal=True,
         centered=False,
-        layers=tuple(_layer(layer_id, *one) for layer_id, one in zip(layer_ids, found, strict=True)),
+        layers=tuple(
+            _layer(layer_id, *one) for layer_id, one in zip(layer_ids, found, strict=True)
+        ),
     )
 
 
 def _layer(layer_id: int, rotation: Tensor, eigenvalues: Tensor) -> LayerTransform:
     stored = np.ascontiguousarray(rotation.numpy(), dtype=np.float32)
-    return LayerTransform(layer_id, stored, stored, eigenvalues=eigenvalues.numpy().astype(np.float32))
+    return LayerTransform(
+        layer_id, stored, stored, eigenvalues=eigenvalues.numpy().astype(np.float32)
+    )

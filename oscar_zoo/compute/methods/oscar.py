@@ -1,8 +1,10 @@
-"""`oscar`: one orthogonal matrix per layer and side, R = U H P of the query and of the weighted value covariance.
+"""`oscar`: one orthogonal matrix per layer and side, R = U H P of the query and of the weighted
+value covariance.
 
 Keys target `qqt/1`, values `sst/1`: the mean over KV heads of what the published code computes.
 
-Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization (arXiv 2605.17757).
+Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization (arXiv
+2605.17757).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """`oscar-per-head`: the rotation of `oscar`, one per KV head instead of one per layer.
 
-Where the heads of a layer look at different channels, their mean covariance is nearly flat and a shared rotation gains
-nothing; one matrix per head costs memory and rules out formats that share one.
+Where the heads of a layer look at different channels, their mean covariance is nearly flat and a
+shared rotation gains nothing; one matrix per head costs memory and rules out formats that share
+one.
 
-Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization (arXiv 2605.17757).
+Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization (arXiv
+2605.17757).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Small factorizations, many at once: one thread each, one layer per worker.
 
-Threads inside a 128 x 128 factorization cost more than they save, and the number of threads changes its last bits. One
-thread each makes a fit independent of the number of cores, so that the same moments give the same artifact.
+Threads inside a 128 x 128 factorization cost more than they save, and the number of threads changes
+its last bits. One thread each makes a fit independent of the number of cores, so that the same
+moments give the same artifact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Arguments = TypeVar("Arguments")
 
 def each_layer(function: Callable[[Arguments], T], layers: Sequence[Arguments]) -> list[T]:
     """`function` of every element of `layers`, in order; the first error is raised."""
-    with _one_thread_each(), ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), max(1, len(layers)))) as pool:
+    with (
+        _one_thread_each(),
+        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), max(1, len(layers)))) as pool,
+    ):
         return list(pool.map(function, layers))
 
 

@@ -1,20 +1,24 @@
-"""`wush-tuned`: WUSH's transforms, moved to where the real quantizer loses least on rows of the calibration text.
+"""`wush-tuned`: WUSH's transforms, moved to where the real quantizer loses least on rows of the
+calibration text.
 
-WUSH is optimal for a model of the quantizer, in which an error depends on the mean energy of rows. The real one is a
-rounding residue times a scale, and the scale is set by the largest and the smallest entry of each row. Starting from
-WUSH's F0, a transform F = F0 N is found by Adam from N = I. With rows x of x0 = k F0, and Hs0 = F0^-1 Hs F0^-T,
+WUSH is optimal for a model of the quantizer, in which an error depends on the mean energy of rows.
+The real one is a rounding residue times a scale, and the scale is set by the largest and the
+smallest entry of each row. Starting from WUSH's F0, a transform F = F0 N is found by Adam from N =
+I. With rows x of x0 = k F0, and Hs0 = F0^-1 Hs F0^-T,
 
-    loss = mean of e Hs' e^T,    e = r s,    s = (max - min) / 3 of each group of x = x0 N,    Hs' = N^-1 Hs0 N^-T.
+    loss = mean of e Hs' e^T,    e = r s,    s = (max - min) / 3 of each group of x = x0 N,    Hs' =
+    N^-1 Hs0 N^-T.
 
-The rounding residue r in units of s is taken as it is: a straight-through gradient sees how s depends on N, and how
-N^-1 carries e back. With E = mean of e^T e, and G the gradient by x (0 but at the two entries that set a scale),
+The rounding residue r in units of s is taken as it is: a straight-through gradient sees how s
+depends on N, and how N^-1 carries e back. With E = mean of e^T e, and G the gradient by x (0 but at
+the two entries that set a scale),
 
     d loss / d N = x0^T G - 2 N^-T E Hs'.
 
-Nothing is clipped here: what is tuned without a clip is as good with one as what was tuned for it (measured). A head
-keeps WUSH's transform where the tuned one is no better on rows it was not tuned on, or less exact to serve. Rows are
-drawn in a fixed order, the same for all heads: repeatable bit for bit on one machine. Files are WUSH's, with the
-eigenvalues of the start.
+Nothing is clipped here: what is tuned without a clip is as good with one as what was tuned for it
+(measured). A head keeps WUSH's transform where the tuned one is no better on rows it was not tuned
+on, or less exact to serve. Rows are drawn in a fixed order, the same for all heads: repeatable bit
+for bit on one machine. Files are WUSH's, with the eigenvalues of the start.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ from oscar_zoo.compute.methods.parallel import each_layer
 from oscar_zoo.errors import ComputeFailed
 
 STEPS, BATCH, RATE, SEED = 300, 2048, 2e-2, 0
-"""Steps of Adam, rows of each, size of the first step (falls to 0 linearly), seed of the rows' order."""
+"""Steps of Adam, rows of each, size of the first step (falls to 0 linearly), seed of the rows'
+order."""
 CHECKED = 8
 """One of so many rows, the last ones, is kept to check the result on."""
 LEAST_ROWS = 16
@@ -70,7 +75,8 @@ def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -
     Args:
         pair: of `wush.fit`.
         rows: of text that the moments were made of.
-        tick: told `(steps done, steps in all)`, where a step is one for all heads of a layer's side.
+        tick: told `(steps done, steps in all)`, where a step is one for all heads of a layer's
+            side.
 
     Raises:
         ComputeFailed: too few rows.
@@ -88,7 +94,9 @@ def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -
     return replace(pair, k=k, v=v, forecasts={"k": k_forecast, "v": v_forecast})
 
 
-def minimise(rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], None] = lambda: None) -> Tensor:
+def minimise(
+    rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], None] = lambda: None
+) -> Tensor:
     """N after all steps.
 
     Args:
@@ -105,7 +113,9 @@ def minimise(rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], 
     hessian = hessian / ((rows @ hessian) * rows).sum(-1).mean(-1)[:, None, None]
     adam = torch.optim.Adam([found], lr=RATE)
     draw = torch.Generator("cpu").manual_seed(SEED)  # the same order on every device
-    order = torch.randint(rows.shape[1], (STEPS, BATCH), generator=draw, device="cpu").to(rows.device)
+    order = torch.randint(rows.shape[1], (STEPS, BATCH), generator=draw, device="cpu").to(
+        rows.device
+    )
     for step in range(STEPS):
         adam.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
         found.grad = gradient(rows[:, order[step]], hessian, found, group_size)
@@ -128,11 +138,15 @@ def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tenso
     by_error = ((error @ seen) * share).unflatten(-1, (-1, group_size))
     by_scale = (by_error * residue).sum(-1, keepdim=True) / (LEVELS - 1)
     by_x = torch.zeros_like(x).scatter_(-1, at_high, by_scale)
-    by_x.scatter_(-1, at_low, -by_scale)  # the same entry twice in a constant group only, where nothing is lost
+    by_x.scatter_(
+        -1, at_low, -by_scale
+    )  # the same entry twice in a constant group only, where nothing is lost
     return rows.mT @ by_x.flatten(-2) - share * (inverse.mT @ (error.mT @ error) @ seen)
 
 
-def loss(rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int) -> Tensor:
+def loss(
+    rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int
+) -> Tensor:
     """What INT2 without clip costs, as it is served: mean of e Hs e^T over rows, `[n]` float32.
 
     Args:
@@ -145,23 +159,39 @@ def loss(rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_
     return ((error @ (partner.mT @ hessian @ partner).float()) * error).sum(-1).mean(-1)
 
 
-def _side(role: Role, pair: FittedPair, rows: RowsOfText, tick: Callable[[int], None]) -> tuple[RotationSet, Forecast]:
+def _side(
+    role: Role, pair: FittedPair, rows: RowsOfText, tick: Callable[[int], None]
+) -> tuple[RotationSet, Forecast]:
     side, forecast = (pair.k, pair.forecasts["k"]) if role == "k" else (pair.v, pair.forecasts["v"])
     gram, hessian = (torch.from_numpy(pair.targets[name]) for name in _MATRICES[role])
 
     def some_layers(at: range) -> tuple[list[LayerTransform], Tensor]:
         some = [side.layers[n] for n in at]
-        matrices = [torch.from_numpy(np.stack([getattr(one, name) for one in some])) for name in ("forward", "partner")]
+        matrices = [
+            torch.from_numpy(np.stack([getattr(one, name) for one in some]))
+            for name in ("forward", "partner")
+        ]
         device = rows.device
-        heads = _Heads(*(x.to(device).double().flatten(0, 1) for x in (*matrices, gram[list(at)], hessian[list(at)])))
+        heads = _Heads(
+            *(
+                x.to(device).double().flatten(0, 1)
+                for x in (*matrices, gram[list(at)], hessian[list(at)])
+            )
+        )
         kept = torch.cat([rows.of(role, one.layer_id) for one in some])
         tuned = _tuned(heads, kept, rows.group_size, lambda: tick(len(at)))
-        forward, partner = (x.unflatten(0, (len(at), -1)).cpu() for x in (tuned.forward, tuned.partner))
+        forward, partner = (
+            x.unflatten(0, (len(at), -1)).cpu() for x in (tuned.forward, tuned.partner)
+        )
         numbers = torch.stack(_served(tuned)).unflatten(1, (len(at), -1)).cpu()
         return [_layer(*one) for one in zip(some, forward, partner, strict=True)], numbers
 
     chunks = _chunks(len(side.layers), LAYERS_AT_ONCE[rows.device.type])
-    found = each_layer(some_layers, chunks) if rows.device.type == "cpu" else [some_layers(at) for at in chunks]
+    found = (
+        each_layer(some_layers, chunks)
+        if rows.device.type == "cpu"
+        else [some_layers(at) for at in chunks]
+    )
     layers = tuple(layer for some, _ in found for layer in some)
     condition, bf16_error = torch.cat([numbers for _, numbers in found], 1).numpy()
     return replace(side, layers=layers), Forecast(forecast.headroom, condition, bf16_error)
@@ -180,9 +210,16 @@ def _tuned(heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None
     n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick).double()
     forward, partner = wush.as_stored(heads.forward @ n)
     tuned = replace(heads, forward=forward, partner=partner)
-    lost = [loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)]
+    lost = [
+        loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)
+    ]
     condition, bf16_error = _served(tuned)
-    better = (lost[0] < lost[1]) & (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT) & _exact(tuned)
+    better = (
+        (lost[0] < lost[1])
+        & (condition < CONDITION_LIMIT)
+        & (bf16_error <= wush.BF16_LIMIT)
+        & _exact(tuned)
+    )
     chosen = [
         torch.where(better[:, None, None], mine, theirs)
         for mine, theirs in ((tuned.forward, heads.forward), (tuned.partner, heads.partner))
@@ -195,11 +232,14 @@ def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
     norms = [torch.linalg.matrix_norm(x.nan_to_num(), 2) for x in (heads.forward, heads.partner)]
     finite = heads.partner.isfinite().all(-1).all(-1)
     error = wush.rounding_error(heads.forward, heads.partner, heads.gram, heads.hessian)
-    return torch.where(finite, norms[0] * norms[1], torch.inf), torch.where(finite, error, torch.inf)
+    return torch.where(finite, norms[0] * norms[1], torch.inf), torch.where(
+        finite, error, torch.inf
+    )
 
 
 def _exact(heads: _Heads) -> Tensor:
-    """Whether the pairs, float32 values, are inverse to each other with room to what verification allows, `[n]`."""
+    """Whether the pairs, float32 values, are inverse to each other with room to what verification
+    allows, `[n]`."""
     product = heads.forward @ heads.partner.mT
     identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
     return (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2
@@ -227,7 +267,8 @@ METHOD = replace(
     name="wush-tuned",
     variant="wush-tuned",
     estimators=Estimators(
-        k=Estimator(id="wush-tuned-k/1", params=dict(_PARAMS)), v=Estimator(id="wush-tuned-v/1", params=dict(_PARAMS))
+        k=Estimator(id="wush-tuned-k/1", params=dict(_PARAMS)),
+        v=Estimator(id="wush-tuned-v/1", params=dict(_PARAMS)),
     ),
     composition=None,  # of the start only
     tune=tune,

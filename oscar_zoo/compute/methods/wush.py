@@ -1,19 +1,20 @@
 """`wush`: per head and side the invertible transform that makes quantization errors cost least.
 
 Quantizing the rows x T^T of a tensor with Gram matrix M under a loss with Hessian Hs costs about
-tr(T M T^T) tr(T^-T Hs T^-1), which no invertible T brings below (sum sigma)^2, sigma the singular values of
-M^(1/2) Hs^(1/2). With L L^T = Hs and U diag(lambda) U^T = L^T M L, both damped,
+tr(T M T^T) tr(T^-T Hs T^-1), which no invertible T brings below (sum sigma)^2, sigma the singular
+values of M^(1/2) Hs^(1/2). With L L^T = Hs and U diag(lambda) U^T = L^T M L, both damped,
 
     T = c H diag(lambda)^(-1/4) U^T L^T,    c = sqrt((1 + gamma) tr M / tr lambda^(1/2))
 
-attains it at gamma = 0; a rotation leaves tr M tr Hs. Keys: M = `kk/1`, Hs = 2 sum over the group's queries of q^T q.
-Values: M = `vv/1`, Hs = 2 sum over the group's heads of W_j^T W_j, from weights only. All in float64. In the row form
-of files `rotation` is T^T and its partner T^-1.
+attains it at gamma = 0; a rotation leaves tr M tr Hs. Keys: M = `kk/1`, Hs = 2 sum over the group's
+queries of q^T q. Values: M = `vv/1`, Hs = 2 sum over the group's heads of W_j^T W_j, from weights
+only. All in float64. In the row form of files `rotation` is T^T and its partner T^-1.
 
-Two choices differ from the paper. Eigenvectors meet the rows of H in descending order: the constant row of H turns the
-strongest direction into a shift of the whole row, which the offset of an asymmetric quantizer stores for nothing. And
-damping adds a share of the diagonal, not of the identity, so that rescaled channels (k by D and q by D^-1) store the
-same rows; with the identity, outlier channels drown the weak ones that the loss depends on.
+Two choices differ from the paper. Eigenvectors meet the rows of H in descending order: the constant
+row of H turns the strongest direction into a shift of the whole row, which the offset of an
+asymmetric quantizer stores for nothing. And damping adds a share of the diagonal, not of the
+identity, so that rescaled channels (k by D and q by D^-1) store the same rows; with the identity,
+outlier channels drown the weak ones that the loss depends on.
 
 Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3 and 4).
 """
@@ -39,7 +40,8 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed
 
 Damping = Literal["identity", "diagonal"]
-"""What is added to a matrix: its mean diagonal entry times gamma on the whole diagonal, or gamma times its diagonal."""
+"""What is added to a matrix: its mean diagonal entry times gamma on the whole diagonal, or gamma
+times its diagonal."""
 
 GAMMA = 1e-2
 """Damping of both matrices (WUSH-KV, default)."""
@@ -49,11 +51,12 @@ BF16_LIMIT = 2e-2
 
 
 @dataclass(frozen=True)
-class Transforms:
+class WushTransforms:
     """The transforms of the heads of one layer, float64.
 
     Attributes:
-        forward: `[num_kv_heads, d, d]`, T^T = c L U diag(lambda)^(-1/4) J H, J the reversal of order.
+        forward: `[num_kv_heads, d, d]`, T^T = c L U diag(lambda)^(-1/4) J H, J the reversal of
+            order.
         partner: `[num_kv_heads, d, d]`, T^-1 = c^-1 L^-T U diag(lambda)^(1/4) J H.
         eigenvalues: `[num_kv_heads, d]`, lambda, ascending.
     """
@@ -63,31 +66,44 @@ class Transforms:
     eigenvalues: Tensor
 
 
-def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: Damping = DAMPING) -> Transforms:
-    """The transforms of M = `gram` and Hs = `hessian`, each `[heads, d, d]` float64, symmetric; scales do not matter.
+def transform(
+    gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: Damping = DAMPING
+) -> WushTransforms:
+    """The transforms of M = `gram` and Hs = `hessian`, each `[heads, d, d]` float64, symmetric;
+    scales do not matter.
 
     Raises:
         ComputeFailed: a matrix is singular even with damping.
         UsageError: `d` is not a power of two.
     """
-    flat = hadamard_matrix(gram.shape[-1], gram.device).flip(0)  # the strongest direction meets the constant row
+    flat = hadamard_matrix(gram.shape[-1], gram.device).flip(
+        0
+    )  # the strongest direction meets the constant row
     lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma, damping))
     values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma, damping) @ lower)
     if bool(failed.any()) or not bool((values[..., 0] > 0).all()):
-        raise ComputeFailed("a matrix is singular: too few tokens for its channels.", hint="use more text")
+        raise ComputeFailed(
+            "a matrix is singular: too few tokens for its channels.", hint="use more text"
+        )
     trace = torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1)
     c = ((1 + gamma) * trace / values.sqrt().sum(-1)).sqrt()[..., None, None]
     forward = c * (lower @ vectors * values[..., None, :] ** -0.25) @ flat
-    partner = torch.linalg.solve_triangular(lower.mT, vectors * values[..., None, :] ** 0.25, upper=True) @ flat / c
-    return Transforms(forward, partner, values)
+    partner = (
+        torch.linalg.solve_triangular(lower.mT, vectors * values[..., None, :] ** 0.25, upper=True)
+        @ flat
+        / c
+    )
+    return WushTransforms(forward, partner, values)
 
 
 def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 copies of `forward` and of its partner whose product is the identity as nearly as float32 can say it.
+    """Float32 copies of `forward` and of its partner whose product is the identity as nearly as
+    float32 can say it.
 
-    Where outlier channels give a matrix rows of very different size, plain rounding of both makes a product that
-    verification refuses. So the partner is that of the rounded `forward`, and rounded one column after the other, each
-    making up for what the ones before did to the product (Babai's nearest plane): an error 3 to 10 times smaller.
+    Where outlier channels give a matrix rows of very different size, plain rounding of both makes a
+    product that verification refuses. So the partner is that of the rounded `forward`, and rounded
+    one column after the other, each making up for what the ones before did to the product (Babai's
+    nearest plane): an error 3 to 10 times smaller.
 
     Args:
         forward: `[.., d, d]` float64.
@@ -100,21 +116,27 @@ def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
     upper, partner = torch.linalg.qr(stored).R, exact.clone()
     for at in reversed(range(forward.shape[-1])):
         done = (partner - exact)[..., at + 1 :] @ upper[..., at, at + 1 :, None]
-        partner[..., at] = (exact[..., at] - done[..., 0] / upper[..., at, at, None]).float().double()
+        partner[..., at] = (
+            (exact[..., at] - done[..., 0] / upper[..., at, at, None]).float().double()
+        )
     return stored, partner
 
 
 def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
-    """tr M tr Hs / (sum sigma)^2 per head: what the best transform gains over any rotation; `[heads]`, at least 1.
+    """tr M tr Hs / (sum sigma)^2 per head: what the best transform gains over any rotation;
+    `[heads]`, at least 1.
 
     Args:
         gram, hessian: `[heads, d, d]` float64, undamped.
     """
     d = gram.shape[-1]
     traces = [torch.diagonal(matrix, dim1=-2, dim2=-1).sum(-1) for matrix in (gram, hessian)]
-    # sigma^2 are the eigenvalues of M Hs; a relative shift far below float32 lets Cholesky take a singular Hs
+    # sigma^2 are the eigenvalues of M Hs; a relative shift far below float32 lets Cholesky take a
+    # singular Hs
     lower = torch.linalg.cholesky(
-        hessian + (1e-12 / d * traces[1])[..., None, None] * torch.eye(d, dtype=hessian.dtype, device=hessian.device)
+        hessian
+        + (1e-12 / d * traces[1])[..., None, None]
+        * torch.eye(d, dtype=hessian.dtype, device=hessian.device)
     )
     squares = torch.linalg.eigvalsh(lower.mT @ gram @ lower)
     return traces[0] * traces[1] / squares.clamp_min(0).sqrt().sum(-1) ** 2
@@ -123,23 +145,29 @@ def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
 def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tensor) -> Tensor:
     """Relative error that bfloat16 copies of both matrices make in logits or outputs; `[heads]`.
 
-    A row x becomes x (I + E), E = forward partner^T - I of the copies; the loss sees tr(E Hs E^T M) of tr(M Hs).
+    A row x becomes x (I + E), E = forward partner^T - I of the copies; the loss sees tr(E Hs E^T M)
+    of tr(M Hs).
 
     Args:
         forward, partner, gram, hessian: `[heads, d, d]` float64.
     """
     copies = [matrix.bfloat16().double() for matrix in (forward, partner)]
-    error = copies[0] @ copies[1].mT - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    error = copies[0] @ copies[1].mT - torch.eye(
+        gram.shape[-1], dtype=gram.dtype, device=gram.device
+    )
     lost = (error @ hessian @ error.mT * gram).sum((-2, -1))
     return (lost / (gram * hessian).sum((-2, -1))).clamp_min(0).sqrt()
 
 
-def make(*, gamma: float = GAMMA, damping: Damping = DAMPING, name: str = "wush", variant: str = "wush") -> Method:
+def make(
+    *, gamma: float = GAMMA, damping: Damping = DAMPING, name: str = "wush", variant: str = "wush"
+) -> Method:
     """The method with this damping.
 
     Args:
         gamma: 0 or more.
-        damping: `diagonal`, which does not depend on the scale of single channels, or `identity` as in the paper.
+        damping: `diagonal`, which does not depend on the scale of single channels, or `identity` as
+            in the paper.
         name, variant: see `Method`.
     """
     params: dict[str, float | int | str | bool] = {"damping": damping, "gamma": gamma}
@@ -147,8 +175,12 @@ def make(*, gamma: float = GAMMA, damping: Damping = DAMPING, name: str = "wush"
         name=name,
         variant=variant,
         needs=frozenset({"rows", "weights"}),
-        estimators=Estimators(k=Estimator(id="wush-k/1", params=params), v=Estimator(id="wush-v/1", params=params)),
-        composition=Composition(id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"),
+        estimators=Estimators(
+            k=Estimator(id="wush-k/1", params=params), v=Estimator(id="wush-v/1", params=params)
+        ),
+        composition=Composition(
+            id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
+        ),
         fit=partial(fit, gamma=gamma, damping=damping),
     )
 
@@ -157,9 +189,12 @@ def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = DAMPING) -
     """Transforms of all layers and heads, float32, with the undamped matrices they come from.
 
     Raises:
-        ComputeFailed: a head whose transform is too ill-conditioned to be served in bfloat16; the message names it.
+        ComputeFailed: a head whose transform is too ill-conditioned to be served in bfloat16; the
+            message names it.
     """
-    qq, kk, vv, wo = (estimate(moments, name, "kv_head") for name in ("qqt/1", "kk/1", "vv/1", "wo/1"))
+    qq, kk, vv, wo = (
+        estimate(moments, name, "kv_head") for name in ("qqt/1", "kk/1", "vv/1", "wo/1")
+    )
     group = moments.geometry.num_q_heads // moments.geometry.num_kv_heads
     layer_ids = tuple(sorted(moments.layers))
     sides: dict[Role, RotationSet] = {}
@@ -169,34 +204,52 @@ def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = DAMPING) -
         ("v", torch.from_numpy(vv), 2 * torch.from_numpy(wo)),
     )
     for role, gram, hessian in pairs:
-        found = each_layer(lambda both: _fit_layer(*both, gamma, damping), list(zip(gram, hessian, strict=True)))
+        found = each_layer(
+            lambda both: _fit_layer(*both, gamma, damping), list(zip(gram, hessian, strict=True))
+        )
         forecasts[role] = _forecast([forecast for _, forecast in found])
         _check_rounding(role, layer_ids, forecasts[role])
         layers = (_layer(layer, one) for layer, (one, _) in zip(layer_ids, found, strict=True))
-        sides[role] = RotationSet(3, f"wush_{role}", "kv_head", "wush", False, False, tuple(layers), role=role)
+        sides[role] = RotationSet(
+            3, f"wush_{role}", "kv_head", "wush", False, False, tuple(layers), role=role
+        )
     return FittedPair(sides["k"], sides["v"], {"qq": qq, "kk": kk, "vv": vv, "wo": wo}, forecasts)
 
 
-def _fit_layer(gram: Tensor, hessian: Tensor, gamma: float, damping: Damping) -> tuple[Transforms, Tensor]:
+def _fit_layer(
+    gram: Tensor, hessian: Tensor, gamma: float, damping: Damping
+) -> tuple[WushTransforms, Tensor]:
     """Transforms of one layer and `[3, heads]`: headroom, condition, bfloat16 error."""
     one = transform(gram, hessian, gamma=gamma, damping=damping)
-    norms = [torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].sqrt() for matrix in (one.forward, one.partner)]
-    numbers = (headroom(gram, hessian), norms[0] * norms[1], rounding_error(one.forward, one.partner, gram, hessian))
+    norms = [
+        torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].sqrt()
+        for matrix in (one.forward, one.partner)
+    ]
+    numbers = (
+        headroom(gram, hessian),
+        norms[0] * norms[1],
+        rounding_error(one.forward, one.partner, gram, hessian),
+    )
     return one, torch.stack(numbers)
 
 
 def _forecast(layers: Sequence[Tensor]) -> Forecast:
-    headrooms, conditions, errors = (np.asarray(part) for part in torch.stack(list(layers), 1).numpy())
+    headrooms, conditions, errors = (
+        np.asarray(part) for part in torch.stack(list(layers), 1).numpy()
+    )
     return Forecast(headrooms, conditions, errors)
 
 
 def _check_rounding(role: Role, layer_ids: Sequence[int], forecast: Forecast) -> None:
-    layer, head = map(int, np.unravel_index(forecast.bf16_error.argmax(), forecast.bf16_error.shape))
+    layer, head = map(
+        int, np.unravel_index(forecast.bf16_error.argmax(), forecast.bf16_error.shape)
+    )
     error, condition = forecast.bf16_error[layer, head], forecast.condition[layer, head]
     if not error <= BF16_LIMIT:
         raise ComputeFailed(
-            f"wush: bfloat16 would change {role.upper()} of layer {layer_ids[layer]}, KV head {head} by {error:.1%} "
-            f"(condition {condition:.0f}); at most {BF16_LIMIT:.0%} is served.",
+            f"wush: bfloat16 would change {role.upper()} of layer {layer_ids[layer]}, KV head"
+            f" {head} by {error:.1%} (condition {condition:.0f}); at most {BF16_LIMIT:.0%} is"
+            " served.",
             hint="use another method, such as oscar-per-head",
         )
 
@@ -208,9 +261,10 @@ def _damped(matrix: Tensor, gamma: float, damping: Damping) -> Tensor:
     return matrix + gamma * torch.diag_embed(diagonal)
 
 
-def _layer(layer_id: int, one: Transforms) -> LayerTransform:
+def _layer(layer_id: int, one: WushTransforms) -> LayerTransform:
     forward, partner, eigenvalues = (
-        np.ascontiguousarray(tensor.numpy(), dtype=np.float32) for tensor in (*as_stored(one.forward), one.eigenvalues)
+        np.ascontiguousarray(tensor.numpy(), dtype=np.float32)
+        for tensor in (*as_stored(one.forward), one.eigenvalues)
     )
     return LayerTransform(layer_id, forward, partner, eigenvalues=eigenvalues)
 

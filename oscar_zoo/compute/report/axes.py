@@ -1,4 +1,5 @@
-"""Axes that charts share: layers side by side, values that choose their scale, lines that are named where they end."""
+"""Axes that charts share: layers side by side, values that choose their scale, lines that are named
+where they end."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def weight(bold: bool) -> str:
 
 def value_axis(axes: Axes, values: Sequence[float], *, start: float) -> None:
     """A log y axis with plain numbers where `values` span much, else a linear one from `start`."""
-    low, high = min((value for value in values if value > 0), default=1.0), max(*values, 1.1 * start, 1e-12)
+    low, high = (
+        min((value for value in values if value > 0), default=1.0),
+        max(*values, 1.1 * start, 1e-12),
+    )
     if high <= _WIDE_RANGE * low:
         axes.set_ylim(start - 0.04 * (high - start), high + 0.06 * (high - start))
         return
@@ -49,12 +53,15 @@ def value_axis(axes: Axes, values: Sequence[float], *, start: float) -> None:
     axes.set_yscale("log")
     axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:.0e}"))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:.0e}")
+    )
     axes.yaxis.set_minor_locator(NullLocator())
 
 
 def layer_axis(axes: Axes, layers: Sequence[int]) -> None:
-    """Ticks carry the model's layer numbers; layers stand side by side however they are numbered."""
+    """Ticks carry the model's layer numbers; layers stand side by side however they are
+    numbered."""
     step = max(1, math.ceil(len(layers) / _MAX_TICKS))
     at = list(range(0, len(layers), step))
     axes.set_xticks(at, [str(layers[position]) for position in at])
@@ -67,10 +74,14 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     low, high = axes.get_ylim()
     scale = math.log if axes.get_yscale() == "log" else float
     heights = [
-        (scale(min(max(end.value, low), high)) - scale(low)) / (scale(high) - scale(low)) if end.value > 0 else 0.0
+        (scale(min(max(end.value, low), high)) - scale(low)) / (scale(high) - scale(low))
+        if end.value > 0
+        else 0.0
         for end in ends
     ]
-    about = axes.figure.bbox.height / axes.figure.dpi * 0.78  # inches of the axes, before the layout is known
+    about = (
+        axes.figure.bbox.height / axes.figure.dpi * 0.78
+    )  # inches of the axes, before the layout is known
     for end, height, place in zip(ends, heights, apart(heights, _LABEL / about), strict=True):
         line = {
             "arrowstyle": "-",
@@ -94,7 +105,8 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """`heights` moved as little as needed to be `gap` apart, in the same order, within 0 and 1 if they fit."""
+    """`heights` moved as little as needed to be `gap` apart, in the same order, within 0 and 1 if
+    they fit."""
 
     def bottom(cluster: list[int]) -> float:
         """Where the lowest of a cluster stands: around the mean of its heights, or at the edge."""
@@ -105,7 +117,13 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     clusters: list[list[int]] = []
     for index in sorted(range(len(heights)), key=lambda index: heights[index]):
         clusters.append([index])
-        while len(clusters) > 1 and bottom(clusters[-1]) < bottom(clusters[-2]) + gap * len(clusters[-2]):
+        while len(clusters) > 1 and bottom(clusters[-1]) < bottom(clusters[-2]) + gap * len(
+            clusters[-2]
+        ):
             clusters[-2:] = [clusters[-2] + clusters[-1]]
-    steps = {index: bottom(cluster) + gap * step for cluster in clusters for step, index in enumerate(cluster)}
+    steps = {
+        index: bottom(cluster) + gap * step
+        for cluster in clusters
+        for step, index in enumerate(cluster)
+    }
     return [steps[index] for index in range(len(heights))]

@@ -1,7 +1,7 @@
 """The charts of a report: what each shows, what to look for in it, and how they share the page.
 
-Lines are labelled where they end instead of in a legend. All text that came from outside is plain text: matplotlib's
-formula mode is off.
+Lines are labelled where they end instead of in a legend. All text that came from outside is plain
+text: matplotlib's formula mode is off.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def arrange(charts: Sequence[Chart]) -> tuple[tuple[Chart, ...], ...]:
 _PERPLEXITY = Chart(
     "perplexity",
     "Perplexity against BF16",
-    "The closer to the BF16 line the better, and what overlaps within its bars (one standard error) is equal; "
-    "hollow is without clipping.",
+    "The closer to the BF16 line the better, and what overlaps within its bars (one standard error)"
+    " is equal; hollow is without clipping.",
     half=True,
     height=2.9,
     draw=draw_methods.draw_perplexity,
@@ -81,7 +81,8 @@ _PERPLEXITY = Chart(
 _HEADROOM = Chart(
     "headroom",
     "Headroom by layer",
-    "How many times less error the best transform could have than any rotation; near 1, a rotation is as good.",
+    "How many times less error the best transform could have than any rotation; near 1, a rotation"
+    " is as good.",
     half=True,
     height=2.9,
     draw=draw_layers.draw_headroom,
@@ -89,7 +90,8 @@ _HEADROOM = Chart(
 _ERRORS = Chart(
     "errors",
     "Output error by layer",
-    "Lower is better; look for single layers that stand out, because the worst one decides more than the mean.",
+    "Lower is better; look for single layers that stand out, because the worst one decides more"
+    " than the mean.",
     half=False,
     height=3.3,
     draw=draw_methods.draw_errors,
@@ -97,7 +99,8 @@ _ERRORS = Chart(
 _CLIP = Chart(
     "clip",
     "Clip curves",
-    "Thick is the mean, thin are layers; below zero clipping helps, and a steep left end means that it soon hurts.",
+    "Thick is the mean, thin are layers; below zero clipping helps, and a steep left end means that"
+    " it soon hurts.",
     half=False,
     height=3.1,
     draw=draw_layers.draw_clip,
@@ -105,7 +108,8 @@ _CLIP = Chart(
 _SPECTRA = Chart(
     "spectra",
     "Eigenvalue spectra of the fit's targets",
-    "The steeper a line crosses the flat one, the fewer directions carry the energy, and the more a rotation helps.",
+    "The steeper a line crosses the flat one, the fewer directions carry the energy, and the more a"
+    " rotation helps.",
     half=False,
     height=3.4,
     draw=draw_layers.draw_spectra,

@@ -1,8 +1,10 @@
-"""The numbers behind a report, and nothing else: schema `oscar-zoo.report/1`, a closed JSON document.
+"""The numbers behind a report, and nothing else: schema `oscar-zoo.report/1`, a closed JSON
+document.
 
-Whoever measures fills a `ReportData`; page and picture are functions of it alone, so a report can be drawn again years
-later from its JSON. Every block may be absent: a quick fit has no perplexity, a moments file only spectra. Numbers keep
-six significant digits from the start, so that what is read equals what was written. Needs no torch.
+Whoever measures fills a `ReportData`; page and picture are functions of it alone, so a report can
+be drawn again years later from its JSON. Every block may be absent: a quick fit has no perplexity,
+a moments file only spectra. Numbers keep six significant digits from the start, so that what is
+read equals what was written. Needs no torch.
 """
 
 from __future__ import annotations
@@ -58,9 +60,10 @@ class Fact(Spec):
 class Candidate(Spec):
     """One row of the comparison.
 
-    `clip_k` and `clip_v` are ratios, 0 for no clipping. `output_error` is the geometric mean over layers of the
-    relative squared error of the attention output. `change_percent` is the rise of perplexity over BF16 and
-    `standard_error` its paired standard error, both in percent of the BF16 perplexity. `recall` is a share.
+    `clip_k` and `clip_v` are ratios, 0 for no clipping. `output_error` is the geometric mean over
+    layers of the relative squared error of the attention output. `change_percent` is the rise of
+    perplexity over BF16 and `standard_error` its paired standard error, both in percent of the BF16
+    perplexity. `recall` is a share.
     """
 
     method: Label
@@ -76,7 +79,8 @@ class Candidate(Spec):
 
 
 class Comparison(Spec):
-    """The candidates in the order they were tried, the BF16 values they are held against, and why one was kept."""
+    """The candidates in the order they were tried, the BF16 values they are held against, and why
+    one was kept."""
 
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     bf16_perplexity: Perplexity | None = None
@@ -115,7 +119,8 @@ class MethodErrors(Spec):
 class Spectrum(Spec):
     """Eigenvalues of one target matrix per layer, descending, as shares of their sum.
 
-    `target` is the estimator's id, `dim` the number of eigenvalues; `ranks` are the positions kept, from 1.
+    `target` is the estimator's id, `dim` the number of eigenvalues; `ranks` are the positions kept,
+    from 1.
     """
 
     target: Label
@@ -134,7 +139,8 @@ class Spectrum(Spec):
 
     @classmethod
     def of(cls, target: str, eigenvalues: Sequence[Sequence[float]]) -> Self:
-        """From all eigenvalues of every layer, in any order; what rounding made negative counts as 0."""
+        """From all eigenvalues of every layer, in any order; what rounding made negative counts as
+        0."""
         dim = len(eigenvalues[0])
         ranks = kept_ranks(dim)
         layers = []
@@ -152,8 +158,9 @@ class Spectra(Spec):
     v: Spectrum
 
 
-class ClipCurve(Spec):
-    """Error against the clip ratio (1 clips nothing), layer by layer; `chosen` is the ratio that is served.
+class ClipChart(Spec):
+    """Error against the clip ratio (1 clips nothing), layer by layer; `chosen` is the ratio that is
+    served.
 
     `mean` is over layers, as the clip was chosen by. `error` says which error, in a word.
     """
@@ -177,19 +184,21 @@ class ClipCurves(Spec):
     """Clip curves of both sides, for one method."""
 
     method: Label
-    k: ClipCurve | None = None
-    v: ClipCurve | None = None
+    k: ClipChart | None = None
+    v: ClipChart | None = None
 
 
 class Headroom(Spec):
-    """How much less error the best transform could have than the best rotation: a factor per layer, 1 for nothing."""
+    """How much less error the best transform could have than the best rotation: a factor per layer,
+    1 for nothing."""
 
     k: PerLayer
     v: PerLayer
 
 
 class ReportData(Spec):
-    """Everything a report shows. `layers` are the model's indices of the layers that all other blocks go by."""
+    """Everything a report shows. `layers` are the model's indices of the layers that all other
+    blocks go by."""
 
     schema_: Literal["oscar-zoo.report/1"] = Field(default="oscar-zoo.report/1", alias="schema")
     title: Annotated[str, Field(min_length=1, max_length=300)]
@@ -254,7 +263,9 @@ class ReportData(Spec):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "top level"
-            raise MalformedFile("report.schema", f"{what}: {where[:120]}: {first['msg']}.") from None
+            raise MalformedFile(
+                "report.schema", f"{what}: {where[:120]}: {first['msg']}."
+            ) from None
 
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:
@@ -264,7 +275,9 @@ class ReportData(Spec):
             MalformedFile: `file.*`, `json.*`, `report.version`, `report.schema`.
         """
         if mistake := mistaken_content(data):
-            raise MalformedFile(mistake[0], f"{what} is {mistake[1]}, not a report.", hint=mistake[2])
+            raise MalformedFile(
+                mistake[0], f"{what} is {mistake[1]}, not a report.", hint=mistake[2]
+            )
         return cls.from_json(strict_json.loads(data, what=what, max_bytes=MAX_BYTES), what=what)
 
 
@@ -276,7 +289,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def kept_ranks(dim: int) -> tuple[int, ...]:
-    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly on a log axis, with the first and the last."""
+    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly on a log axis, with the first and the
+    last."""
     if dim <= MAX_POINTS:
         return tuple(range(1, dim + 1))
     wanted = (round(dim ** (step / (MAX_POINTS - 1))) for step in range(MAX_POINTS))

@@ -8,10 +8,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from oscar_zoo.compute.report import wording
-from oscar_zoo.compute.report.axes import FEW_LAYERS, End, label_ends, layer_axis, positive, value_axis
-from oscar_zoo.compute.report.data import ClipCurve, ReportData, Spectrum, geometric_mean
-from oscar_zoo.compute.report.style import DEPTH_STEPS, FAINT, INK, K_SIDE, MUTED, PAGE, V_SIDE, depth_colours
+from oscar_zoo.compute.report import text
+from oscar_zoo.compute.report.axes import (
+    FEW_LAYERS,
+    End,
+    label_ends,
+    layer_axis,
+    positive,
+    value_axis,
+)
+from oscar_zoo.compute.report.data import ClipChart, ReportData, Spectrum, geometric_mean
+from oscar_zoo.compute.report.style import (
+    DEPTH_STEPS,
+    FAINT,
+    INK,
+    K_SIDE,
+    MUTED,
+    PAGE,
+    V_SIDE,
+    depth_colours,
+)
 
 
 def draw_headroom(figure: FigureBase, data: ReportData) -> None:
@@ -25,7 +41,9 @@ def draw_headroom(figure: FigureBase, data: ReportData) -> None:
         ("values", data.headroom.v, V_SIDE.light, "s"),
     ):
         shown = [max(value, 1.0) for value in values]
-        axes.plot(range(len(shown)), shown, color=colour, linewidth=1.8, marker=marker if few else None)
+        axes.plot(
+            range(len(shown)), shown, color=colour, linewidth=1.8, marker=marker if few else None
+        )
         mean = geometric_mean(values)
         ends.append(End(f"{name}, mean {mean:.2f} ×", shown[-1], colour, bold=True))
     value_axis(axes, [1.0, *data.headroom.k, *data.headroom.v], start=1)
@@ -37,23 +55,24 @@ def draw_headroom(figure: FigureBase, data: ReportData) -> None:
 
 
 def draw_clip(figure: FigureBase, data: ReportData) -> None:
-    """Change of the error with the clip ratio: thin lines are layers, the thick one is their mean."""
+    """Change of the error with the clip ratio: thin lines are layers, the thick one is their
+    mean."""
     assert data.clip is not None
     sides = [("Keys", data.clip.k, K_SIDE.light), ("Values", data.clip.v, V_SIDE.light)]
     present = [(name, curve, colour) for name, curve, colour in sides if curve is not None]
     panels = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
     for axes, (name, curve, colour) in zip(panels, present, strict=True):
-        axes.set_title(f"{name}: {wording.plain(curve.error)} error")
+        axes.set_title(f"{name}: {text.plain(curve.error)} error")
         _clip_panel(axes, curve, colour)
     panels[0].set_ylabel("error against no clipping")
     lines = [line for _, curve, _ in present for line in _against_last(curve)]
     low, high = min(map(min, lines)), max(map(max, lines))
     margin = max(0.06 * (high - low), 0.002)
     panels[0].set_ylim(low - margin, high + margin)
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: wording.tick(value)))
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.tick(value)))
 
 
-def _clip_panel(axes: Axes, curve: ClipCurve, colour: str) -> None:
+def _clip_panel(axes: Axes, curve: ClipChart, colour: str) -> None:
     *layers, mean = _against_last(curve)
     for layer in layers:
         axes.plot(curve.ratios, layer, color=FAINT.light, linewidth=0.8, alpha=0.7)
@@ -63,17 +82,22 @@ def _clip_panel(axes: Axes, curve: ClipCurve, colour: str) -> None:
         ratio = min(curve.ratios, key=lambda value: abs(value - (curve.chosen or 1.0)))
         value = mean[curve.ratios.index(ratio)]
         axes.plot([ratio], [value], "o", color=colour, markersize=7)
-        text, paper = f"served: {wording.clip(curve.chosen)}", {"facecolor": PAGE.light, "alpha": 0.85, "linewidth": 0}
+        label, paper = (
+            f"served: {text.clip(curve.chosen)}",
+            {"facecolor": PAGE.light, "alpha": 0.85, "linewidth": 0},
+        )
         axes.annotate(
-            text, (ratio, value), (0, -9), textcoords="offset points", ha="center", va="top",
+            label, (ratio, value), (0, -9), textcoords="offset points", ha="center", va="top",
             color=colour, weight="bold", bbox=paper | {"pad": 1},
         )  # fmt: skip
     axes.xaxis.set_major_locator(FixedLocator(list(curve.ratios)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: "none" if ratio >= 1 else f"{ratio:.3g}"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda ratio, _: "none" if ratio >= 1 else f"{ratio:.3g}")
+    )
     axes.set_xlabel("clip ratio")
 
 
-def _against_last(curve: ClipCurve) -> list[list[float]]:
+def _against_last(curve: ClipChart) -> list[list[float]]:
     """Change in percent against the largest ratio, for every layer, then for the mean."""
     lines = [*curve.layers, curve.mean]
     return [[100 * (value / line[-1] - 1) if line[-1] else 0.0 for value in line] for line in lines]
@@ -87,7 +111,7 @@ def draw_spectra(figure: FigureBase, data: ReportData) -> None:
     lowest = min(_floor(spectrum) for _, _, spectrum in sides)
     for axes, name, spectrum in sides:
         _spectrum_panel(axes, spectrum)
-        axes.set_title(f"{name}: {wording.target(spectrum.target)}")
+        axes.set_title(f"{name}: {text.target(spectrum.target)}")
     left.set_ylim(lowest / 1.5, 1.4)
     left.set_ylabel("share of the total")
     _depth_key(left, data.layers)
@@ -101,7 +125,7 @@ def _spectrum_panel(axes: Axes, spectrum: Spectrum) -> None:
     axes.set_xlim(1, max(spectrum.dim, 2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: wording.share(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.share(value)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("eigenvalue, largest first")
     flat = 1 / spectrum.dim
@@ -112,7 +136,10 @@ def _spectrum_panel(axes: Axes, spectrum: Spectrum) -> None:
 def _depth(count: int) -> list[str]:
     """Colours of `count` layers; neighbours share one where there are more layers than colours."""
     ramp = depth_colours()
-    return [ramp[round(position / max(count - 1, 1) * (DEPTH_STEPS - 1))].light for position in range(count)]
+    return [
+        ramp[round(position / max(count - 1, 1) * (DEPTH_STEPS - 1))].light
+        for position in range(count)
+    ]
 
 
 def _floor(spectrum: Spectrum) -> float:
@@ -129,5 +156,15 @@ def _depth_key(axes: Axes, layers: Sequence[int]) -> None:
     for step, colour in enumerate(colours):
         inset.axvspan(step, step + 1, color=colour, linewidth=0)
     inset.set_xlim(0, len(colours))
-    inset.text(-0.03, 0.5, f"layer {layers[0]}", transform=inset.transAxes, ha="right", va="center", fontsize=8)
-    inset.text(1.03, 0.5, f"{layers[-1]}", transform=inset.transAxes, ha="left", va="center", fontsize=8)
+    inset.text(
+        -0.03,
+        0.5,
+        f"layer {layers[0]}",
+        transform=inset.transAxes,
+        ha="right",
+        va="center",
+        fontsize=8,
+    )
+    inset.text(
+        1.03, 0.5, f"{layers[-1]}", transform=inset.transAxes, ha="left", va="center", fontsize=8
+    )

@@ -10,8 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from oscar_zoo.compute.report import wording
-from oscar_zoo.compute.report.axes import FEW_LAYERS, End, label_ends, layer_axis, positive, value_axis, weight
+from oscar_zoo.compute.report import text
+from oscar_zoo.compute.report.axes import (
+    FEW_LAYERS,
+    End,
+    label_ends,
+    layer_axis,
+    positive,
+    value_axis,
+    weight,
+)
 from oscar_zoo.compute.report.data import Candidate, ReportData
 from oscar_zoo.compute.report.style import INK, PAGE, method_colours, method_markers
 
@@ -20,7 +28,8 @@ _LINEAR_PERCENT = 15
 
 
 def draw_perplexity(figure: FigureBase, data: ReportData) -> None:
-    """A row per method, a dot with its standard error per candidate, hollow without clipping; BF16 is a line.
+    """A row per method, a dot with its standard error per candidate, hollow without clipping; BF16
+    is a line.
 
     Plain perplexities where they were not compared with BF16.
     """
@@ -33,9 +42,16 @@ def draw_perplexity(figure: FigureBase, data: ReportData) -> None:
     for y, method in enumerate(methods):
         tried = [row for row in measured if row.method == method]
         for row in tried:
-            _dot(axes, y, row, colour=colours[method].light, marker=markers[method], relative=relative)
+            _dot(
+                axes,
+                y,
+                row,
+                colour=colours[method].light,
+                marker=markers[method],
+                relative=relative,
+            )
         _best_value(axes, y, tried, relative=relative)
-    axes.set_yticks(range(len(methods)), [wording.plain(method) for method in methods])
+    axes.set_yticks(range(len(methods)), [text.plain(method) for method in methods])
     for label, method in zip(axes.get_yticklabels(), methods, strict=True):
         label.set(color=colours[method].light, weight=weight(method == _kept(data)))
     axes.set_ylim(len(methods) - 0.5, -0.9 if relative else -0.5)
@@ -52,7 +68,7 @@ def _position(row: Candidate, *, relative: bool) -> tuple[float, float]:
     """Where a candidate stands, and its standard error; what is broken stands at the edge."""
     if not relative:
         return row.perplexity or 0.0, 0.0
-    return min(row.change_percent or 0.0, wording.BROKEN), min(row.standard_error or 0.0, wording.BROKEN)
+    return min(row.change_percent or 0.0, text.BROKEN), min(row.standard_error or 0.0, text.BROKEN)
 
 
 def _dot(axes: Axes, y: float, row: Candidate, *, colour: str, marker: str, relative: bool) -> None:
@@ -63,34 +79,47 @@ def _dot(axes: Axes, y: float, row: Candidate, *, colour: str, marker: str, rela
 
 
 def _best_value(axes: Axes, y: float, tried: Sequence[Candidate], *, relative: bool) -> None:
-    """Write the number of the kept candidate, or else of the best one, to the right of all of its method."""
+    """Write the number of the kept candidate, or else of the best one, to the right of all of its
+    method."""
     best = min(tried, key=lambda row: (not row.chosen, row.perplexity))
     end = max(sum(_position(row, relative=relative)) for row in tried)
-    number = wording.change(best.change_percent or 0.0) if relative else wording.perplexity(best.perplexity or 0.0)
+    number = (
+        text.change(best.change_percent or 0.0)
+        if relative
+        else text.perplexity(best.perplexity or 0.0)
+    )
     bold = weight(best.chosen)
-    axes.annotate(number, (end, y), xytext=(8, 0), textcoords="offset points", va="center", weight=bold)
+    axes.annotate(
+        number, (end, y), xytext=(8, 0), textcoords="offset points", va="center", weight=bold
+    )
 
 
 def _change_axis(axes: Axes, rows: Sequence[Candidate], base: float | None) -> None:
-    """Percent over BF16: linear while all are close, else linear up to 1 % and logarithmic beyond."""
+    """Percent over BF16: linear while all are close, else linear up to 1 % and logarithmic
+    beyond."""
     places = [_position(row, relative=True) for row in rows]
-    low, high = min(0.0, *(x - error for x, error in places)), max(1.0, *(x + error for x, error in places))
+    low, high = (
+        min(0.0, *(x - error for x, error in places)),
+        max(1.0, *(x + error for x, error in places)),
+    )
     if high > _LINEAR_PERCENT:
         low = max(low, -100.0)  # an error bar cannot end below no perplexity at all
         decades = math.ceil(math.log10(high))
         powers = [10.0**power for power in range(0, decades + 1, 1 if decades < 4 else 2)]
         axes.set_xscale("symlog", linthresh=1, linscale=0.8)
-        axes.xaxis.set_major_locator(FixedLocator([-power for power in powers if -power >= low] + [0.0, *powers]))
+        axes.xaxis.set_major_locator(
+            FixedLocator([-power for power in powers if -power >= low] + [0.0, *powers])
+        )
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(1.3 * low - 0.2, high * 1.5)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: wording.tick(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text.tick(value)))
     axes.set_xlabel("rise of perplexity, lower is better")
     axes.axvline(0, color=INK.light, linewidth=1.2)
-    text = "BF16" if base is None else f"BF16 {wording.perplexity(base)}"
-    axes.annotate(text, (0, -0.9), (5, -3), textcoords="offset points", va="top", weight="bold")
+    label = "BF16" if base is None else f"BF16 {text.perplexity(base)}"
+    axes.annotate(label, (0, -0.9), (5, -3), textcoords="offset points", va="top", weight="bold")
 
 
 def draw_errors(figure: FigureBase, data: ReportData) -> None:
@@ -114,7 +143,10 @@ def draw_errors(figure: FigureBase, data: ReportData) -> None:
     axes.set_ylabel("relative output error")
     label_ends(
         axes,
-        [End(wording.plain(e.method), e.layers[-1], colours[e.method].light, e.method == kept) for e in data.errors],
+        [
+            End(text.plain(e.method), e.layers[-1], colours[e.method].light, e.method == kept)
+            for e in data.errors
+        ],
     )
 
 

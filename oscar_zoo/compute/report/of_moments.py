@@ -1,4 +1,5 @@
-"""What a moments file alone can show: spectra of what a fit would target, and the headroom over rotations."""
+"""What a moments file alone can show: spectra of what a fit would target, and the headroom over
+rotations."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
 
 
 def spectra_of(moments: Moments) -> Spectra:
-    """Eigenvalues of both targets, mean over heads: `qqt/1`, and `sst/1` or what the moments have in its place."""
+    """Eigenvalues of both targets, mean over heads: `qqt/1`, and `sst/1` or what the moments have
+    in its place."""
     layers = moments.layers.values()
     if all(layer.weighted_tokens == layer.tokens for layer in layers):
         value = "sst/1"
@@ -42,7 +44,8 @@ def spectra_of(moments: Moments) -> Spectra:
 
 
 def headroom_of(moments: Moments) -> Headroom | None:
-    """Mean headroom of the heads of each layer; `None` without output weights, or where a matrix is singular."""
+    """Mean headroom of the heads of each layer; `None` without output weights, or where a matrix is
+    singular."""
     if any(layer.wo is None for layer in moments.layers.values()):
         return None
     try:
@@ -63,14 +66,23 @@ def _headroom(moments: Moments, gram: str, hessian: str) -> PerLayer:
 
 def _facts(moments: Moments, info: MomentsInfo) -> tuple[Fact, ...]:
     shape = info.model
-    widths = f"{shape.head_dim}" if shape.head_dim == shape.v_head_dim else f"{shape.head_dim}/{shape.v_head_dim}"
-    layers = f"{len(moments.layers)} layers, {shape.num_q_heads} query and {shape.num_kv_heads} KV heads of {widths}"
+    widths = (
+        f"{shape.head_dim}"
+        if shape.head_dim == shape.v_head_dim
+        else f"{shape.head_dim}/{shape.v_head_dim}"
+    )
+    layers = (
+        f"{len(moments.layers)} layers, {shape.num_q_heads} query and {shape.num_kv_heads} KV heads"
+        f" of {widths}"
+    )
     engine = info.numerics.engine
     facts = {
         "Model": f"{shape.id}, {layers}",
         "Calibration": f"{moments.tokens:,} tokens in {len(info.sequences):,} sequences",
         "Data": info.calibration.dataset if info.calibration else None,
-        "Engine": f"{engine.name} {engine.version or ''}".rstrip() + f", {info.numerics.forward_dtype}",
+        "Engine": (
+            f"{engine.name} {engine.version or ''}".rstrip() + f", {info.numerics.forward_dtype}"
+        ),
         "Device": info.numerics.device,
     }
     return tuple(Fact(label=label, value=value) for label, value in facts.items() if value)

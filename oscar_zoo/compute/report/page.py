@@ -1,7 +1,8 @@
 """The page: one HTML file that needs nothing else, the answer first.
 
-No script, no font, no request: the content security policy in its head forbids even what a mistake would add. Every
-text is escaped, names of models and notes are not trusted. The same data gives the same bytes.
+No script, no font, no request: the content security policy in its head forbids even what a mistake
+would add. Every text is escaped, names of models and notes are not trusted. The same data gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.compute.report import wording
+from oscar_zoo.compute.report import text
 from oscar_zoo.compute.report.data import Comparison, ReportData
 from oscar_zoo.errors import MissingDependency
 
@@ -80,7 +81,7 @@ footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); p
   th, td { padding: 3px 7px; } .table, .chart { overflow: visible; } svg, .pair svg { min-width: 0; }
   figure { margin-top: 14px; } figcaption { margin: 0; }
 }
-"""
+"""  # noqa: E501
 
 
 def write_report(data: ReportData, html: Path, png: Path) -> None:
@@ -116,9 +117,16 @@ def render_html(data: ReportData) -> bytes:
     colours = colour_variables(data.methods)
     light = " ".join(f"--{name}: {colour.light};" for name, colour in colours.items())
     dark = " ".join(f"--{name}: {colour.dark};" for name, colour in colours.items())
-    parts = [_heading(data), _comparison(data.comparison), _facts(data), _notes(data), *_figures(data), _footer()]
+    parts = [
+        _heading(data),
+        _comparison(data.comparison),
+        _facts(data),
+        _notes(data),
+        *_figures(data),
+        _footer(),
+    ]
     return _PAGE.format(
-        title=escape(f"{wording.plain(data.title)} · oscar-zoo report"),
+        title=escape(f"{text.plain(data.title)} · oscar-zoo report"),
         style=_STYLE.replace("LIGHT", light).replace("DARK", dark),
         body="\n".join(part for part in parts if part),
     ).encode()
@@ -130,50 +138,67 @@ def _require_matplotlib() -> None:
 
 
 def _heading(data: ReportData) -> str:
-    kept, rest = wording.answer(data)
+    kept, rest = text.answer(data)
     lines = [
         '<p class="kicker">oscar-zoo report</p>',
         f"<h1>{_text(data.title)}</h1>",
-        f'<p class="answer">{f"<strong>{_text(kept)}</strong>" if kept else ""}{_text(rest, strip=False)}</p>',
+        (
+            f'<p class="answer">{f"<strong>{_text(kept)}</strong>" if kept else ""}{_text(rest, strip=False)}</p>'  # noqa: E501
+        ),
     ]
     if data.comparison is not None and data.comparison.reason is not None:
-        lines.append(f'<p class="why">{escape(wording.sentence(data.comparison.reason))}</p>')
+        lines.append(f'<p class="why">{escape(text.sentence(data.comparison.reason))}</p>')
     return "<header>\n" + "\n".join(lines) + "\n</header>"
 
 
 def _comparison(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
-    table = wording.table(comparison)
+    table = text.table(comparison)
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.heads)
     rows = "\n".join(_row(row) for row in table.rows)
-    return f'<div class="table">\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>'
+    return (
+        "<div"
+        f' class="table">\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>'  # noqa: E501
+    )
 
 
-def _row(row: wording.Row) -> str:
+def _row(row: text.TableRow) -> str:
     name, *cells = row.cells
     shown = "".join(f"<td{_css(cell, row)}>{escape(cell)}</td>" for cell in cells)
-    mark = f' <span class="mark">← {wording.KEPT}</span>' if row.kept else ""
+    mark = f' <span class="mark">← {text.KEPT}</span>' if row.kept else ""
     css = ' class="kept"' if row.kept else ""
     return f'<tr{css}><th scope="row">{escape(name)}{mark}</th>{shown}</tr>'
 
 
-def _css(cell: str, row: wording.Row) -> str:
-    name = "none" if cell in (wording.NOT_MEASURED, wording.NOT_APPLICABLE) else row.gate if cell == row.gate else None
+def _css(cell: str, row: text.TableRow) -> str:
+    name = (
+        "none"
+        if cell in (text.NOT_MEASURED, text.NOT_APPLICABLE)
+        else row.gate
+        if cell == row.gate
+        else None
+    )
     return f' class="{name}"' if name else ""
 
 
 def _facts(data: ReportData) -> str:
     if not data.facts:
         return ""
-    lines = "\n".join(f"<dt>{_text(fact.label)}</dt><dd>{_text(fact.value)}</dd>" for fact in data.facts)
+    lines = "\n".join(
+        f"<dt>{_text(fact.label)}</dt><dd>{_text(fact.value)}</dd>" for fact in data.facts
+    )
     return f'<dl class="facts">\n{lines}\n</dl>'
 
 
 def _notes(data: ReportData) -> str:
     if not data.notes:
         return ""
-    return '<ul class="notes">\n' + "\n".join(f"<li>{_text(note)}</li>" for note in data.notes) + "\n</ul>"
+    return (
+        '<ul class="notes">\n'
+        + "\n".join(f"<li>{_text(note)}</li>" for note in data.notes)
+        + "\n</ul>"
+    )
 
 
 def _figures(data: ReportData) -> list[str]:
@@ -192,9 +217,12 @@ def _figures(data: ReportData) -> list[str]:
 
 
 def _footer() -> str:
-    return "<footer>Drawn by oscar-zoo; draw it again from its JSON with <code>oscar-zoo plot</code>.</footer>"
+    return (
+        "<footer>Drawn by oscar-zoo; draw it again from its JSON with <code>oscar-zoo"
+        " plot</code>.</footer>"
+    )
 
 
-def _text(text: str, *, strip: bool = True) -> str:
+def _text(words: str, *, strip: bool = True) -> str:
     """Untrusted text for HTML, in one line."""
-    return escape(wording.plain(text) if strip else text)
+    return escape(text.plain(words) if strip else words)

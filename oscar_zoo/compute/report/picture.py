@@ -1,4 +1,5 @@
-"""The whole report as one PNG, for places that show pictures only: the table on top, the charts of the page below.
+"""The whole report as one PNG, for places that show pictures only: the table on top, the charts of
+the page below.
 
 Every part is drawn as a figure of its own and pasted, so a chart looks as it does on the page.
 """
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from oscar_zoo.compute.report import wording
+from oscar_zoo.compute.report import text
 from oscar_zoo.compute.report.axes import weight
 from oscar_zoo.compute.report.charts import HALF_WIDTH, PAGE_WIDTH, Chart, arrange, charts_of
 from oscar_zoo.compute.report.data import ReportData
@@ -44,7 +45,9 @@ def picture(data: ReportData) -> bytes:
     with drawing():
         rows = [_head(data), *(_row(row, data) for row in arrange(charts_of(data)))]
         margin = round(_MARGIN * DPI)
-        image = np.pad(np.concatenate(rows), ((margin, margin), (margin, margin), (0, 0)), constant_values=255)
+        image = np.pad(
+            np.concatenate(rows), ((margin, margin), (margin, margin), (0, 0)), constant_values=255
+        )
         stream = io.BytesIO()
         imsave(stream, image, format="png", dpi=DPI, metadata={"Software": "oscar-zoo"})
     return stream.getvalue()
@@ -54,7 +57,9 @@ def _row(charts: Sequence[Chart], data: ReportData) -> Pixels:
     """One or two charts side by side, each below its title and caption."""
     width = HALF_WIDTH if len(charts) == 2 else PAGE_WIDTH
     height = max(chart.height for chart in charts)
-    captions = [textwrap.wrap(chart.caption, round(_COLUMNS * width / PAGE_WIDTH)) for chart in charts]
+    captions = [
+        textwrap.wrap(chart.caption, round(_COLUMNS * width / PAGE_WIDTH)) for chart in charts
+    ]
     above = 0.5 + _LINE * max(map(len, captions))
     parts = []
     for chart, caption in zip(charts, captions, strict=True):
@@ -74,19 +79,31 @@ def _row(charts: Sequence[Chart], data: ReportData) -> Pixels:
 
 def _head(data: ReportData) -> Pixels:
     """Title, answer, table, facts, notes."""
-    kept, rest = wording.answer(data)
+    kept, rest = text.answer(data)
     reason = data.comparison.reason if data.comparison else None
-    facts = "  ·  ".join(f"{wording.plain(fact.label)}: {wording.plain(fact.value)}" for fact in data.facts)
+    facts = "  ·  ".join(
+        f"{text.plain(fact.label)}: {text.plain(fact.value)}" for fact in data.facts
+    )
     answer = textwrap.wrap(kept + rest, 110)
-    why = textwrap.wrap(wording.sentence(reason), _COLUMNS) if reason else []
+    why = textwrap.wrap(text.sentence(reason), _COLUMNS) if reason else []
     small = [(line, MUTED.light) for line in textwrap.wrap(facts, _COLUMNS)]
-    small += [(line, WARN.light) for note in data.notes for line in textwrap.wrap(wording.plain(note), _COLUMNS)]
-    table = wording.table(data.comparison) if data.comparison else None
+    small += [
+        (line, WARN.light)
+        for note in data.notes
+        for line in textwrap.wrap(text.plain(note), _COLUMNS)
+    ]
+    table = text.table(data.comparison) if data.comparison else None
     y = 0.85 + 0.25 * len(answer) + _LINE * len(why)
     below = y + (_ROW * (len(table.rows) + 1) + 0.2 if table else 0)
     figure, axes = _sheet(below + _LINE * len(small) + 0.2)
     axes.text(0, 0.14, "oscar-zoo report", color=MUTED.light)
-    axes.text(0, 0.45, textwrap.shorten(wording.plain(data.title), 80, placeholder=" …"), fontsize=15, weight="bold")
+    axes.text(
+        0,
+        0.45,
+        textwrap.shorten(text.plain(data.title), 80, placeholder=" …"),
+        fontsize=15,
+        weight="bold",
+    )
     for index, line in enumerate(answer):
         axes.text(0, 0.82 + 0.25 * index, line, fontsize=11)
     for index, line in enumerate(why):
@@ -98,8 +115,9 @@ def _head(data: ReportData) -> Pixels:
     return _pixels(figure)
 
 
-def _draw_table(axes: Axes, table: wording.Table, y: float) -> None:
-    """Columns as wide as their texts, numbers to the right; the kept row on a ground of its own and marked in words."""
+def _draw_table(axes: Axes, table: text.Table, y: float) -> None:
+    """Columns as wide as their texts, numbers to the right; the kept row on a ground of its own and
+    marked in words."""
     lines = [table.heads, *(row.cells for row in table.rows)]
     widths = [max(map(len, column)) * _CHARACTER for column in zip(*lines, strict=True)]
     edges = [sum(widths[: index + 1]) + 0.26 * index for index in range(len(widths))]
@@ -109,16 +127,30 @@ def _draw_table(axes: Axes, table: wording.Table, y: float) -> None:
         middle = y + _ROW * (number + 0.5)
         kept = row is not None and row.kept
         if kept:
-            axes.axhspan(middle - _ROW / 2, middle + _ROW / 2, 0, end / PAGE_WIDTH, color=SOFT.light, zorder=0)
-            axes.text(edges[-1] + 0.15, middle, f"← {wording.KEPT}", va="center", weight="bold")
+            axes.axhspan(
+                middle - _ROW / 2,
+                middle + _ROW / 2,
+                0,
+                end / PAGE_WIDTH,
+                color=SOFT.light,
+                zorder=0,
+            )
+            axes.text(edges[-1] + 0.15, middle, f"← {text.KEPT}", va="center", weight="bold")
         for index, cell in enumerate(cells):
             x, side = (0.06, "left") if index == 0 else (edges[index], "right")
-            axes.text(x, middle, cell, ha=side, va="center", weight=weight(kept), color=_colour(cell, row))
-        axes.plot([0, end], [middle + _ROW / 2] * 2, color=RULE.light, linewidth=1.2 if row is None else 0.6)
+            axes.text(
+                x, middle, cell, ha=side, va="center", weight=weight(kept), color=_colour(cell, row)
+            )
+        axes.plot(
+            [0, end],
+            [middle + _ROW / 2] * 2,
+            color=RULE.light,
+            linewidth=1.2 if row is None else 0.6,
+        )
 
 
-def _colour(cell: str, row: wording.Row | None) -> str:
-    if row is None or cell in (wording.NOT_MEASURED, wording.NOT_APPLICABLE):
+def _colour(cell: str, row: text.TableRow | None) -> str:
+    if row is None or cell in (text.NOT_MEASURED, text.NOT_APPLICABLE):
         return MUTED.light
     return _VERDICTS[cell] if cell == row.gate else INK.light
 

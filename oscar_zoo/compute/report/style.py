@@ -1,8 +1,9 @@
 """Colours, and matplotlib without the user's settings.
 
-A method has one colour and one marker everywhere. Charts are drawn in the colours of the light page; each colour has a
-name, by which the page replaces it with a CSS variable, so one drawing is legible on light and on dark ground. Hues
-follow Okabe and Ito's palette for colour-blind readers, darkened until text in them is legible on white.
+A method has one colour and one marker everywhere. Charts are drawn in the colours of the light
+page; each colour has a name, by which the page replaces it with a CSS variable, so one drawing is
+legible on light and on dark ground. Hues follow Okabe and Ito's palette for colour-blind readers,
+darkened until text in them is legible on white.
 """
 
 from __future__ import annotations
@@ -95,11 +96,14 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Within it matplotlib has our settings, whatever its configuration file says; restored afterwards."""
+    """Within it matplotlib has our settings, whatever its configuration file says; restored
+    afterwards."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names of models in any script
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from"
+        )  # names of models in any script
         yield
 
 
@@ -118,12 +122,15 @@ def method_markers(methods: Sequence[str]) -> dict[str, str]:
 
 
 def depth_colours() -> tuple[Colour, ...]:
-    """`DEPTH_STEPS` colours from the first layer to the last: viridis without the end that vanishes."""
+    """`DEPTH_STEPS` colours from the first layer to the last: viridis without the end that
+    vanishes."""
     from matplotlib.colors import to_hex
 
     ramp = matplotlib.colormaps["viridis"]
     steps = [step / (DEPTH_STEPS - 1) for step in range(DEPTH_STEPS)]
-    return tuple(Colour(to_hex(ramp(0.8 - 0.8 * step)), to_hex(ramp(1 - 0.68 * step))) for step in steps)
+    return tuple(
+        Colour(to_hex(ramp(0.8 - 0.8 * step)), to_hex(ramp(1 - 0.68 * step))) for step in steps
+    )
 
 
 def colour_variables(methods: Sequence[str]) -> dict[str, Colour]:

@@ -1,7 +1,8 @@
-"""A chart as inline SVG: no background, no date, no font of its own, colours by the names of CSS variables.
+"""A chart as inline SVG: no background, no date, no font of its own, colours by the names of CSS
+variables.
 
-The same data gives the same bytes with one version of matplotlib. Ids carry the chart's key, so that several charts can
-stand in one page.
+The same data gives the same bytes with one version of matplotlib. Ids carry the chart's key, so
+that several charts can stand in one page.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def chart_svg(chart: Chart, data: ReportData, *, half: bool) -> str:
     """
     stream = io.StringIO()
     with drawing(), rc_context({"svg.hashsalt": chart.key}):
-        figure = Figure(figsize=(HALF_WIDTH if half else PAGE_WIDTH, chart.height), layout="constrained")
+        figure = Figure(
+            figsize=(HALF_WIDTH if half else PAGE_WIDTH, chart.height), layout="constrained"
+        )
         chart.draw(figure, data)
         figure.savefig(stream, format="svg", metadata=_NO_METADATA)
         variables = colour_variables(data.methods)
@@ -44,7 +47,8 @@ def chart_svg(chart: Chart, data: ReportData, *, half: bool) -> str:
 
 
 def _tag(tag: str, key: str) -> str:
-    """A tag with ids of this chart's own, coordinates to a hundredth of a point, and the page's font."""
+    """A tag with ids of this chart's own, coordinates to a hundredth of a point, and the page's
+    font."""
     tag = re.sub(r' (id="|xlink:href="#|clip-path="url\(#)', rf" \1{key}-", tag)
     tag = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), tag)
     return tag.replace("'DejaVu Sans'", "var(--font)")

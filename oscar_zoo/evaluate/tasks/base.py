@@ -1,7 +1,7 @@
 """What a task is: token sequences, and a number that adds up over them.
 
-A task is built once and measured under several caches, so every cache sees the same tokens. The sums of each sequence
-are kept, so two caches can be compared sequence by sequence.
+A task is built once and measured under several caches, so every cache sees the same tokens. The
+sums of each sequence are kept, so two caches can be compared sequence by sequence.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oscar_zoo.evaluate.by_layer import run_by_layer
-from oscar_zoo.evaluate.cache import CacheSpec, SimulatedCache
-from oscar_zoo.evaluate.models import LoadedModel, attention_scope
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.models.layer_by_layer import run_by_layer
+from oscar_zoo.models.loading import LoadedModel, attention_scope
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TaskPrompt:
     """One sequence that starts at position 0.
 
     Attributes:
         ids: `[T]` int64, in main memory.
-        scored: `[n]` int64, there too, ascending: positions whose predictions (of the next token) the task looks at.
-        answers: stretches of `scored`, `[first, last)`, that belong to one answer; empty when each stands alone.
+        scored: `[n]` int64, there too, ascending: positions whose predictions (of the next token)
+            the task looks at.
+        answers: stretches of `scored`, `[first, last)`, that belong to one answer; empty when each
+            stands alone.
     """
 
     ids: Tensor
@@ -42,11 +44,12 @@ class Task(Protocol):
         """Key of the result, such as `perplexity`."""
 
     @property
-    def prompts(self) -> Sequence[Prompt]:
+    def prompts(self) -> Sequence[TaskPrompt]:
         """The sequences."""
 
-    def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:
-        """Sum and number of what is averaged, over one prompt; `logits` `[n, vocabulary]` at `prompt.scored`."""
+    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
+        """Sum and number of what is averaged, over one prompt; `logits` `[n, vocabulary]` at
+        `prompt.scored`."""
 
     def result(self, total: float, number: int) -> float:
         """From the sums over all prompts to the reported number."""
@@ -69,7 +72,11 @@ class Measurement:
 
 
 def measure(
-    model: LoadedModel, task: Task, cache: CacheSpec | None = None, *, tick: Callable[[], None] = lambda: None
+    model: LoadedModel,
+    task: Task,
+    cache: CacheSpec | None = None,
+    *,
+    tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Run every prompt of `task` through the model.
 
@@ -81,29 +88,39 @@ def measure(
         GeometryMismatch, UsageError: `cache` does not fit the model.
         UnsupportedModel: the model's attention cannot be reached.
     """
-    scope = nullcontext() if cache is None else attention_scope(model, SimulatedCache(cache, model.block, model.device))
+    scope = (
+        nullcontext()
+        if cache is None
+        else attention_scope(model, SimulatedCache(cache, model.block, model.device))
+    )
     parts = []
     with scope, torch.inference_mode():
         for prompt, logits in zip(task.prompts, _all_logits(model, task.prompts), strict=True):
             parts.append(task.count(prompt, logits))
             tick()
-    return Measurement(task.result(sum(t for t, _ in parts), sum(n for _, n in parts)), tuple(parts))
+    return Measurement(
+        task.result(sum(t for t, _ in parts), sum(n for _, n in parts)), tuple(parts)
+    )
 
 
-def _all_logits(model: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Tensor]:
+def _all_logits(model: LoadedModel, prompts: Sequence[TaskPrompt]) -> Iterator[Tensor]:
     """`[n, vocabulary]` at the scored positions of each prompt, in order."""
     if not model.streamed:
         yield from (_logits(model, prompt) for prompt in prompts)
         return
     ids = [prompt.ids for prompt in prompts]
-    yield from run_by_layer(model.model, model.block.num_layers, ids, lambda number: _logits(model, prompts[number]))
+    yield from run_by_layer(
+        model.model, model.block.num_layers, ids, lambda number: _logits(model, prompts[number])
+    )
 
 
-def _logits(model: LoadedModel, prompt: Prompt) -> Tensor:
+def _logits(model: LoadedModel, prompt: TaskPrompt) -> Tensor:
     ids, first = prompt.ids[None].to(model.device), int(prompt.scored[0])
     found: Tensor
     if model.spread:  # positions would have to be on the device of the last layer
         found = model.model(ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
         return found[(prompt.scored - first).to(found.device)]
-    found = model.model(ids, use_cache=False, logits_to_keep=prompt.scored.to(model.device)).logits[0]
+    found = model.model(ids, use_cache=False, logits_to_keep=prompt.scored.to(model.device)).logits[
+        0
+    ]
     return found

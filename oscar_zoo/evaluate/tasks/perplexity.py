@@ -1,4 +1,5 @@
-"""Perplexity over windows taken evenly from a text: exp of the mean negative log likelihood of the next token."""
+"""Perplexity over windows taken evenly from a text: exp of the mean negative log likelihood of the
+next token."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import Prompt
+from oscar_zoo.evaluate.tasks.base import TaskPrompt
 
 LOSS_BLOCK = 256
 
@@ -23,12 +24,15 @@ class Perplexity:
         prompts: the windows.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[TaskPrompt, ...]
     name: str = "perplexity"
 
     @classmethod
-    def from_tokens(cls, ids: Tensor, *, windows: int = 6, length: int = 2048, skip: int = 0) -> Perplexity:
-        """Cut window i of n at token `(len(ids) - length) * i // n`; fewer windows when they would overlap.
+    def from_tokens(
+        cls, ids: Tensor, *, windows: int = 6, length: int = 2048, skip: int = 0
+    ) -> Perplexity:
+        """Cut window i of n at token `(len(ids) - length) * i // n`; fewer windows when they would
+        overlap.
 
         Args:
             ids: `[N]` int64, the whole text.
@@ -41,21 +45,29 @@ class Perplexity:
         """
         if length > len(ids):
             raise UsageError(
-                f"the text has {len(ids)} tokens, one window needs {length}.", hint="use a longer text or less context"
+                f"the text has {len(ids)} tokens, one window needs {length}.",
+                hint="use a longer text or less context",
             )
         if windows < 1 or not 0 <= skip < length - 1:
-            raise UsageError(f"{windows} windows of {length} tokens from position {skip} leave nothing to score.")
+            raise UsageError(
+                f"{windows} windows of {length} tokens from position {skip} leave nothing to score."
+            )
         number = min(windows, len(ids) // length)
         starts = [(len(ids) - length) * i // number for i in range(number)]
         scored = torch.arange(skip, length - 1, device="cpu")
-        return cls(tuple(Prompt(ids[start : start + length], scored) for start in starts))
+        return cls(tuple(TaskPrompt(ids[start : start + length], scored) for start in starts))
 
-    def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:
-        """Summed negative log likelihood in nats, and predictions; logits become float32 block by block."""
+    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
+        """Summed negative log likelihood in nats, and predictions; logits become float32 block by
+        block."""
         targets = prompt.ids[prompt.scored + 1].to(logits.device)
         total = sum(
-            torch.nn.functional.cross_entropy(block.float(), target, reduction="sum").double().item()
-            for block, target in zip(logits.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True)
+            torch.nn.functional.cross_entropy(block.float(), target, reduction="sum")
+            .double()
+            .item()
+            for block, target in zip(
+                logits.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True
+            )
         )
         return total, len(targets)
 

@@ -1,8 +1,10 @@
-"""Recall: facts far enough back that every cache reads them from INT2, asked for at the end of the prompt.
+"""Recall: facts far enough back that every cache reads them from INT2, asked for at the end of the
+prompt.
 
-Two kinds of prompts take turns. Passkey: sentences with six-digit codes spread through text, then questions. Table:
-text, then lines ` Name = 1234`, then some of the names again. Answers are teacher-forced: an answer is right when the
-greedy prediction of each of its tokens is right, given the prompt and the true answers before it.
+Two kinds of prompts take turns. Passkey: sentences with six-digit codes spread through text, then
+questions. Table: text, then lines ` Name = 1234`, then some of the names again. Answers are
+teacher-forced: an answer is right when the greedy prediction of each of its tokens is right, given
+the prompt and the true answers before it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import Prompt
+from oscar_zoo.evaluate.tasks.base import TaskPrompt
 
 Unit = Literal["answer", "token"]
 Encode = Callable[[str], list[int]]
@@ -42,7 +44,7 @@ class Recall:
         unit: what is counted: whole answers, or single tokens of answers (a gentler number).
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[TaskPrompt, ...]
     seed: int
     unit: Unit = "answer"
     name: str = "recall"
@@ -76,18 +78,25 @@ class Recall:
             UsageError: the text or the prompt is too short for facts outside the windows.
         """
         if answers < 1 or per_prompt < 1:
-            raise UsageError(f"{answers} answers with {per_prompt} per prompt leave nothing to ask.")
+            raise UsageError(
+                f"{answers} answers with {per_prompt} per prompt leave nothing to ask."
+            )
         rng = random.Random(seed)
         writer = _Writer(ids.tolist(), encode, rng, windows, length, per_prompt)
         number = -(-answers // per_prompt)
-        return cls(tuple(writer.table() if i % 2 else writer.passkeys() for i in range(number)), seed, unit)
+        return cls(
+            tuple(writer.table() if i % 2 else writer.passkeys() for i in range(number)), seed, unit
+        )
 
-    def count(self, prompt: Prompt, logits: Tensor) -> tuple[float, int]:
-        """Answers of which every token is predicted, and answers; or predicted tokens of answers, and tokens."""
+    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
+        """Answers of which every token is predicted, and answers; or predicted tokens of answers,
+        and tokens."""
         right = logits.argmax(-1).cpu() == prompt.ids[prompt.scored + 1]
         if self.unit == "token":
             return float(right.sum()), len(right)
-        return float(sum(bool(right[first:last].all()) for first, last in prompt.answers)), len(prompt.answers)
+        return float(sum(bool(right[first:last].all()) for first, last in prompt.answers)), len(
+            prompt.answers
+        )
 
     def result(self, total: float, number: int) -> float:
         """The fraction recalled, 0 .. 1."""
@@ -115,14 +124,18 @@ class _Writer:
     length: int
     per_prompt: int
 
-    def passkeys(self) -> Prompt:
+    def passkeys(self) -> TaskPrompt:
         """As many codes as questions, evenly spread with some jitter, text between them."""
         names, codes = self._facts(self.per_prompt, PASSKEY_DIGITS)
         facts = [
-            self.encode(f"\nThe access code of {name} is {code}.\n") for name, code in zip(names, codes, strict=True)
+            self.encode(f"\nThe access code of {name} is {code}.\n")
+            for name, code in zip(names, codes, strict=True)
         ]
         order = self.rng.sample(range(len(names)), len(names))
-        questions = [(f"\nQuestion: What is the access code of {names[i]}?\nAnswer: ", codes[i], "\n") for i in order]
+        questions = [
+            (f"\nQuestion: What is the access code of {names[i]}?\nAnswer: ", codes[i], "\n")
+            for i in order
+        ]
         tail, stretches = self._ask(questions)
         body = self.length - len(tail)
         size = max(map(len, facts))
@@ -134,8 +147,9 @@ class _Writer:
             ids += self._text(start - len(ids)) + fact
         return _finish(ids + self._text(body - len(ids)), tail, stretches)
 
-    def table(self) -> Prompt:
-        """Text, then lines until the questions begin; lines that reach into the recent window are not asked for."""
+    def table(self) -> TaskPrompt:
+        """Text, then lines until the questions begin; lines that reach into the recent window are
+        not asked for."""
         names, codes = self._facts(TABLE_LINES, TABLE_DIGITS)
         rows = [self.encode(f"\n {name} = {code}") for name, code in zip(names, codes, strict=True)]
         ends = list(accumulate(map(len, rows)))
@@ -147,9 +161,13 @@ class _Writer:
         before = self.length - len(tail) - ends[-1]
         if before < self.windows.sink:
             raise self._too_short()
-        return _finish(self._text(before) + [token for row in rows for token in row], tail, stretches)
+        return _finish(
+            self._text(before) + [token for row in rows for token in row], tail, stretches
+        )
 
-    def _ask(self, questions: list[tuple[str, str, str]]) -> tuple[list[int], list[tuple[int, int]]]:
+    def _ask(
+        self, questions: list[tuple[str, str, str]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokens of all questions with their answers, and where in them the answers stand."""
         tail: list[int] = []
         stretches = []
@@ -160,7 +178,8 @@ class _Writer:
         return tail, stretches
 
     def _range(self, body: int, fact: int) -> tuple[int, int]:
-        """First and last start of a fact of `fact` tokens, for questions that begin at position `body`."""
+        """First and last start of a fact of `fact` tokens, for questions that begin at position
+        `body`."""
         first = max(self.windows.sink, round(SHALLOW * self.length))
         last = min(body - self.windows.recent - fact, round(DEEP * self.length))
         if last + fact - first < self.per_prompt * fact:
@@ -178,25 +197,32 @@ class _Writer:
         names: dict[str, None] = {}
         while len(names) < number:
             syllables = self.rng.choice((2, 2, 3))
-            names["".join(self.rng.choice(CONSONANTS) + self.rng.choice(VOWELS) for _ in range(syllables)).title()] = (
-                None
-            )
+            names[
+                "".join(
+                    self.rng.choice(CONSONANTS) + self.rng.choice(VOWELS) for _ in range(syllables)
+                ).title()
+            ] = None
         return list(names), ["".join(self.rng.choices("0123456789", k=digits)) for _ in names]
 
     def _text(self, number: int) -> list[int]:
         if number <= 0:
             return []
         if number >= len(self.filler):
-            raise UsageError(f"the text has {len(self.filler)} tokens, a prompt needs {number} of them as filler.")
+            raise UsageError(
+                f"the text has {len(self.filler)} tokens, a prompt needs {number} of them as"
+                " filler."
+            )
         start = self.rng.randrange(len(self.filler) - number)
         return self.filler[start : start + number]
 
 
-def _finish(body: list[int], tail: list[int], stretches: list[tuple[int, int]]) -> Prompt:
+def _finish(body: list[int], tail: list[int], stretches: list[tuple[int, int]]) -> TaskPrompt:
     # The prediction of a token is made at the position before it.
     scored = [len(body) + i - 1 for first, last in stretches for i in range(first, last)]
     answers, at = [], 0
     for first, last in stretches:
         answers.append((at, at + last - first))
         at += last - first
-    return Prompt(torch.tensor(body + tail, device="cpu"), torch.tensor(scored, device="cpu"), tuple(answers))
+    return TaskPrompt(
+        torch.tensor(body + tail, device="cpu"), torch.tensor(scored, device="cpu"), tuple(answers)
+    )

@@ -1,7 +1,9 @@
-"""Conversations: a long text with facts, and one question after the other, each with its own answer before it.
+"""Conversations: a long text with facts, and one question after the other, each with its own answer
+before it.
 
-Between two questions stands more text than the recent window, as a user may paste it. So a server that reuses its cache
-takes the context, the questions and its own answers from there, all of them as INT2.
+Between two questions stands more text than the recent window, as a user may paste it. So a server
+that reuses its cache takes the context, the questions and its own answers from there, all of them
+as INT2.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import Prompt
+from oscar_zoo.evaluate.tasks.base import TaskPrompt
 from oscar_zoo.evaluate.tasks.recall import Encode, Recall
 
 ROOM = 64
-"""Tokens between two questions beyond the recent window, so that whole pages of the last answer are behind it."""
+"""Tokens between two questions beyond the recent window, so that whole pages of the last answer are
+behind it."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ def conversations(
     least = windows.sink + windows.recent + between * (turns - 1)
     if length < 2 * least:
         raise UsageError(
-            f"{length} tokens are too few for a conversation of {turns} turns with windows of {windows.sink} first and "
-            f"{windows.recent} last tokens.",
+            f"{length} tokens are too few for a conversation of {turns} turns with windows of"
+            f" {windows.sink} first and {windows.recent} last tokens.",
             hint=f"use at least about {2 * least}, or smaller windows",
         )
     recall = Recall.from_tokens(
@@ -83,7 +86,7 @@ def conversations(
     )
 
 
-def _conversation(prompt: Prompt, between: Sequence[tuple[int, ...]]) -> Conversation:
+def _conversation(prompt: TaskPrompt, between: Sequence[tuple[int, ...]]) -> Conversation:
     ids: tuple[int, ...] = tuple(prompt.ids.tolist())
     # A token is predicted at the position before it.
     places = [(int(prompt.scored[a]) + 1, int(prompt.scored[b - 1]) + 2) for a, b in prompt.answers]

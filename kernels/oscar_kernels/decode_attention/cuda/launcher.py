@@ -1,7 +1,8 @@
 """Decode attention by `decode.cu`: checks, choice of the variant, launch.
 
-Bound by memory: a cached token costs `code_bytes + affine bytes` per KV head (72 at head_dim 128 and group 128) and its
-slot, a window token `2 * head_dim * 2`; queries, outputs and partial results are small beside a long context.
+Bound by memory: a cached token costs `code_bytes + affine bytes` per KV head (72 at head_dim 128
+and group 128) and its slot, a window token `2 * head_dim * 2`; queries, outputs and partial results
+are small beside a long context.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
 
-SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "decode.cu")
+SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "decode.cu")
 
 LOG2E = 1.4426950408889634
 MAX_BATCH = 1024
@@ -38,7 +39,7 @@ _QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
 
 
-class Unsupported(ValueError):
+class NoAttentionVariant(ValueError):
     """The CUDA kernel does not do this; the message says what and why, in one line."""
 
 
@@ -46,20 +47,49 @@ class _Params(ctypes.Structure):
     """`Params` of decode.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (
-            "query", "codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v", "indptr", "slots", "rows",
-            "sink_block", "sink_from", "ring_start", "partial", "stats", "prefix", "out", "partner",
-        )),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "query",
+                "codes",
+                "affine",
+                "ring_k",
+                "ring_v",
+                "sink_k",
+                "sink_v",
+                "indptr",
+                "slots",
+                "rows",
+                "sink_block",
+                "sink_from",
+                "ring_start",
+                "partial",
+                "stats",
+                "prefix",
+                "out",
+                "partner",
+            )
+        ),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
-        *((name, ctypes.c_int) for name in (
-            "batch", "heads", "recent", "sink", "partner_heads", "blocks", "code_stride", "affine_stride",
-            "settled",
-        )),
-    )  # fmt: skip
+        *(
+            (name, ctypes.c_int)
+            for name in (
+                "batch",
+                "heads",
+                "recent",
+                "sink",
+                "partner_heads",
+                "blocks",
+                "code_stride",
+                "affine_stride",
+                "settled",
+            )
+        ),
+    )
 
 
 @dataclass(frozen=True)
-class Variant:
+class AttentionVariant:
     """What a compiled kernel is for; every field is a flag of decode.cu, see there."""
 
     k_spec: QuantSpec
@@ -81,13 +111,26 @@ class Variant:
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
         tiles = self.tiles
         return {
-            "DK": self.k_spec.head_dim, "DV": self.v_spec.head_dim, "GK": self.k_spec.num_groups,
-            "GV": self.v_spec.num_groups, "GROUP": self.group, "HB": together, "VH": halves,
-            "TW": WARPS // halves // together, "STAGES": tiles.stages, "SLOT_T": self.slot, "INDPTR_T": self.indptr,
-            "ROW_T": self.row, "QUERY": self.query, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
-            "CAPPED": int(self.capped), "BLOCKS": 1 if wide else tiles.resident, "WINDOW_COST": tiles.window_cost,
-            "EARLY_UNITS": tiles.early, "ALONE": int(tiles.alone),
-        }  # fmt: skip
+            "DK": self.k_spec.head_dim,
+            "DV": self.v_spec.head_dim,
+            "GK": self.k_spec.num_groups,
+            "GV": self.v_spec.num_groups,
+            "GROUP": self.group,
+            "HB": together,
+            "VH": halves,
+            "TW": WARPS // halves // together,
+            "STAGES": tiles.stages,
+            "SLOT_T": self.slot,
+            "INDPTR_T": self.indptr,
+            "ROW_T": self.row,
+            "QUERY": self.query,
+            "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            "CAPPED": int(self.capped),
+            "BLOCKS": 1 if wide else tiles.resident,
+            "WINDOW_COST": tiles.window_cost,
+            "EARLY_UNITS": tiles.early,
+            "ALONE": int(tiles.alone),
+        }
 
 
 @dataclass(frozen=True)
@@ -106,7 +149,10 @@ def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | Non
     if k_dim not in KEY_DIMS or v_dim not in VALUE_DIMS:
         return f"head_dim {k_dim} of K and {v_dim} of V; it has {KEY_DIMS} and {VALUE_DIMS}"
     if remainder or not 1 <= group <= MAX_GROUP:
-        return f"{query.shape[1]} query heads over {heads} KV heads; it has whole groups of 1 to {MAX_GROUP}"
+        return (
+            f"{query.shape[1]} query heads over {heads} KV heads; it has whole groups of 1 to"
+            f" {MAX_GROUP}"
+        )
     if query.dtype not in _QUERY:
         return f"query dtype {query.dtype}"
     if query.data_ptr() % 16:
@@ -115,7 +161,9 @@ def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | Non
         return f"windows of {cache.ring_k.dtype}; it has bfloat16"
     if query.shape[0] > MAX_BATCH:
         return f"{query.shape[0]} requests; it has up to {MAX_BATCH}"
-    wrong = next((x.dtype for x in (batch.indptr, batch.slots, batch.rows) if x.dtype not in _INTEGER), None)
+    wrong = next(
+        (x.dtype for x in (batch.indptr, batch.slots, batch.rows) if x.dtype not in _INTEGER), None
+    )
     if wrong is not None:
         return f"{wrong} indices; it has int32 and int64"
     if query.device.type != "cuda" or torch.version.hip is not None:
@@ -126,7 +174,7 @@ def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | Non
 
 
 @cache
-def _build_failure(variant: Variant, device: torch.device) -> str | None:
+def _build_failure(variant: AttentionVariant, device: torch.device) -> str | None:
     try:
         _load(variant, device)
     except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, driver.DriverError) as error:
@@ -134,8 +182,11 @@ def _build_failure(variant: Variant, device: torch.device) -> str | None:
     return None
 
 
-def unbuildable(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0) -> str | None:
-    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it is."""
+def unbuildable(
+    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0
+) -> str | None:
+    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
+    is."""
     return _build_failure(_variant(query, cache, batch, logit_cap), query.device)
 
 
@@ -159,8 +210,9 @@ def decode_attention(
 ) -> Tensor:
     """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph.
 
-    From sm_90 on the kernel may read the batch's own tensors (`indptr`, `rows`, `slots`, window state) while the kernel
-    in front still runs: write them at least one kernel before, or by one that does not let the next start early.
+    From sm_90 on the kernel may read the batch's own tensors (`indptr`, `rows`, `slots`, window
+    state) while the kernel in front still runs: write them at least one kernel before, or by one
+    that does not let the next start early.
 
     Args:
         query: `[B, Hq, Dk]` bfloat16, float16 or float32, contiguous.
@@ -174,13 +226,16 @@ def decode_attention(
         `out`.
 
     Raises:
-        Unsupported: see `unsupported`; or a tensor is not contiguous, or `out` or the workspace does not fit.
+        Unsupported: see `unsupported`; or a tensor is not contiguous, or `out` or the workspace
+            does not fit.
     """
     _refuse(unsupported(query, cache, batch))
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     if workspace is None:
-        workspace = Workspace.allocate(decode_elements(cache, query.shape[1], query.shape[0]), query.device)
+        workspace = Workspace.allocate(
+            decode_elements(cache, query.shape[1], query.shape[0]), query.device
+        )
     _refuse(_misfit(query, cache, batch, o_partner, workspace, out))
     requests, heads = query.shape[0], cache.num_kv_heads
     sizes = _parts(cache, query.shape[1], requests)
@@ -190,16 +245,40 @@ def decode_attention(
     partial, stats, prefix = workspace.scratch[: sum(sizes)].split(sizes)
     rows_per_block = _rows_per_block(requests * (query.shape[1] // heads), heads, query.device)
     tensors = (
-        query, cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v, batch.indptr,
-        batch.slots, batch.rows, batch.windows.sink_block, batch.windows.sink_from, batch.windows.ring_start,
-        partial, stats, prefix, out,
-    )  # fmt: skip
+        query,
+        cache.codes,
+        cache.affine,
+        cache.ring_k,
+        cache.ring_v,
+        cache.sink_k,
+        cache.sink_v,
+        batch.indptr,
+        batch.slots,
+        batch.rows,
+        batch.windows.sink_block,
+        batch.windows.sink_from,
+        batch.windows.ring_start,
+        partial,
+        stats,
+        prefix,
+        out,
+    )
     scale = sm_scale * LOG2E * (2 / logit_cap if logit_cap else 1)
     parameters = _Params(
-        *(x.data_ptr() for x in tensors), None if o_partner is None else o_partner.data_ptr(), scale,
-        logit_cap * LOG2E, requests, heads, cache.recent, cache.sink, 0 if o_partner is None else o_partner.shape[0],
-        loaded.grid, cache.codes[0].nbytes, cache.affine[0].nbytes, settled,
-    )  # fmt: skip
+        *(x.data_ptr() for x in tensors),
+        None if o_partner is None else o_partner.data_ptr(),
+        scale,
+        logit_cap * LOG2E,
+        requests,
+        heads,
+        cache.recent,
+        cache.sink,
+        0 if o_partner is None else o_partner.shape[0],
+        loaded.grid,
+        cache.codes[0].nbytes,
+        cache.affine[0].nbytes,
+        settled,
+    )
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = loaded.ring_bytes + 28 * requests + 4
     loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
@@ -210,18 +289,32 @@ def decode_attention(
 
 def _refuse(reason: str | None) -> None:
     if reason is not None:
-        raise Unsupported(f"the CUDA decode kernel cannot run this: {reason}")
+        raise NoAttentionVariant(f"the CUDA decode kernel cannot run this: {reason}")
 
 
 def _misfit(
-    query: Tensor, cache: LayerCache, batch: BatchView, partner: Tensor | None, workspace: Workspace, out: Tensor
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    partner: Tensor | None,
+    workspace: Workspace,
+    out: Tensor,
 ) -> str | None:
     windows = (batch.windows.sink_block, batch.windows.sink_from, batch.windows.ring_start)
     named = {
-        "query": query, "out": out, "codes": cache.codes, "affine": cache.affine, "ring_k": cache.ring_k,
-        "ring_v": cache.ring_v, "sink_k": cache.sink_k, "sink_v": cache.sink_v, "indptr": batch.indptr,
-        "slots": batch.slots, "rows": batch.rows, **({} if partner is None else {"o_partner": partner}),
-    }  # fmt: skip
+        "query": query,
+        "out": out,
+        "codes": cache.codes,
+        "affine": cache.affine,
+        "ring_k": cache.ring_k,
+        "ring_v": cache.ring_v,
+        "sink_k": cache.sink_k,
+        "sink_v": cache.sink_v,
+        "indptr": batch.indptr,
+        "slots": batch.slots,
+        "rows": batch.rows,
+        **({} if partner is None else {"o_partner": partner}),
+    }
     strided = next((name for name, x in named.items() if not x.is_contiguous()), None)
     if strided:
         return f"{strided} is not contiguous"
@@ -232,22 +325,35 @@ def _misfit(
         return f"out is {out.dtype} {tuple(out.shape)}"
     if partner is not None and partner.dtype != torch.float32:
         return f"o_partner is {partner.dtype}, not float32"
-    return next((f"window state of {x.dtype}, not int32" for x in windows if x.dtype != torch.int32), None)
+    return next(
+        (f"window state of {x.dtype}, not int32" for x in windows if x.dtype != torch.int32), None
+    )
 
 
-def _variant(query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA) -> Variant:
-    return Variant(
-        cache.k_spec, cache.v_spec, query.shape[1] // cache.num_kv_heads, cache.num_kv_heads,
-        _INTEGER[batch.slots.dtype], _INTEGER[batch.indptr.dtype], _INTEGER[batch.rows.dtype], _QUERY[query.dtype],
-        logit_cap != 0, tiles,
-    )  # fmt: skip
+def _variant(
+    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA
+) -> AttentionVariant:
+    return AttentionVariant(
+        cache.k_spec,
+        cache.v_spec,
+        query.shape[1] // cache.num_kv_heads,
+        cache.num_kv_heads,
+        _INTEGER[batch.slots.dtype],
+        _INTEGER[batch.indptr.dtype],
+        _INTEGER[batch.rows.dtype],
+        _QUERY[query.dtype],
+        logit_cap != 0,
+        tiles,
+    )
 
 
 @cache
-def _load(variant: Variant, device: torch.device) -> _Loaded:
+def _load(variant: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     major, minor = torch.cuda.get_device_capability(device)
-    flags = _fitting(variant, torch.cuda.get_device_properties(device).shared_memory_per_block_optin).flags
+    flags = _fitting(
+        variant, torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    ).flags
     code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
@@ -255,15 +361,25 @@ def _load(variant: Variant, device: torch.device) -> _Loaded:
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
         ring_bytes = _ring_bytes(flags)
         stage1.allow_shared(ring_bytes + PLAN_BYTES)
-        resident = max(1, min(variant.tiles.resident, stage1.blocks_per_multiprocessor(ring_bytes + 1024)))
+        resident = max(
+            1, min(variant.tiles.resident, stage1.blocks_per_multiprocessor(ring_bytes + 1024))
+        )
     return _Loaded(
-        stage1, dict(zip(MERGED_ROWS, stage2, strict=True)), ring_bytes, resident * _multiprocessors(device), major >= 9
+        stage1,
+        dict(zip(MERGED_ROWS, stage2, strict=True)),
+        ring_bytes,
+        resident * _multiprocessors(device),
+        major >= 9,
     )
 
 
-def _fitting(variant: Variant, shared: int) -> Variant:
-    """The variant with as many stages as the shared memory of a block holds, `LEAST_STAGES` at least."""
-    while variant.tiles.stages > LEAST_STAGES and _ring_bytes(variant.flags) + PLAN_BYTES + STATIC_BYTES > shared:
+def _fitting(variant: AttentionVariant, shared: int) -> AttentionVariant:
+    """The variant with as many stages as the shared memory of a block holds, `LEAST_STAGES` at
+    least."""
+    while (
+        variant.tiles.stages > LEAST_STAGES
+        and _ring_bytes(variant.flags) + PLAN_BYTES + STATIC_BYTES > shared
+    ):
         variant = replace(variant, tiles=replace(variant.tiles, stages=variant.tiles.stages - 1))
     return variant
 

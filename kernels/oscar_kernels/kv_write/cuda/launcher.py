@@ -1,7 +1,8 @@
 """Writing new tokens by `write.cu`: what stands against it, compilation, launch.
 
-A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and both clips that is
-a third of the time. The rest is matrix products and what follows them, which hardly overlap (kernels/README.md).
+A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and
+both clips that is a third of the time. The rest is matrix products and what follows them, which
+hardly overlap (kernels/README.md).
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from torch import Tensor
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
 from oscar_kernels.kv_write.arguments import check
 from oscar_kernels.kv_write.cuda.parameters import arguments
-from oscar_kernels.kv_write.cuda.variant import STEP_ROWS, Variant, misfit, variant
+from oscar_kernels.kv_write.cuda.variant import STEP_ROWS, WriteVariant, misfit, variant
 from oscar_kernels.kv_write.reference import Parts
 from oscar_kernels.kv_write.tuning import WARPGROUPS
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.nvrtc import driver
 
-SOURCE = nvrtc.Source(__name__.rpartition(".")[0], "write.cu")
+SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "write.cu")
 
 
-class Unsupported(ValueError):
+class NoWriteVariant(ValueError):
     """The CUDA kernel does not do this; the message says what and why, in one line."""
 
 
@@ -49,7 +50,8 @@ def unsupported(
 
 
 def unbuildable(cache: LayerCache, targets: TokenTargets) -> str | None:
-    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it is."""
+    """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
+    is."""
     return _build_failure(variant(cache, targets), cache.codes.device)
 
 
@@ -68,14 +70,16 @@ def write_kv_int2(
     warpgroups: int = WARPGROUPS,
     step: bool | None = None,
 ) -> Tensor | None:
-    """As `reference.write_kv_int2`, in one launch on the current stream; the same bytes by either kernel.
+    """As `reference.write_kv_int2`, in one launch on the current stream; the same bytes by either
+    kernel.
 
-    Nothing is allocated if `query_out` is given, after the first call with these transforms. Only their matrices are
-    read while the kernel in front still runs.
+    Nothing is allocated if `query_out` is given, after the first call with these transforms. Only
+    their matrices are read while the kernel in front still runs.
 
     Args:
         warpgroups: of a block of the kernel for many rows.
-        step: which kernel; by default the one for few rows where that makes a block for a multiprocessor at most.
+        step: which kernel; by default the one for few rows where that makes a block for a
+            multiprocessor at most.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -84,14 +88,27 @@ def write_kv_int2(
     check(key, value, cache, transforms, targets, query, rows_out)
     if query is not None and query_out is None:
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    reason = unsupported(key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out)
+    reason = unsupported(
+        key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out
+    )
     made = variant(cache, targets, warpgroups)
     reason = reason or _build_failure(made, key.device)
     if reason:
-        raise Unsupported(f"the CUDA write kernel cannot run this: {reason}")
+        raise NoWriteVariant(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):
         launch = arguments(
-            key, value, cache, transforms, targets, windows, parts, query, query_out, rows_out, _sms(key.device), step
+            key,
+            value,
+            cache,
+            transforms,
+            targets,
+            windows,
+            parts,
+            query,
+            query_out,
+            rows_out,
+            _sms(key.device),
+            step,
         )
         kernel = _load(made, key.device)[launch.kernel]
         stream = torch.cuda.current_stream(key.device).cuda_stream
@@ -101,7 +118,7 @@ def write_kv_int2(
 
 
 @cache
-def _build_failure(made: Variant, device: torch.device) -> str | None:
+def _build_failure(made: WriteVariant, device: torch.device) -> str | None:
     try:
         _load(made, device)
     except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, driver.DriverError) as error:
@@ -110,13 +127,17 @@ def _build_failure(made: Variant, device: torch.device) -> str | None:
 
 
 @cache
-def _load(made: Variant, device: torch.device) -> dict[str, driver.Kernel]:
+def _load(made: WriteVariant, device: torch.device) -> dict[str, driver.Kernel]:
     """Compile and load once per variant and device."""
     code = nvrtc.compiled(SOURCE, made.flags, "sm_90a", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         many = 128 * made.warpgroups
-        threads = {"oscar_write": many, "oscar_write_slots": many, "oscar_write_step": 32 * STEP_ROWS}
+        threads = {
+            "oscar_write": many,
+            "oscar_write_slots": many,
+            "oscar_write_step": 32 * STEP_ROWS,
+        }
         loaded = dict(zip(threads, driver.load(code, threads), strict=True))
         for name, kernel in loaded.items():
             kernel.allow_shared(made.shared_bytes(step=name == "oscar_write_step"))

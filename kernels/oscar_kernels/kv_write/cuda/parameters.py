@@ -48,7 +48,8 @@ class Launch:
     """What a launch passes to the kernel, which tensors must outlive.
 
     Attributes:
-        kernel: `oscar_write`, `oscar_write_slots` if only slots are written, `oscar_write_step` for few rows.
+        kernel: `oscar_write`, `oscar_write_slots` if only slots are written, `oscar_write_step` for
+            few rows.
         parameters: its argument.
         blocks: of the grid.
     """
@@ -87,9 +88,14 @@ def arguments(
     matrices = prepared(transforms)
     sides = [
         _side(value, v_out, matrices.v, None, cache.num_kv_heads, cache.ring_v, cache.sink_v),
-        _side(key, k_out, matrices.k, matrices.k_mean, cache.num_kv_heads, cache.ring_k, cache.sink_k),
+        _side(
+            key, k_out, matrices.k, matrices.k_mean, cache.num_kv_heads, cache.ring_k, cache.sink_k
+        ),
     ]
-    costs = [tile_cost(clip_rank(spec), slots=parts != "windows") for spec in (cache.v_spec, cache.k_spec)]
+    costs = [
+        tile_cost(clip_rank(spec), slots=parts != "windows")
+        for spec in (cache.v_spec, cache.k_spec)
+    ]
     if query is not None and query_out is not None:
         sides.append(_side(query, query_out, matrices.q, None, cache.num_kv_heads, None, None))
         costs.append(tile_cost(0, slots=False))
@@ -100,16 +106,35 @@ def arguments(
     fitting = next((n for n in range(STEP_ROWS, TILE + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
     step = fitting is not None if step is None else step
     rows = fitting or TILE
-    given = tiles(rows) if step else shares(tiles(TILE), tuple(x.matrices for x in sides), tuple(costs), sms)
+    given = (
+        tiles(rows)
+        if step
+        else shares(tiles(TILE), tuple(x.matrices for x in sides), tuple(costs), sms)
+    )
     for side, blocks in zip(sides, given, strict=True):
         side.blocks = blocks
     tensors = (
-        cache.codes, cache.affine, targets.slots, targets.rows, targets.positions, targets.ends, windows.sink_block
-    )  # fmt: skip
+        cache.codes,
+        cache.affine,
+        targets.slots,
+        targets.rows,
+        targets.positions,
+        targets.ends,
+        windows.sink_block,
+    )
     parameters = Params(
-        sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(), *(x.data_ptr() for x in tensors), len(key),
-        cache.num_kv_heads, cache.recent, cache.sink, int(parts != "windows"), int(parts != "slots"), rows,
-    )  # fmt: skip
+        sides[0],
+        sides[1],
+        sides[2] if len(sides) > 2 else _Side(),
+        *(x.data_ptr() for x in tensors),
+        len(key),
+        cache.num_kv_heads,
+        cache.recent,
+        cache.sink,
+        int(parts != "windows"),
+        int(parts != "slots"),
+        rows,
+    )
     slots = parts == "slots" and rows_out is None
     kernel = "oscar_write_step" if step else "oscar_write_slots" if slots else "oscar_write"
     return Launch(kernel, parameters, sum(side.blocks for side in sides))
@@ -124,7 +149,8 @@ def _side(
     ring: Tensor | None,
     sink: Tensor | None,
 ) -> _Side:
-    """One side of a launch, its blocks left open. A matrix or mean of each head makes the heads apart."""
+    """One side of a launch, its blocks left open. A matrix or mean of each head makes the heads
+    apart."""
     apart = halves.shape[0] > 1 or (mean is not None and mean.shape[0] > 1)
     matrices = kv_heads if apart else 1
     heads = x.shape[1] // matrices
@@ -143,9 +169,11 @@ def _side(
 
 
 def divider(divisor: int) -> tuple[int, int]:
-    """`magic, shift` with `n // divisor == (n * magic >> 32) >> shift` for all n below 2^31; unused for 1.
+    """`magic, shift` with `n // divisor == (n * magic >> 32) >> shift` for all n below 2^31; unused
+    for 1.
 
-    Source: T. Granlund, P. L. Montgomery, Division by invariant integers using multiplication (1994), for 31 bits.
+    Source: T. Granlund, P. L. Montgomery, Division by invariant integers using multiplication
+    (1994), for 31 bits.
     """
     if divisor == 1:
         return 0, 0
@@ -154,8 +182,11 @@ def divider(divisor: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=256)  # the layers of a model ask the same
-def shares(tiles: tuple[int, ...], matrices: tuple[int, ...], costs: tuple[int, ...], blocks: int) -> tuple[int, ...]:
-    """Blocks of every side, in multiples of `matrices`, given where blocks have most to do until no side can take more.
+def shares(
+    tiles: tuple[int, ...], matrices: tuple[int, ...], costs: tuple[int, ...], blocks: int
+) -> tuple[int, ...]:
+    """Blocks of every side, in multiples of `matrices`, given where blocks have most to do until no
+    side can take more.
 
     Args:
         tiles: of a side; it gets no more blocks.

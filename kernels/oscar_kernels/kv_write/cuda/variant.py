@@ -22,7 +22,7 @@ _INTEGER = {torch.int32: "int", torch.int64: "long long"}
 
 
 @dataclass(frozen=True)
-class Variant:
+class WriteVariant:
     """What a compiled kernel is for; every field is a flag of write.cu, see there."""
 
     k_spec: QuantSpec
@@ -34,17 +34,24 @@ class Variant:
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
         return {
-            "DK": self.k_spec.head_dim, "DV": self.v_spec.head_dim, "GK": self.k_spec.num_groups,
-            "GV": self.v_spec.num_groups, "RANK_K": clip_rank(self.k_spec), "RANK_V": clip_rank(self.v_spec),
-            "GROUPS": self.warpgroups, "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            "DK": self.k_spec.head_dim,
+            "DV": self.v_spec.head_dim,
+            "GK": self.k_spec.num_groups,
+            "GV": self.v_spec.num_groups,
+            "RANK_K": clip_rank(self.k_spec),
+            "RANK_V": clip_rank(self.v_spec),
+            "GROUPS": self.warpgroups,
+            "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
-        }  # fmt: skip
+        }
 
     def shared_bytes(self, *, step: bool) -> int:
-        """Dynamic shared memory: a matrix in halves, the mean's product with it, rows as they come, transformed rows.
+        """Dynamic shared memory: a matrix in halves, the mean's product with it, rows as they come,
+        transformed rows.
 
         Args:
-            step: of the kernel for few rows, with all rows of one tile; else a transformed row for each warp.
+            step: of the kernel for few rows, with all rows of one tile; else a transformed row for
+                each warp.
         """
         dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
         tiles = 1 if step else self.warpgroups
@@ -52,12 +59,12 @@ class Variant:
         return 4 * dim * dim + 32 * dim + tiles * TILE * 2 * dim + 4 * transformed + 1024
 
 
-def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> Variant:
+def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> WriteVariant:
     """The variant for a cache and the integer types of targets."""
     slots, rows, positions, ends = (
         _INTEGER[x.dtype] for x in (targets.slots, targets.rows, targets.positions, targets.ends)
     )
-    return Variant(cache.k_spec, cache.v_spec, (slots, rows, positions, ends), warpgroups)
+    return WriteVariant(cache.k_spec, cache.v_spec, (slots, rows, positions, ends), warpgroups)
 
 
 def misfit(
@@ -70,16 +77,24 @@ def misfit(
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
 ) -> str | None:
-    """`unsupported` for any device: what of types, shapes and addresses the kernel does not have."""
+    """`unsupported` for any device: what of types, shapes and addresses the kernel does not
+    have."""
     for spec in (cache.k_spec, cache.v_spec):
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim {spec.head_dim}; it has {HEAD_DIMS}"
         if clip_rank(spec) > MOST_RANK:
-            return f"a clip at the magnitude of rank {clip_rank(spec)}; it has ranks up to {MOST_RANK}"
+            return (
+                f"a clip at the magnitude of rank {clip_rank(spec)}; it has ranks up to {MOST_RANK}"
+            )
     rows = {"key": key, "value": value, "query": query, "query_out": query_out}
     rows |= dict(zip(("rows_out[0]", "rows_out[1]"), rows_out or (), strict=False))
     given = {name: x for name, x in rows.items() if x is not None}
-    windows = {"ring_k": cache.ring_k, "ring_v": cache.ring_v, "sink_k": cache.sink_k, "sink_v": cache.sink_v}
+    windows = {
+        "ring_k": cache.ring_k,
+        "ring_v": cache.ring_v,
+        "sink_k": cache.sink_k,
+        "sink_v": cache.sink_v,
+    }
     for name, x in {**given, **windows}.items():
         if x.dtype != torch.bfloat16:
             return f"{name} of {x.dtype}; it has bfloat16"
@@ -91,5 +106,9 @@ def misfit(
     for name, x in {"codes": cache.codes, "affine": cache.affine, **windows}.items():
         if not x.is_contiguous() or x.data_ptr() % 16:
             return f"{name} is not contiguous from a multiple of 16 bytes on"
-    wrong = (x.dtype for x in (targets.slots, targets.rows, targets.positions, targets.ends) if x.dtype not in _INTEGER)
+    wrong = (
+        x.dtype
+        for x in (targets.slots, targets.rows, targets.positions, targets.ends)
+        if x.dtype not in _INTEGER
+    )
     return next((f"{dtype} targets; it has int32 and int64" for dtype in wrong), None)

@@ -1,0 +1,72 @@
+"""The Hadamard matrix and the bit-reversal permutation: their one definition, for checks and for
+compute.
+
+Source: composition `R = U H P` of OSCAR (paper section on rotation composition; code default
+`r_h_pbr`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oscar_zoo.errors import UsageError
+
+
+def is_power_of_two(d: int) -> bool:
+    """Whether `d` is 1, 2, 4, 8, ..."""
+    return d > 0 and d & (d - 1) == 0
+
+
+def _require_power_of_two(d: int) -> None:
+    if not is_power_of_two(d):
+        raise UsageError(
+            f"head_dim {d} is not a power of two; no Hadamard transform is defined for it."
+        )
+
+
+@lru_cache(maxsize=16)
+def hadamard(d: int) -> NDArray[np.float64]:
+    """Sylvester's Hadamard matrix divided by sqrt(d): `[d, d]` float64, symmetric, orthogonal,
+    read-only.
+
+    Raises:
+        UsageError: `d` is not a power of two.
+    """
+    _require_power_of_two(d)
+    h: NDArray[np.float64] = np.ones((1, 1), dtype=np.float64)
+    while h.shape[0] < d:
+        h = np.block([[h, h], [h, -h]])
+    h = np.asarray(h / np.sqrt(d), dtype=np.float64)
+    h.setflags(write=False)
+    return h
+
+
+def bit_reversal(d: int) -> NDArray[np.int64]:
+    """`br[i]`: `i` with its log2(d) bits in reverse order; `[d]` int64.
+
+    Raises:
+        UsageError: `d` is not a power of two.
+    """
+    _require_power_of_two(d)
+    bits = d.bit_length() - 1
+    return np.array(
+        [int(format(i, f"0{bits}b")[::-1], 2) if bits else 0 for i in range(d)], dtype=np.int64
+    )
+
+
+def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Column order of P: `perm[br(i)] = s[i]` with `s` the indices by descending eigenvalue;
+    `P = I[:, perm]`.
+
+    `X @ P` is `X[:, perm]`. For ascending eigenvalues this is always `perm[j] = d - 1 - br(j)`.
+
+    Args:
+        eigenvalues: `[d]`, any order, d a power of two.
+    """
+    order = np.argsort(-np.asarray(eigenvalues, dtype=np.float64), kind="stable")
+    perm = np.empty_like(order)
+    perm[bit_reversal(len(order))] = order
+    return perm

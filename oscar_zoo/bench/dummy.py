@@ -1,0 +1,98 @@
+"""A model without weights and an artifact without data: enough to measure speed, worthless for
+anything else.
+
+Neither cache looks at the numbers it holds, so tokens take as long with random weights and any
+orthogonal rotation as with trained ones; only experts of a mixture are loaded more evenly.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.errors import UsageError
+from oscar_zoo.models import config_file
+from oscar_zoo.registry.recipe import ModelRecipe
+
+ROOM = 128
+"""Positions beyond the longest request; SGLang keeps a few for itself."""
+
+
+def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
+    """A `config.json` with the shapes of a model of the zoo.
+
+    Raises:
+        UsageError: the zoo does not know them all.
+    """
+    shapes, cache = recipe.weights, recipe.geometry
+    if shapes is None:
+        raise UsageError(
+            f"the zoo does not know all shapes of {recipe.name}.",
+            hint="give a folder that holds its config.json",
+        )
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": shapes.family,
+        "hidden_size": shapes.hidden_size,
+        "intermediate_size": shapes.intermediate_size,
+        "num_hidden_layers": cache.num_layers,
+        "num_attention_heads": cache.num_q_heads,
+        "num_key_value_heads": cache.num_kv_heads,
+        "head_dim": cache.head_dim,
+        "vocab_size": shapes.vocab_size,
+        "max_position_embeddings": shapes.max_position,
+        "tie_word_embeddings": shapes.tied_embeddings,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+
+
+def longest_context(config: dict[str, Any]) -> int | None:
+    """Positions a model was made for, or `None` when its configuration does not say."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
+            return int(part["max_position_embeddings"])
+    return None
+
+
+def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
+    """Write `config` to the new folder `folder`, with at least `longest` positions.
+
+    Args:
+        longest: tokens of the longest request, prompt and answer.
+    """
+    config = json.loads(json.dumps(config))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
+            part["max_position_embeddings"] = max(part["max_position_embeddings"], longest + ROOM)
+    folder.mkdir(mode=0o700)
+    (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def write_rotations(folder: Path, geometry: Geometry) -> None:
+    """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`.
+
+    Raises:
+        UsageError: the head size is not a power of two, which no rotation file may have.
+    """
+    folder.mkdir(mode=0o700)
+    for role, dim in (("k", geometry.head_dim), ("v", geometry.v_head_dim)):
+        matrix, ones = hadamard(dim).astype(np.float32), np.ones(dim, dtype=np.float32)
+        layers = tuple(
+            LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
+        )
+        rotations = RotationSet(1, "hadamard", "layer", "hadamard", True, False, layers)
+        (folder / f"{role}_rotation.pt").write_bytes(rotation_bytes(rotations))

@@ -1,0 +1,260 @@
+"""A server under load, from its first request to its end: what is measured, and what must hold.
+
+Requests fail only where their client hung up; memory is flat; all token slots are free again
+afterwards; answers are what they were before; and SIGTERM lets running requests finish, turns new
+ones away, and ends the server in time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oscar_zoo.bench import load_clients
+from oscar_zoo.bench.load_clients import ClientCall, Load, Outcome, Tally
+from oscar_zoo.bench.load_memory import Usage, Watch
+from oscar_zoo.engines.sglang.launch.server import Server
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.server_client import ServerClient
+
+SCHEMA = "oscar-zoo.bench-load/1"
+SETTLE = 120.0
+"""Seconds in which requests of clients that are gone must have ended."""
+DRAINED = 16
+"""Requests that run when the server is told to end, at most."""
+PAUSE, VISIT = 0.2, 1.0
+"""Seconds between two tries, and from SIGTERM to somebody who did not hear of it."""
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class LoadLimits:
+    """What is still fine.
+
+    Attributes:
+        growth: bytes that processes, and GPUs, may take more at the end than in the middle.
+        drain_s: seconds from SIGTERM to the end of the server.
+    """
+
+    growth: int = 256 << 20
+    drain_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Drain:
+    """After SIGTERM.
+
+    Attributes:
+        running: requests that ran then.
+        finished: those of them that got all their tokens.
+        seconds: until the server was gone, or the limit.
+        ended: whether it was gone.
+        status: how it ended, in words.
+        turned_away: whether `/health` told others to stay away.
+        late_request: what became of a request that came then.
+    """
+
+    running: int
+    finished: int
+    seconds: float
+    ended: bool
+    status: str
+    turned_away: bool
+    late_request: str
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Everything measured."""
+
+    load: Load
+    tally: Tally
+    seconds: float
+    host: Usage | None
+    gpu: Usage | None
+    free_before: tuple[int, ...]
+    free_after: tuple[int, ...] | None
+    same_answers: bool | None
+    drain: Drain
+    limits: LoadLimits
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What does not hold, a line each."""
+        wrong = [
+            f"{count} requests failed: {message}"
+            for message, count in self.tally.errors.most_common()
+        ]
+        if not self.tally.finished:
+            wrong.append("no request finished")
+        for name, used in (("the processes", self.host), ("the GPUs", self.gpu)):
+            if used is not None and used.growth > self.limits.growth:
+                wrong.append(f"memory of {name} grew by {used.growth / 1e6:,.0f} MB")
+        if self.free_after is None:
+            wrong.append(f"requests of clients that are gone still ran after {SETTLE:.0f} s")
+        elif self.free_after != self.free_before:
+            wrong.append(
+                f"{sum(self.free_before) - sum(self.free_after):,} token slots were not given back"
+            )
+        if self.same_answers is False:
+            wrong.append("the same prompts have other answers than before the load")
+        return (*wrong, *self._drain_violations())
+
+    def _drain_violations(self) -> list[str]:
+        drain, wrong = self.drain, []
+        if drain.finished < drain.running:
+            wrong.append(
+                f"SIGTERM cut off {drain.running - drain.finished} of {drain.running} running"
+                " requests"
+            )
+        if not drain.ended:
+            wrong.append(f"the server still ran {drain.seconds:.0f} s after SIGTERM")
+        elif drain.status not in FINE_ENDS:
+            wrong.append(f"the server ended with {drain.status} after SIGTERM")
+        if not drain.turned_away:
+            wrong.append("/health still invited requests after SIGTERM")
+        return wrong
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the schema's name."""
+        tally, firsts = self.tally, self.tally.first_token_s
+        return {
+            "schema": SCHEMA,
+            "load": asdict(self.load),
+            "seconds": self.seconds,
+            "requests": tally.requests,
+            "finished": tally.finished,
+            "aborted": tally.aborted,
+            "errors": dict(tally.errors),
+            "new_tokens": tally.tokens,
+            "tokens_per_second": tally.tokens / self.seconds,
+            "ttft_median_s": statistics.median(firsts) if firsts else None,
+            "host_memory": None if self.host is None else asdict(self.host),
+            "gpu_memory": None if self.gpu is None else asdict(self.gpu),
+            "free_tokens": {"before": self.free_before, "after": self.free_after},
+            "same_answers": self.same_answers,
+            "drain": asdict(self.drain),
+            "violations": list(self.violations),
+        }
+
+
+FINE_ENDS = ("status 0", "killed by SIGKILL")
+"""SGLang 0.5.17 ends itself with SIGKILL when it has drained; that requests finished is seen by
+their clients."""
+
+
+def measure(
+    child: Server,
+    client: ServerClient,
+    load: Load,
+    limits: LoadLimits,
+    progress: Progress,
+    *,
+    gpus: range = range(0),
+) -> LoadReport:
+    """Put `load` on a healthy server and end it.
+
+    Args:
+        child: the server; it is gone afterwards, unless it did not end in time.
+        client: of the same server, which nobody else uses.
+        gpus: numbers of those it runs on.
+
+    Raises:
+        ServerFailed: it stopped answering.
+    """
+    calls = load_clients.probes(load)
+    answers = [_alone(client, call) for call in calls]
+    client.flush()
+    before, began = client.free_tokens(), time.monotonic()
+    with Watch(child.group, gpus) as watch:
+        tally = load_clients.run_load(
+            client, load, lambda tally, seconds: _tell(progress, tally, seconds, load)
+        )
+    seconds = time.monotonic() - began
+    if child.returncode is not None:
+        raise ServerFailed(
+            f"the server ended under load ({child.status}).", hint=f"log: {child.log}"
+        )
+    after = _free_when_idle(client)
+    same = None if after is None else [_alone(client, call) for call in calls] == answers
+    progress(0, 0, "drain")
+    drain = _drain(child, client, load, limits)
+    return LoadReport(
+        load, tally, seconds, watch.host, watch.gpu, before, after, same, drain, limits
+    )
+
+
+def _tell(progress: Progress, tally: Tally, seconds: float, load: Load) -> None:
+    progress(
+        min(int(seconds), int(load.seconds)), int(load.seconds), f"{tally.requests:,} requests"
+    )
+
+
+def _alone(client: ServerClient, call: ClientCall) -> tuple[int, ...]:
+    """The likeliest answer, with nothing to reuse and nobody else in the batch."""
+    client.flush()
+    return client.generate(call.prompt, call.new_tokens).ids
+
+
+def _free_when_idle(client: ServerClient) -> tuple[int, ...] | None:
+    """Free tokens with an empty prefix cache, once nothing runs any more; `None` when that does not
+    come."""
+    deadline = time.monotonic() + SETTLE
+    while True:
+        try:
+            client.flush()
+            return client.free_tokens()
+        except ServerFailed:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(PAUSE)
+
+
+def _drain(child: Server, client: ServerClient, load: Load, limits: LoadLimits) -> Drain:
+    """SIGTERM while requests run and one more comes."""
+    outcomes: list[Outcome] = []
+    number = min(load.clients, DRAINED)
+    ready = threading.Semaphore(0)
+
+    def one(index: int) -> None:
+        prompt = load_clients.Caller(load, 10_000 + index).next().prompt
+        outcomes.append(
+            load_clients.call(client, ClientCall(prompt, load.new_tokens), ready.release)
+        )
+        ready.release()  # also when it ended without a token
+
+    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        ready.acquire()
+    late: list[str] = []
+    visitor = threading.Thread(target=_visit, args=(client, late), daemon=True)
+    began = time.monotonic()
+    visitor.start()
+    ended = child.drain(limits.drain_s)
+    seconds = time.monotonic() - began
+    for thread in (*threads, visitor):
+        thread.join(SETTLE)
+    health, request = late if len(late) == 2 else ("not seen", "not seen")
+    return Drain(
+        running=number,
+        finished=sum(outcome.error is None for outcome in outcomes),
+        seconds=seconds,
+        ended=ended,
+        status=child.status if ended else "still running",
+        turned_away=health != "healthy",
+        late_request=request,
+    )
+
+
+def _visit(client: ServerClient, seen: list[str]) -> None:
+    """What somebody finds who comes after SIGTERM."""
+    time.sleep(VISIT)
+    seen.append("healthy" if client.healthy() else "turned away")
+    outcome = load_clients.call(client, ClientCall((11, 12, 13), 1))
+    seen.append("served" if outcome.error is None else f"refused ({outcome.error})")

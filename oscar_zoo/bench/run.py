@@ -1,0 +1,210 @@
+"""One side of the comparison: start its engine, follow the news, keep what was measured, leave
+nothing behind.
+
+A side that fails keeps the cases it had and says in one line why it ended. Signals, the process
+group and a parent that is killed are `server.running`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.bench.timing import Figures, figures
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
+from oscar_zoo.engines.sglang.offline_job import Case, OfflineJob
+from oscar_zoo.errors import ServerFailed
+
+POLL_SECONDS = 0.1
+Progress = Callable[[int, int, str], None]
+"""Called with (tokens done, tokens in all, what is being done); a total of 0 is work of unknown
+length."""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What came of one case: `figures`, or `refused` with the cause for which this engine cannot
+    run it."""
+
+    case: Case
+    figures: Figures | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """One turn of the bulk: how long it took, and the share of its prompts that came from the
+    prefix cache."""
+
+    seconds: float
+    reused: float
+
+
+@dataclass(frozen=True)
+class BulkResult:
+    """What came of the bulk: every one of its `turns`, or `refused` with the cause."""
+
+    turns: tuple[TurnResult, ...] = ()
+    refused: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all turns; `None` when it was refused."""
+        return sum(turn.seconds for turn in self.turns) if self.turns else None
+
+
+@dataclass
+class SideResult:
+    """What came of one side; without `error` it holds every case of the job.
+
+    Attributes:
+        up_s: seconds until the engine was ready.
+        capacity: tokens its cache holds, as the engine reports.
+        sglang: its version.
+        engine: settings in force, as text.
+        cases: in the order of the job.
+        bulk: of the job that has one.
+        error: why it ended early, one line without a full stop.
+    """
+
+    up_s: float | None = None
+    capacity: int | None = None
+    sglang: str | None = None
+    engine: dict[str, str] = field(default_factory=dict)
+    cases: list[CaseResult] = field(default_factory=list)
+    bulk: BulkResult | None = None
+    error: str | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is any figure."""
+        jobs = self.bulk is not None and self.bulk.seconds is not None
+        return jobs or any(result.figures is not None for result in self.cases)
+
+    def of(self, case: Case) -> CaseResult | None:
+        """The result of `case`, or `None` when the side ended before it."""
+        return next((result for result in self.cases if result.case == case), None)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(
+    plan: LaunchPlan,
+    job: OfflineJob,
+    log: Path,
+    *,
+    limit: float,
+    progress: Progress,
+    into: SideResult | None = None,
+) -> SideResult:
+    """Run all cases of `job` in the child of `plan`.
+
+    Args:
+        plan: its program reads `job`.
+        job: its `news` file is read here.
+        log: gets everything the child prints.
+        limit: seconds for the start, and then for each case.
+        progress: told often.
+        into: filled as results come, so that they outlive Ctrl-C and SIGTERM.
+
+    Returns:
+        What was measured; failures are in it. `into`, where it is given.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM; the child is gone, and `into` says what
+            was interrupted.
+    """
+    result = SideResult() if into is None else into
+    news, total = _News(Path(job.news)), job.total_tokens
+    progress(0, 0, "engine start")
+    try:
+        with server.running(plan, log) as child:
+            deadline = time.monotonic() + limit
+            while True:
+                ended = (
+                    child.returncode is not None
+                )  # before reading, so that its last words are read
+                for item in news:
+                    if "done" in item or "error" in item:
+                        result.error = item.get("error")
+                        return result
+                    if "progress" in item:
+                        progress(item["progress"], total, "requests")
+                    elif _take(item, result):
+                        deadline = time.monotonic() + limit
+                if ended:
+                    result.error = f"the engine ended ({child.status}): {child.cause()[0]}"
+                    return result
+                if time.monotonic() > deadline:
+                    result.error = f"{_doing(result, job)} took longer than {limit:,.0f} s"
+                    return result
+                time.sleep(POLL_SECONDS)
+    except ServerFailed as error:
+        result.error = error.message.rstrip(".")
+        return result
+    except (KeyboardInterrupt, SystemExit):
+        for item in news:  # what it said after the last look
+            _take(item, result)
+        result.error = f"{_doing(result, job)} was interrupted"
+        raise
+
+
+def _take(item: dict[str, Any], result: SideResult) -> bool:
+    """Put one piece of news into `result`; whether it ends the time of something."""
+    if "up" in item:
+        result.up_s, result.capacity = float(item["up"]), int(item["capacity"])
+        result.sglang, result.engine = item["sglang"], item["engine"]
+        return True
+    if "bulk" in item:
+        turns = tuple(TurnResult(**turn) for turn in item["bulk"].get("turns", ()))
+        result.bulk = BulkResult(turns, item["bulk"].get("refused"))
+    if "case" not in item:
+        return False
+    case, arrivals = Case(**item["case"]), item.get("arrivals")
+    if arrivals is None:
+        result.cases.append(CaseResult(case, refused=item["refused"]))
+    elif not all(arrivals):
+        result.cases.append(CaseResult(case, refused="a request ended without a token"))
+    else:
+        result.cases.append(
+            CaseResult(case, figures([[(s, n) for s, n in one] for one in arrivals]))
+        )
+    return True
+
+
+def _doing(result: SideResult, job: OfflineJob) -> str:
+    if result.up_s is None:
+        return "the start"
+    done = len(result.cases)
+    if done < len(job.cases):
+        return f"the case {job.cases[done]}"
+    return "the end" if result.bulk is not None or job.bulk is None else "the job"
+
+
+class _News:
+    """Whole lines of a growing file, each once; iterating ends at the present end."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._path = path
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield json.loads(line)

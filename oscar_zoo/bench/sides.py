@@ -1,0 +1,165 @@
+"""The two engines of a comparison as command lines: the same model, prompts and flags, another
+cache. Pure.
+
+Prompts are random token ids, so neither side loads a tokenizer, and the prefix cache is off: every
+prompt is computed. A run with conversations has it, and the order of requests that finds most in a
+cache too small for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang import settings
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case
+from oscar_zoo.errors import UsageError
+
+Cache = Literal["bf16", "int2"]
+CACHES: tuple[Cache, ...] = ("bf16", "int2")
+BASELINES = {"cuda": "flashinfer", "cpu": "torch_native"}
+"""Attention backend of the BF16 side, by device."""
+REFUSED_FLAGS = {
+    "--attention-backend": "for the BF16 side use --baseline",
+    "--prefill-attention-backend": "for the BF16 side use --baseline",
+    "--decode-attention-backend": "for the BF16 side use --baseline",
+    "--load-format": "use --dummy-weights",
+    "--revision": "use oscar-zoo bench serve --revision",
+}
+ORDERED = 128
+"""Waiting requests that SGLang orders by what the prefix cache has of them, at most."""
+BASELINE_ROWS = 256
+"""Requests of a job that the BF16 side runs at a time: its rows cost next to nothing."""
+NO_PLUGIN = "none"
+"""Value of SGLANG_PLUGINS that names no plugin: the BF16 side is stock SGLang alone."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What both sides share, and what the INT2 side needs.
+
+    Attributes:
+        model: local folder or Hugging Face id.
+        random_weights: fill the model with random numbers instead of reading its weights.
+        rotations: private folder with the files this library wrote.
+        rotations_sha256: artifact digest of these files.
+        recipe: serving recipe in force.
+        device: `cuda` or `cpu`.
+        baseline: attention backend of the BF16 side.
+        kernels: private folder of compiled kernels.
+        cases: to be measured.
+        new_tokens: that every request generates.
+        requests: that run at a time, or as many as the largest case has.
+        port: a free one; engines take the ports of their workers from its neighbourhood.
+        revision: commit of the model on its hub.
+        extra: engine flags of the user, for both sides.
+        bulk: the job after the cases, or `None`.
+        gpu: number of the first GPU.
+    """
+
+    model: str
+    random_weights: bool
+    rotations: Path
+    rotations_sha256: str
+    recipe: ServingRecipe
+    device: str
+    baseline: str
+    kernels: Path
+    cases: tuple[Case, ...]
+    new_tokens: int
+    requests: int
+    port: int
+    revision: str | None = None
+    extra: tuple[str, ...] = ()
+    bulk: Bulk | None = None
+    gpu: int = 0
+
+
+def check_flags(extra: Sequence[str]) -> None:
+    """Refuse what `serve` refuses after `--`, and flags that would make the two sides differ.
+
+    Raises:
+        UsageError: naming the flag and what to use in its place.
+    """
+    plan.check_extra_flags(extra)
+    for token in extra:
+        name = token.split("=", 1)[0].replace("_", "-")
+        for refused, reason in REFUSED_FLAGS.items():
+            if name == refused or (len(name) > 3 and refused.startswith(name)):
+                raise UsageError(
+                    f"{name} is not allowed after --: {reason}.",
+                    hint="oscar-zoo bench serve --help",
+                )
+
+
+def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
+    """The server's command line for one side; flags of the user come last and win."""
+    flags = {"--model-path": engines.model, "--port": str(engines.port)}
+    if engines.revision is not None:
+        flags["--revision"] = engines.revision
+    if engines.gpu:
+        flags["--base-gpu-id"] = str(engines.gpu)
+    if engines.random_weights:
+        flags["--load-format"] = "dummy"
+    if cache == "int2":
+        flags |= plan.cache_flags(
+            settings.ArtifactSource(folder=str(engines.rotations)),
+            engines.rotations_sha256,
+            engines.recipe,
+        )
+    else:
+        flags["--attention-backend"] = engines.baseline
+    flags |= plan.device_flags(engines.device)
+    flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
+    flags["--max-running-requests"] = str(_rows(cache, engines))
+    talks = engines.bulk is not None and engines.bulk.turns > 1
+    prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
+    switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
+    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.extra)
+
+
+def command(
+    cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str]
+) -> plan.LaunchPlan:
+    """The child process of one side; it reads `job`, which holds `arguments`."""
+    from oscar_zoo.engines.sglang import offline_process
+
+    env = plan.child_environment(
+        environ, device="cpu" if engines.device == "cpu" else None, kernels=engines.kernels
+    )
+    # No server listens here, so the packages may come from where this process has its own.
+    paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
+    if any(paths):
+        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    if cache == "bf16":
+        env["SGLANG_PLUGINS"] = NO_PLUGIN
+    return plan.LaunchPlan(
+        (sys.executable, "-P", "-m", offline_process.__name__, str(job)), env, ""
+    )
+
+
+def _rows(cache: Cache, engines: Engines) -> int:
+    """Requests at a time. One more than the largest batch: of 128 requests in 128 rows one waited,
+    on both sides."""
+    limit = (
+        max(engines.requests, BASELINE_ROWS)
+        if cache == "bf16" and engines.device != "cpu"
+        else engines.requests
+    )
+    waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
+    most = max([waiting, *(case.batch + 1 for case in engines.cases)])
+    return most if engines.device == "cpu" else max(most, engines.requests)
+
+
+def _pool_flags(engines: Engines) -> dict[str, str]:
+    """Slots of the pool on a CPU: there is no memory fraction that fits all cases."""
+    needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
+    need = max([*needs, engines.bulk.longest if engines.bulk else 1])
+    usual = int(plan.CPU_FLAGS["--max-total-tokens"])
+    return {"--max-total-tokens": str(max(usual, 2 * need))}

@@ -1,0 +1,1 @@
+"""What the command line prints: tables, progress, and the lines of results and errors."""

@@ -1,0 +1,135 @@
+"""Where a long piece of work stands: which phase, how much of it in its own unit, and how much of
+everything.
+
+All phases are known at the start, with the share of the time that each is expected to take, so what
+is to do never grows: a phase that is left out or ends early brings the end nearer. Nothing is
+printed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from oscar_zoo.evaluate.phases import Phase
+
+EVERY_SECONDS = 30.0
+"""Between two lines about work that goes on, where nobody watches a terminal."""
+MOST_BY_TIME = 0.9
+"""Share of a phase that is taken for done by its expected time alone, where nothing is counted in
+it."""
+LEAST_TO_TELL = 0.05
+"""Share of everything that must be done before the rest is told from it, where nobody could say
+before."""
+
+
+class Course:
+    """A piece of work on its way.
+
+    Args:
+        phases: all of them, in order.
+        clock: seconds.
+        timed: whether the seconds of the phases are an estimate for this machine, and not shares
+            only.
+    """
+
+    def __init__(
+        self, phases: Sequence[Phase], clock: Callable[[], float], *, timed: bool = True
+    ) -> None:
+        self.phases = tuple(phases)
+        self._clock, self._timed = clock, timed
+        self._places = {phase.name: place for place, phase in enumerate(phases)}
+        self._expected = sum(phase.seconds for phase in phases) or 1.0
+        self._before = [0.0, *accumulate(phase.seconds for phase in phases)]
+        self._began = self._phase_began = clock()
+        self._reached = 0.0
+        self._name, self._done, self._total = "", 0, 0
+
+    def update(self, done: int, total: int, name: str) -> bool:
+        """News of a phase, as `phases.Progress`; whether it has just begun."""
+        began = name != self._name
+        if began:
+            self._name, self._phase_began = name, self._clock()
+        self._done, self._total = done, total
+        return began
+
+    @property
+    def name(self) -> str:
+        """The phase, and its place among all."""
+        place = self._places.get(self._name)
+        return self._name if place is None else f"{self._name} ({place + 1} of {len(self.phases)})"
+
+    @property
+    def count(self) -> str:
+        """How much of the phase is done, in its unit; empty where nothing is counted."""
+        if not self._total:
+            return ""
+        place = self._places.get(self._name)
+        unit = "" if place is None else f" {self.phases[place].unit}"
+        return f"{self._done:,} of {self._total:,}{unit}"
+
+    @property
+    def share(self) -> float:
+        """How much of everything is done, 0 .. 1; never falls."""
+        place = self._places.get(self._name)
+        if place is not None:
+            seconds = self.phases[place].seconds
+            self._reached = max(
+                self._reached,
+                (self._before[place] + seconds * self._within(seconds)) / self._expected,
+            )
+        return min(self._reached, 1.0)
+
+    @property
+    def left(self) -> str:
+        """About how long it will take from now on; empty where that cannot be told."""
+        share, elapsed = self.share, self._clock() - self._began
+        if self._timed:  # what was expected counts for less, the more is done
+            expected = (1 - share) * self._expected + elapsed
+        elif share >= LEAST_TO_TELL:
+            expected = elapsed / share
+        else:
+            return ""
+        return f"about {duration((1 - share) * expected)} left"
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        place = f"{self.name}: {self.count}" if self.count else self.name
+        return ", ".join(
+            part for part in (place, f"{100 * self.share:.0f} % of all", self.left) if part
+        )
+
+    def _within(self, seconds: float) -> float:
+        if self._total:
+            return self._done / self._total
+        return min(MOST_BY_TIME, (self._clock() - self._phase_began) / seconds) if seconds else 0.0
+
+
+class Rarely:
+    """True once every `EVERY_SECONDS`, the first time that long after it was made; `now` starts the
+    wait again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last = clock, clock()
+
+    def __call__(self) -> bool:
+        due = self._clock() - self._last >= EVERY_SECONDS
+        if due:
+            self.now()
+        return due
+
+    def now(self) -> None:
+        """As if it had just been true."""
+        self._last = self._clock()
+
+
+def duration(seconds: float) -> str:
+    """A time nobody should take for exact."""
+    if seconds <= 50:
+        return f"{10 * max(1, math.ceil(seconds / 10))} s"
+    if seconds < 90 * 60:
+        minutes = math.ceil(seconds / 60)
+        return f"{minutes} minute{'s' if minutes > 1 else ''}"
+    return f"{seconds / 3600:.0f} hours"

@@ -1,0 +1,92 @@
+"""What `serve` says when its server is ready: the same facts as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from oscar_zoo.cli.choosing import Chosen, ServeRequest
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
+
+SCHEMA = "oscar-zoo.serve/1"
+
+
+def ready_facts(
+    request: ServeRequest, chosen: Chosen, ready: ReadyFacts, url: str
+) -> dict[str, Any]:
+    """What is served.
+
+    Args:
+        url: where a client on this machine reaches it, without `/v1`.
+    """
+    artifact, recipe = chosen.artifact, chosen.recipe
+    return {
+        "schema": SCHEMA,
+        "model_id": ready.model,
+        "model": chosen.choice.source,
+        "artifact": artifact.label,
+        "digest": artifact.verified.digest,
+        "level": artifact.verified.level,
+        "recipe": recipe.model_dump(mode="json"),
+        "sglang": ready.version,
+        "device": chosen.device,
+        "tensor_parallel": chosen.tensor_parallel,
+        "bits_per_element": ready.bits,
+        "windows": {"sink": ready.sink, "recent": ready.recent},
+        "clip": {"k": ready.k_clip, "v": ready.v_clip},
+        "capacity_tokens": ready.capacity,
+        "bf16_capacity_tokens": ready.plain_capacity,
+        "max_running_requests": ready.requests,
+        "context_tokens": ready.context,
+        "curl": curl_line(
+            url,
+            ready.model,
+            key_file=str(request.api_key_file.absolute()) if request.api_key_file else None,
+        ),
+        "stop": f"oscar-zoo stop {request.port}",
+    }
+
+
+def curl_line(url: str, model: str, *, key_file: str | None) -> str:
+    """A request that a shell runs as it stands.
+
+    A key is read from `key_file` when it runs, and reaches curl through a pipe: arguments are
+    visible to every local user.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
+    key = (
+        f"printf 'Authorization: Bearer %s' \"$(cat {shlex.quote(key_file)})\" | "
+        if key_file
+        else ""
+    )
+    header = "-H @- " if key_file else ""
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    address = shlex.quote(f"{url}/v1/chat/completions")
+    return f"{key}curl {address} {header}-H 'Content-Type: application/json' -d {data}"
+
+
+def print_ready(facts: dict[str, Any], *, stop: str) -> None:
+    """The block for people; `stop` is how to stop the server."""
+    console = terminal.out()
+    windows, clip, plain = facts["windows"], facts["clip"], facts["bf16_capacity_tokens"]
+    where = facts["device"] if facts["tensor_parallel"] == 1 else f"{facts['tensor_parallel']} GPUs"
+    more = f" (BF16 would hold {plain:,})" if plain is not None else ""
+    rows = {
+        "Model": f"{facts['model_id']}, SGLang {facts['sglang']} on {where}",
+        "Artifact": f"{facts['artifact']}  {facts['digest']}, verified to level {facts['level']}",
+        "Cache": (
+            f"INT2, {facts['bits_per_element']:.2f} bits per element, K clip {clip['k']}, V clip"
+            f" {clip['v']}, first {windows['sink']} and last {windows['recent']} tokens"
+            " uncompressed"
+        ),
+        "Capacity": (
+            f"{facts['capacity_tokens']:,} tokens{more}, {facts['max_running_requests']} requests"
+            " at a time"
+        ),
+        "Ready": f"{facts['url']}   ({facts['seconds']:.0f} s)   stop with {stop}",
+        "Try": facts["curl"],
+    }
+    for name, text in rows.items():
+        console.print(f"{name:<9} {terminal.clean(text)}")

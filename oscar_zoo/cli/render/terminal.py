@@ -1,0 +1,228 @@
+"""What people and programs see. Data goes to stdout, everything else to stderr; the same facts
+either way.
+
+Text that came from a file, a manifest or a hub passes `clean` before it reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import textwrap
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from oscar_zoo.cli import streams
+from oscar_zoo.cli.render.course import Rarely, duration
+
+NOT_REPORTED = "not reported"
+_WIDEST = 4096
+_LINES = 25
+"""Given beside a width, or a dumb terminal has 80 columns for rich and tables lose cells."""
+MARKS = {
+    "ok": "[green]ok[/]",
+    "warning": "[yellow]warning[/]",
+    "failed": "[red]FAILED[/]",
+    "not checked": "not checked",
+}
+
+ProgressCallback = Callable[[int, int, str], None]
+"""Called with (done, total, what is being done)."""
+
+
+def out() -> Console:
+    """Console of stdout, for data: never breaks a line or shortens a cell, so that what it shows
+    can be copied."""
+    return Console(width=_WIDEST, height=_LINES, soft_wrap=True, highlight=False)
+
+
+def prose(text: str) -> None:
+    """Print a sentence for people on stdout; on a terminal its lines break at words."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    for line in text.splitlines():
+        out().print(clean(line))
+
+
+def is_narrow(columns: int) -> bool:
+    """Whether stdout is a terminal with fewer than `columns` columns."""
+    return sys.stdout.isatty() and shutil.get_terminal_size().columns < columns
+
+
+def err() -> Console:
+    """Console of stderr, for everything that is not data."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def clean(text: object) -> str:
+    """`text` without control and bidirectional characters, with rich markup escaped."""
+    return escape(printable(text))
+
+
+def printable(text: object) -> str:
+    """`text` without control and bidirectional characters, for what is written without rich."""
+    return "".join(c for c in str(text) if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
+
+
+def emit_json(value: dict[str, Any]) -> None:
+    """Print exactly one JSON object on stdout; characters that it cannot encode as `\\u`
+    escapes."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    if not streams.can_write(text):
+        text = json.dumps(value, indent=1, allow_nan=False)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> None:
+    """One line: cause and next step. With `--json` one object on stdout."""
+    if as_json:
+        emit_json({"error": {"code": code, "message": message, "hint": hint}})
+        return
+    line = f"[bold red]error:[/] {clean(message)}"
+    if hint:
+        line += (
+            "" if message.endswith((".", "!", "?", ":")) else "."
+        ) + f" {clean(_sentence(hint))}"
+    err().print(line)
+
+
+def _sentence(hint: str) -> str:
+    """`hint` with a capital letter, unless it starts with a command the user can copy."""
+    return (
+        hint
+        if hint.startswith(("oscar-zoo ", "pip ", "chmod ", "make "))
+        else hint[0].upper() + hint[1:]
+    )
+
+
+def note(text: str, *, quiet: bool = False) -> None:
+    """A line for people on stderr."""
+    if not quiet:
+        err().print(clean(text))
+
+
+def table(*columns: str, right: tuple[int, ...] = ()) -> Table:
+    """A plain table; `right` are the indexes of numeric columns."""
+    result = _Listing(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for index, name in enumerate(columns):
+        result.add_column(name, justify="right" if index in right else "left", no_wrap=True)
+    return result
+
+
+class _Listing(Table):
+    """A table that becomes a block of lines per row on a terminal that is too narrow for it."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = console.file.isatty() and shutil.get_terminal_size().columns
+        if not narrow or Measurement.get(console, options, self).maximum <= narrow:
+            yield from super().__rich_console__(console, options)
+            return
+        names = [Text.from_markup(str(column.header)).plain for column in self.columns]
+        column = max(len(name) for name in names[1:]) + 4 if len(names) > 1 else 0
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            yield Text.from_markup(str(cells[0]), style="bold")
+            for name, cell in zip(names[1:], cells[1:], strict=True):
+                lines = textwrap.wrap(
+                    Text.from_markup(str(cell)).plain,
+                    max(narrow - column, 1),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                yield Text(
+                    f"\n{' ' * column}".join(
+                        [f"  {name}".ljust(column) + (lines or ["-"])[0], *lines[1:]]
+                    )
+                )
+
+
+def gigabytes(size: int) -> str:
+    """`size` bytes for people, in GB; what is less than one in MB or kB."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else megabytes(size)
+
+
+def megabytes(size: int) -> str:
+    """`size` bytes for people."""
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+@contextlib.contextmanager
+def progress(unit: str, *, enabled: bool) -> Iterator[ProgressCallback]:
+    """Bars with time left on stderr, or a line every 30 seconds where that is no terminal.
+
+    The callback takes (done, total, what).
+
+    Args:
+        unit: of the numbers: `bytes`, or a word to show behind them. A total of 0 is work of
+            unknown length.
+        enabled: whether to show anything.
+    """
+    if not enabled:
+        yield lambda done, total, text: None
+        return
+    if not sys.stderr.isatty():
+        rarely = Rarely(time.monotonic)
+        yield lambda done, total, text: note(
+            f"{text}: {_count(done, total, unit)}", quiet=not (total and rarely())
+        )
+        return
+    columns = (
+        TextColumn("  {task.description:<26}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[count]:>22}"),
+        _TimeLeft(),
+    )
+    with Progress(*columns, console=err(), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def update(done: int, total: int, text: str) -> None:
+            if text not in tasks:
+                for phase in [task.id for task in bars.tasks if task.total is None]:
+                    bars.remove_task(phase)
+                tasks[text] = bars.add_task(text, total=total or None, count="")
+            if total and tasks[text] in bars.task_ids:
+                bars.update(
+                    tasks[text], completed=done, total=total, count=_count(done, total, unit)
+                )
+
+        yield update
+
+
+class _TimeLeft(ProgressColumn):
+    """Nothing until it can be told."""
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        left = None if task.finished else task.time_remaining
+        return Text("" if left is None else f"about {duration(left)} left")
+
+
+def _count(done: int, total: int, unit: str) -> str:
+    return (
+        f"{megabytes(done)} of {megabytes(total)}"
+        if unit == "bytes"
+        else f"{done:,} of {total:,} {unit}".rstrip()
+    )
+
+
+@contextlib.contextmanager
+def waiting(text: str, *, enabled: bool) -> Iterator[Callable[[float], None]]:
+    """A line with the seconds waited, on stderr and only on a terminal; the callback takes the
+    seconds so far."""
+    if not enabled or not sys.stderr.isatty():
+        yield lambda seconds: None
+        return
+    with err().status(text) as status:
+        yield lambda seconds: status.update(f"{text}  {seconds:.0f} s")

@@ -1,0 +1,229 @@
+"""Rows of held-out sequences: what the quality of a fit is measured on, never what it is fitted on.
+
+One forward pass shows the rows of all layers. Of the queries two kinds are kept: evenly spaced
+ones, which stand for all, and the ones that look hardest at a single INT2 row. The latter are few,
+but they are what retrieves a fact from far back, and an average over all queries hardly sees what
+becomes of them. Rows wait in main memory in the model's dtype (two bytes per channel: 1.2 GB for
+8,192 tokens of an 8B model) and come to the device layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute.capture.transformers import output_weights
+from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.models.layer_by_layer import run_by_layer
+from oscar_zoo.models.loading import LoadedModel, attention_scope
+
+EVEN, FOCUSED = 64, 64
+"""Queries of each kind kept of a sequence, all heads alike."""
+SCORES_AT_ONCE = 1 << 23
+"""Attention scores computed at once: bounds memory, 32 MB for each of a few tensors."""
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Some queries of a sequence.
+
+    Attributes:
+        positions: `[n]` int64, ascending: where they stand.
+        rows: `[num_q_heads, n, d]` after norm and RoPE, before scaling.
+    """
+
+    positions: Tensor
+    rows: Tensor
+
+    def to(self, device: torch.device) -> Queries:
+        """The same on another device."""
+        return Queries(self.positions.to(device), self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """What one attention layer saw of one sequence that starts at position 0.
+
+    Attributes:
+        even: queries evenly spaced among those with history.
+        focused: the queries of which some head looks hardest at a row of its history.
+        key: `[num_kv_heads, T, d]` after norm and RoPE.
+        value: `[num_kv_heads, T, dv]`.
+    """
+
+    even: Queries
+    focused: Queries
+    key: Tensor
+    value: Tensor
+
+    def to(self, device: torch.device) -> SequenceRows:
+        """The same on another device."""
+        return SequenceRows(
+            self.even.to(device),
+            self.focused.to(device),
+            self.key.to(device),
+            self.value.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """What one attention layer saw of all held-out sequences.
+
+    Attributes:
+        sequences: in order.
+        o_proj: `[hidden, num_q_heads * dv]`, the weights that read the attention output.
+        scaling: factor of the logits.
+    """
+
+    sequences: tuple[SequenceRows, ...]
+    o_proj: Tensor
+    scaling: float
+
+
+RowSource = Callable[[int], LayerRows]
+"""Layer id -> its rows, on the device where to compute; may be asked for a layer more than once."""
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """A `RowSource` that `collect` filled.
+
+    Attributes:
+        windows: queries that read no INT2 row through them are not kept.
+        device: where rows are wanted.
+        o_proj: layer id -> `[hidden, num_q_heads * dv]`.
+    """
+
+    windows: Windows
+    device: torch.device
+    o_proj: Callable[[int], Tensor]
+    _layers: dict[int, list[SequenceRows]] = field(default_factory=dict)
+    _scaling: dict[int, float] = field(default_factory=dict)
+
+    def add(self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Keep what one layer sees of one sequence.
+
+        Args:
+            query: `[num_q_heads, T, d]`; key, value: `[num_kv_heads, T, ..]`, heads not repeated.
+
+        Raises:
+            ComputeFailed: a row is not finite.
+        """
+        for name, rows in (("query", query), ("key", key), ("value", value)):
+            if not bool(torch.isfinite(rows).all()):
+                raise ComputeFailed(
+                    f"layer {layer_id} gives {name} rows that are not finite on held-out text.",
+                    hint="try --dtype float32, or check the weights",
+                )
+        first, tokens = self.windows.sink + self.windows.recent, query.shape[1]
+        readers = torch.arange(min(first, tokens), tokens, device=query.device)
+        even = readers[:: max(1, -(-len(readers) // EVEN))]
+        focused = readers[_focused(query[:, readers], key, readers, self.windows, scaling)]
+        kept = SequenceRows(
+            Queries(even, query[:, even]), Queries(focused, query[:, focused]), key, value
+        )
+        self._layers.setdefault(layer_id, []).append(kept.to(torch.device("cpu")))
+        self._scaling[layer_id] = scaling
+
+    def __call__(self, layer_id: int) -> LayerRows:
+        """See `RowSource`."""
+        moved = tuple(sequence.to(self.device) for sequence in self._layers.get(layer_id, ()))
+        return LayerRows(
+            moved, self.o_proj(layer_id).to(self.device), self._scaling.get(layer_id, 1.0)
+        )
+
+
+def collect(
+    loaded: LoadedModel,
+    sequences: Sequence[Sequence[int]],
+    windows: Windows,
+    *,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> HeldOutRows:
+    """Run a model over sequences and keep the rows of its full-attention layers.
+
+    Args:
+        tick: as of `watch`.
+
+    Raises:
+        ComputeFailed: rows that are not finite.
+        UnsupportedModel: attention that cannot be seen.
+    """
+    kept = HeldOutRows(windows, loaded.device, output_weights(loaded, sequences[0]))
+    watch(loaded, sequences, kept.add, tick=tick)
+    return kept
+
+
+def watch(
+    loaded: LoadedModel,
+    sequences: Sequence[Sequence[int]],
+    see: Callable[[int, Tensor, Tensor, Tensor, float], None],
+    *,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Run a model over sequences and show the rows of its full-attention layers.
+
+    Args:
+        see: of a layer and a sequence: layer id, query, key and value rows and scaling, as
+            `HeldOutRows.add`.
+        tick: told `(sequences done, sequences in all)`; where all go through a layer together, each
+            counts its share.
+
+    Raises:
+        UnsupportedModel: attention that cannot be seen.
+    """
+    layers, seen = len(loaded.block.attention_layers), 0
+
+    def attention(
+        layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        nonlocal seen
+        see(layer_id, query[0], key[0], value[0], scaling)
+        seen += 1
+        tick(min(seen // layers, len(sequences)), len(sequences))
+        grouped = key.shape[1] != query.shape[1]
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+
+    with torch.inference_mode(), attention_scope(loaded, attention):
+        ids = [torch.tensor(list(one), device="cpu") for one in sequences]
+        if loaded.streamed:
+            deque(run_by_layer(loaded.model, loaded.block.num_layers, ids), 0)
+        else:
+            for one in ids:
+                loaded.model.base_model(input_ids=one[None].to(loaded.device), use_cache=False)
+
+
+def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
+    """`[n, tokens]` bool: which keys the queries at `positions` read from INT2."""
+    s = torch.arange(tokens, device=positions.device)
+    return (s >= windows.sink) & (positions[:, None] - s >= windows.recent)
+
+
+def _focused(
+    query: Tensor, key: Tensor, positions: Tensor, windows: Windows, scaling: float
+) -> Tensor:
+    """Indices, ascending, of the queries `[num_q_heads, n, d]` of which some head gives an INT2 row
+    the most weight."""
+    heads, tokens = query.shape[0], key.shape[1]
+    keys = key.float().mT
+    if not len(positions):
+        return positions
+    weights = []
+    size = max(1, SCORES_AT_ONCE // (heads * tokens))
+    for block, at in zip(query.split(size, 1), positions.split(size), strict=True):
+        rows = block.float().unflatten(0, (key.shape[0], -1)) * scaling
+        logits = (rows @ keys[:, None]).flatten(0, 1)
+        future = torch.arange(tokens, device=at.device) > at[:, None]
+        total = logits.masked_fill_(future, float("-inf")).logsumexp(-1)
+        largest = logits.masked_fill_(~history_mask(at, tokens, windows), float("-inf")).amax(-1)
+        weights.append((largest - total).amax(0))
+    return torch.cat(weights).topk(min(FOCUSED, len(positions))).indices.sort().values

@@ -1,0 +1,1 @@
+"""Which transforms to keep: candidates, their measured errors, clip ratios, gates and the rule."""

@@ -1,0 +1,240 @@
+"""What every fit does to attention on held-out rows: clip curves, and errors by layer for the clips
+worth serving.
+
+Two passes over the layers. The first measures each side alone for every clip of the grid, keys by
+their retrieval error (see `quality` for why), values by their output error; that fixes a clip per
+fit. The second measures both sides together for that clip, for the recipe's and for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.formats import Role, RotationSet
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
+from oscar_zoo.compute.capture.held_out_rows import RowSource
+from oscar_zoo.compute.select.clip import ClipCurve, clip_indices, index_of, ratio_of
+from oscar_zoo.compute.select.layer_errors import CacheErrors, LayerBench, geometric_mean
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, Side, cache_side
+
+PairOfSets = tuple[RotationSet, RotationSet]
+PerLayer = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ClipErrors:
+    """Errors of one fit with one clip, per layer in ascending order.
+
+    Attributes:
+        clip: the two ratios.
+        output, k_only, v_only: output error with both sides in INT2, and with one.
+        logit: logit error.
+        retrieval: retrieval error over all layers.
+    """
+
+    clip: Clip
+    output: PerLayer
+    k_only: PerLayer
+    v_only: PerLayer
+    logit: PerLayer
+    retrieval: float
+
+    @property
+    def output_geo(self) -> float:
+        """Geometric mean of the output error over layers."""
+        return geometric_mean(self.output)
+
+    @property
+    def output_worst(self) -> float:
+        """Of the layer with the largest output error."""
+        return max(self.output)
+
+    @property
+    def logit_geo(self) -> float:
+        """Geometric mean of the logit error over layers."""
+        return geometric_mean(self.logit)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Errors of one fit.
+
+    Attributes:
+        k_curve, v_curve: retrieval error of keys and output error of values against the clip.
+        clips: the clip found, then the recipe's, then none, each once; only the recipe's when it is
+            fixed.
+    """
+
+    k_curve: ClipCurve
+    v_curve: ClipCurve
+    clips: tuple[ClipErrors, ...]
+
+    @property
+    def found(self) -> ClipErrors:
+        """With the clip that was found."""
+        return self.clips[0]
+
+    def of(self, clip: Clip) -> ClipErrors | None:
+        """With one clip, if it was measured."""
+        return next(
+            (one for one in self.clips if (one.clip.k, one.clip.v) == (clip.k, clip.v)), None
+        )
+
+
+def measure_fits(
+    source: RowSource,
+    geometry: Geometry,
+    fits: Mapping[str, PairOfSets],
+    recipe: ServingRecipe,
+    *,
+    fixed_clip: bool = False,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, Fidelity]:
+    """Measure fits of one model on the same rows.
+
+    Args:
+        source: held-out rows.
+        geometry: of the model.
+        fits: name -> K and V sets.
+        recipe: quantizer, windows and the clip to compare with.
+        fixed_clip: look at its clip only.
+        tick: called after every layer of either pass.
+
+    Raises:
+        ComputeFailed: as `quality.layer_errors`.
+        UsageError: the recipe's quantizer cannot be simulated.
+    """
+    bench = _Bench(source, geometry, recipe, fixed_clip)
+    curves = bench.curves(fits, tick)
+    choices = {name: bench.choices(*both) for name, both in curves.items()}
+    errors = bench.together(fits, choices, tick)
+    return {
+        name: Fidelity(
+            *curves[name], tuple(map(bench.summary(*curves[name]), choices[name], errors[name]))
+        )
+        for name in fits
+    }
+
+
+Indices = tuple[int, int]
+"""Where a K side and a V side clip."""
+
+
+@dataclass(frozen=True)
+class _Bench:
+    source: RowSource
+    geometry: Geometry
+    recipe: ServingRecipe
+    fixed_clip: bool
+
+    def spec(self, role: Role) -> QuantSpec:
+        """The recipe's quantizer of one side."""
+        width = self.geometry.head_dim if role == "k" else self.geometry.v_head_dim
+        return CacheSpec(None, None, self.recipe).quant_spec(role, width)
+
+    def grid(self, role: Role) -> tuple[int, ...]:
+        """Indices to try; the recipe's is one of them."""
+        spec = self.spec(role)
+        return (index_of(spec),) if self.fixed_clip else clip_indices(spec.head_dim, index_of(spec))
+
+    def layers(self, tick: Callable[[], None]) -> Iterator[LayerBench]:
+        """Every layer in turn."""
+        for layer in self.geometry.attention_layers:
+            with torch.inference_mode():
+                yield LayerBench(layer, self.source(layer), self.recipe.windows)
+            tick()
+
+    def sides(
+        self, role: Role, rotations: RotationSet, layer: LayerBench, indices: Sequence[int]
+    ) -> list[Side]:
+        """One side of one layer for some clips."""
+        spec = self.spec(role)
+        side = cache_side(rotations, layer.layer_id, spec, layer.rows.o_proj.device)
+        return [
+            replace(side, spec=replace(spec, clip_ratio=ratio_of(at, spec.head_dim)))
+            for at in indices
+        ]
+
+    def curves(
+        self, fits: Mapping[str, PairOfSets], tick: Callable[[], None]
+    ) -> dict[str, tuple[ClipCurve, ClipCurve]]:
+        """The first pass."""
+        k_grid, v_grid = self.grid("k"), self.grid("v")
+        keys: dict[str, list[PerLayer]] = {name: [] for name in fits}
+        values: dict[str, list[PerLayer]] = {name: [] for name in fits}
+        weights = []
+        for layer in self.layers(tick):
+            focus = 0.0
+            for name, (k, v) in fits.items():
+                errors, focus = layer.retrieval(self.sides("k", k, layer, k_grid))
+                keys[name].append(errors)
+                values[name].append(layer.values(self.sides("v", v, layer, v_grid)))
+            weights.append(focus)
+        widths = self.geometry.head_dim, self.geometry.v_head_dim
+        return {
+            name: (
+                ClipCurve(widths[0], k_grid, tuple(keys[name]), tuple(weights)),
+                ClipCurve(widths[1], v_grid, tuple(values[name])),
+            )
+            for name in fits
+        }
+
+    def choices(self, k_curve: ClipCurve, v_curve: ClipCurve) -> list[Indices]:
+        """What to measure together: the clip found, the recipe's, none; each once."""
+        recipes = index_of(self.spec("k")), index_of(self.spec("v"))
+        if self.fixed_clip:
+            return [recipes]
+        none = self.geometry.head_dim - 1, self.geometry.v_head_dim - 1
+        return list(dict.fromkeys([(k_curve.best, v_curve.best), recipes, none]))
+
+    def together(
+        self,
+        fits: Mapping[str, PairOfSets],
+        choices: Mapping[str, Sequence[Indices]],
+        tick: Callable[[], None],
+    ) -> dict[str, list[tuple[CacheErrors, ...]]]:
+        """The second pass: for every choice, one entry per layer."""
+        found: dict[str, list[tuple[CacheErrors, ...]]] = {name: [] for name in fits}
+        for layer in self.layers(tick):
+            for name, (k, v) in fits.items():
+                ks, vs = zip(*choices[name], strict=True)
+                pairs = zip(
+                    self.sides("k", k, layer, ks), self.sides("v", v, layer, vs), strict=True
+                )
+                found[name].append(layer.caches(list(pairs)))
+        return {name: list(zip(*layers, strict=True)) for name, layers in found.items()}
+
+    def summary(
+        self, k_curve: ClipCurve, v_curve: ClipCurve
+    ) -> Callable[[Indices, tuple[CacheErrors, ...]], ClipErrors]:
+        """Both passes together, for one choice."""
+
+        def one(choice: Indices, layers: tuple[CacheErrors, ...]) -> ClipErrors:
+            k, v = choice
+            return ClipErrors(
+                self._clip(k, v),
+                output=tuple(layer.output for layer in layers),
+                k_only=tuple(layer.k_only for layer in layers),
+                v_only=v_curve.at(v),
+                logit=tuple(layer.logit for layer in layers),
+                retrieval=k_curve.mean[k_curve.indices.index(k)],
+            )
+
+        return one
+
+    def _clip(self, k: int, v: int) -> Clip:
+        """The ratios as a recipe has them: its own where the index is its own."""
+        own = self.recipe.clip
+        if own.algorithm != "none" and (k, v) == (
+            index_of(self.spec("k")),
+            index_of(self.spec("v")),
+        ):
+            return own
+        ratios = ratio_of(k, self.geometry.head_dim), ratio_of(v, self.geometry.v_head_dim)
+        return Clip(
+            k=ratios[0], v=ratios[1], algorithm="absrank-floor/1" if any(ratios) else "none"
+        )

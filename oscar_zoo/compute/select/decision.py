@@ -1,0 +1,200 @@
+"""What `auto` kept and why, as callers, manifests and reports read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.compute.data import HeldOut
+from oscar_zoo.compute.fit import FitResult
+from oscar_zoo.compute.select.attention_errors import Fidelity
+from oscar_zoo.compute.select.rule import (
+    FAST_RULE,
+    LARGEST,
+    RULE,
+    Base,
+    Gate,
+    Trial,
+    Verdict,
+    change_percent,
+    output_gates,
+    worst,
+)
+from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.tasks.recall import Recall
+
+
+@dataclass(frozen=True)
+class ChoiceRow:
+    """One row of the table: a fit with a clip. What was not measured is `None`.
+
+    Attributes:
+        method: of `fit.METHODS`.
+        clip_k, clip_v: ratios; 0 for none.
+        perplexity: on held-out text, positions beyond both windows.
+        change_percent: over BF16.
+        standard_error: of `change_percent`, paired by sequence.
+        recall: share of the digits of facts beyond both windows that are predicted right.
+        output_error_geo, output_error_worst: of the attention output, geometric mean over layers
+            and worst layer.
+        logit_error, retrieval_error: see `quality`.
+        gate: what perplexity and recall mean.
+    """
+
+    method: str
+    clip_k: float
+    clip_v: float
+    perplexity: float | None
+    change_percent: float | None
+    standard_error: float | None
+    recall: float | None
+    output_error_geo: float
+    output_error_worst: float
+    logit_error: float
+    retrieval_error: float
+    gate: Verdict | None
+
+
+@dataclass(frozen=True)
+class Questions:
+    """How recall was measured, if it was.
+
+    Attributes:
+        task: what was asked.
+        own: what the model as it is answers.
+        remark: why recall takes no part in the choice; `None` when it does, or when nothing was to
+            be measured.
+    """
+
+    task: Recall | None = None
+    own: Measurement | None = None
+    remark: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        facts = {} if self.task is None else dict(self.task.describe())
+        return {**facts, "bf16": self.own.value if self.own else None, "remark": self.remark}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `auto` keeps.
+
+    Attributes:
+        result: the fit.
+        recipe: the serving recipe with its clip.
+        trials: all that was measured, in the order of `fit.METHODS`.
+        at: which of them was chosen.
+        reason: why, a sentence without a full stop.
+        errors: by method.
+        base: the model as it is, or `None` with `fast`.
+        heldout: what was measured on.
+        refused: method -> why it was no candidate.
+        questions: how recall was measured.
+    """
+
+    result: FitResult
+    recipe: ServingRecipe
+    trials: tuple[Trial, ...]
+    at: int
+    reason: str
+    errors: Mapping[str, Fidelity]
+    base: Base | None
+    heldout: HeldOut
+    refused: Mapping[str, str]
+    questions: Questions
+
+    @property
+    def measured_on(self) -> str:
+        """The text and the positions behind the perplexities: with others they are other
+        numbers."""
+        first = self.recipe.windows.sink + self.recipe.windows.recent
+        text = [len(one) for one in self.heldout.sequences if len(one) > first + 1]
+        return (
+            f"{len(text)} held-out sequences of {max(text, default=0):,} tokens, positions from"
+            f" {first:,} on"
+        )
+
+    @cached_property
+    def rows(self) -> tuple[ChoiceRow, ...]:
+        """The table, a row per trial."""
+        return tuple(_row(trial, self.base) for trial in self.trials)
+
+    @property
+    def chosen(self) -> ChoiceRow:
+        """The row that was kept."""
+        return self.rows[self.at]
+
+    @cached_property
+    def gates(self) -> tuple[Gate, ...]:
+        """Of the chosen one: those that decide, then remarks on its attention output."""
+        kept = self.trials[self.at]
+        baseline = self.errors.get("hadamard")
+        if baseline is None or kept.method == "hadamard":
+            return kept.gates(self.base)
+        same = baseline.of(kept.errors.clip) or baseline.found
+        return (*kept.gates(self.base), *output_gates(kept.errors, same))
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """The block `fit.selection` of the manifest."""
+        return {
+            "rule": FAST_RULE if self.base is None else RULE,
+            "heldout": {
+                "prompts_sha256": self.heldout.prompts_sha256,
+                "tokens": self.heldout.tokens,
+            },
+            "bf16_perplexity": self.base.perplexity.value if self.base else None,
+            "bf16_recall": self.questions.own.value if self.questions.own else None,
+            "candidates": [asdict(row) for row in self.rows],
+            "chosen": asdict(self.chosen),
+            "reason": self.reason,
+            "refused": dict(self.refused),
+        }
+
+    @property
+    def quality(self) -> dict[str, Any]:
+        """What the block `quality` of the manifest says of the choice; lists go by layer,
+        ascending."""
+        mine, fidelity = self.trials[self.at].errors, self.errors[self.chosen.method]
+        block: dict[str, Any] = {
+            "windows": self.recipe.windows.model_dump(),
+            "quantizer": self.recipe.quantizer,
+            "gates": [asdict(gate) for gate in self.gates],
+            "errors": {
+                "clip": {"k": mine.clip.k, "v": mine.clip.v},
+                "output": list(mine.output),
+                "output_k": list(mine.k_only),
+                "output_v": list(mine.v_only),
+                "logit": list(mine.logit),
+                "retrieval": mine.retrieval,
+            },
+            "clip": {"k": fidelity.k_curve.to_json(), "v": fidelity.v_curve.to_json()},
+        }
+        if self.base is not None:
+            block["recall"] = self.questions.to_json() | {"int2": self.chosen.recall}
+        return block
+
+
+def _row(trial: Trial, base: Base | None) -> ChoiceRow:
+    errors, perplexity = trial.errors, trial.perplexity
+    change = (
+        None if perplexity is None or base is None else change_percent(perplexity, base.perplexity)
+    )
+    return ChoiceRow(
+        method=trial.method,
+        clip_k=errors.clip.k,
+        clip_v=errors.clip.v,
+        perplexity=None if perplexity is None else min(perplexity.value, LARGEST),
+        change_percent=change[0] if change else None,
+        standard_error=change[1] if change else None,
+        recall=None if trial.recall is None else trial.recall.value,
+        output_error_geo=errors.output_geo,
+        output_error_worst=errors.output_worst,
+        logit_error=errors.logit_geo,
+        retrieval_error=errors.retrieval,
+        gate=worst(trial.gates(base)) if change else None,
+    )

@@ -1,0 +1,257 @@
+"""How much error an INT2 cache puts into an attention layer, on held-out rows.
+
+History is what a server reads from INT2: key position at or after the sink and at least `recent`
+before the query. Everything else stays exact, in the model's own basis, and so does the side that
+is not looked at. Three numbers:
+
+* output error `||Y^ - Y||^2 / ||Y||^2` after the output projection, over evenly spaced queries;
+* logit error: the same ratio for the logits of the history, the mean of each query removed (softmax
+  ignores it);
+* retrieval error: the divergence KL(p || p^) of the attention weights of focused queries, averaged
+  with the square of the largest weight on a single row of the history: queries that fetch one row
+  count, others hardly do.
+
+The first two fall with stronger clipping long after perplexity and recall have begun to rise:
+clipping shrinks a key along the very query that looks for it, which an average over all queries
+does not see and the third number does.
+
+With p the exact weights and e what the error of the keys adds to a logit (0 outside the history),
+less its mean sum p e, the weights become p exp(e) / Z, where Z = 1 + sum p (exp(e) - 1) is at least
+1 and KL = log Z. Rows outside the history share one e, so only their total weight and output are
+needed. Rows are float32, sums over rows float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.quantizer import fake_quantize
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute.capture.held_out_rows import (
+    SCORES_AT_ONCE,
+    LayerRows,
+    Queries,
+    SequenceRows,
+    history_mask,
+)
+from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.simulated_cache import Side
+
+LARGEST_NOISE = 60.0
+"""What an error of a logit is cut at: its exponential and sums of it stay within float32."""
+
+
+@dataclass(frozen=True)
+class CacheErrors:
+    """Errors of one cache in one layer.
+
+    Attributes:
+        output: output error with both sides in INT2.
+        k_only: output error with exact values.
+        logit: logit error.
+    """
+
+    output: float
+    k_only: float
+    logit: float
+
+
+@dataclass(frozen=True)
+class LayerBench:
+    """Measures caches of one layer, all on the same rows.
+
+    Attributes:
+        layer_id: for messages.
+        rows: at least one query with history.
+        windows: what stays exact.
+
+    All methods raise `ComputeFailed` where rows or errors are not finite, or no query has history.
+    """
+
+    layer_id: int
+    rows: LayerRows
+    windows: Windows
+
+    def retrieval(self, sides: Sequence[Side]) -> tuple[tuple[float, ...], float]:
+        """Retrieval error of some K sides, and the sum of weights behind it, to average over layers
+        with."""
+        lost, focus = [0.0] * len(sides), 0.0
+        for one in self.rows.sequences:
+            blocks, key = self._blocks(one, one.focused), self._stored(one.key)
+            focus += math.fsum(float(block.focus.sum()) for block in blocks)
+            for n, side in enumerate(sides):
+                error = _error(side, key)
+                lost[n] += math.fsum(block.divergence(error) for block in blocks)
+        return self._checked([focus], *((x / focus if focus else math.nan) for x in lost)), focus
+
+    def values(self, sides: Sequence[Side]) -> tuple[float, ...]:
+        """Output error of some V sides with exact keys."""
+        lost, energy = [0.0] * len(sides), 0.0
+        for one in self.rows.sequences:
+            blocks, value = self._blocks(one, one.even), self._stored(one.value)
+            energy += math.fsum(block.output_energy(block.output) for block in blocks)
+            for n, side in enumerate(sides):
+                error = _error(side, value)
+                lost[n] += math.fsum(block.output_energy(block.weights @ error) for block in blocks)
+        return self._checked([energy], *((x / energy if energy else math.nan) for x in lost))
+
+    def caches(self, pairs: Sequence[tuple[Side, Side]]) -> tuple[CacheErrors, ...]:
+        """Errors of some pairs of a K side and a V side."""
+        lost = torch.zeros(len(pairs), 3, dtype=torch.float64, device="cpu")
+        energy = torch.zeros(3, dtype=torch.float64, device="cpu")
+        for one in self.rows.sequences:
+            blocks = self._blocks(one, one.even)
+            key, value = self._stored(one.key), self._stored(one.value)
+            for block in blocks:
+                whole = block.output_energy(block.output)
+                energy += energy.new_tensor([whole, whole, block.logit_energy(block.logits)])
+            for n, (k, v) in enumerate(pairs):
+                k_error, v_error = _error(k, key), _error(v, value)
+                for block in blocks:
+                    lost[n] += lost.new_tensor(block.cache_errors(k_error, v_error))
+        self._checked(energy.tolist(), *(lost / energy).flatten().tolist())
+        return tuple(CacheErrors(*row) for row in (lost / energy).tolist())
+
+    def _stored(self, rows: Tensor) -> Tensor:
+        """Of `[num_kv_heads, T, d]`, what the last query reads from INT2."""
+        return rows[
+            :, self.windows.sink : max(self.windows.sink, rows.shape[1] - self.windows.recent)
+        ]
+
+    def _blocks(self, sequence: SequenceRows, queries: Queries) -> list[_Block]:
+        """The queries of a sequence, a few at a time."""
+        if not len(queries.positions):
+            return []
+        size = max(1, SCORES_AT_ONCE // (queries.rows.shape[0] * sequence.key.shape[1]))
+        parts = zip(queries.positions.split(size), queries.rows.split(size, 1), strict=True)
+        return [self._block(sequence, at, rows) for at, rows in parts]
+
+    def _block(self, sequence: SequenceRows, positions: Tensor, rows: Tensor) -> _Block:
+        key, value = sequence.key.float(), sequence.value.float()
+        (kv_heads, tokens, _), number = key.shape, len(positions)
+        query = rows.float().unflatten(0, (kv_heads, -1)).flatten(1, 2) * self.rows.scaling
+        logits = (query @ key.mT).unflatten(1, (-1, number))
+        future = torch.arange(tokens, device=key.device) > positions[:, None]
+        weights = logits.masked_fill(future, -math.inf).softmax(-1).flatten(1, 2)
+        history = self._stored(history_mask(positions, tokens, self.windows)[None].mT).mT[0]
+        group = query.shape[1] // number
+        history = history.repeat(group, 1)
+        stored = self._stored(weights.mT).mT.masked_fill(~history, 0.0)
+        return _Block(
+            query=query,
+            logits=self._stored(logits.flatten(1, 2).mT).mT,
+            weights=stored,
+            history=history,
+            output=weights @ value,
+            beside=(weights @ value) - stored @ self._stored(value),
+            value=self._stored(value),
+            o_proj=self.rows.o_proj.float(),
+            number=number,
+        )
+
+    def _checked(self, energies: Sequence[float], *errors: float) -> tuple[float, ...]:
+        if not all(energies):
+            raise ComputeFailed(
+                f"layer {self.layer_id} has no held-out query that reads INT2 rows.",
+                hint=(
+                    "held-out sequences must be longer than"
+                    f" {self.windows.sink + self.windows.recent} tokens"
+                ),
+            )
+        if not all(map(math.isfinite, (*energies, *errors))):
+            raise ComputeFailed(
+                f"attention of layer {self.layer_id} is not finite on held-out text.",
+                hint="try --dtype float32",
+            )
+        return errors
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """exp of the mean logarithm; 0 when any value is 0."""
+    items = list(values)
+    return 0.0 if min(items) <= 0.0 else math.exp(math.fsum(map(math.log, items)) / len(items))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some queries of a sequence and all that is exact about them; heads of a group are stacked as
+    more queries.
+
+    Attributes:
+        query: `[num_kv_heads, g * n, d]`, scaled.
+        logits, weights: `[num_kv_heads, g * n, S]` over the S rows stored for the last query;
+            weights are 0 outside the query's own history.
+        history: `[g * n, S]` bool: what is read from INT2.
+        output, beside: `[num_kv_heads, g * n, dv]`, of all rows, and of those outside the history.
+        value: `[num_kv_heads, S, dv]`.
+        o_proj: `[hidden, num_q_heads * dv]`.
+        number: n.
+    """
+
+    query: Tensor
+    logits: Tensor
+    weights: Tensor
+    history: Tensor
+    output: Tensor
+    beside: Tensor
+    value: Tensor
+    o_proj: Tensor
+    number: int
+
+    @property
+    def focus(self) -> Tensor:
+        """`[num_kv_heads, g * n]` float64: square of the largest weight on one row of the
+        history."""
+        return self.weights.amax(-1).double() ** 2
+
+    def divergence(self, k_error: Tensor) -> float:
+        """Sum of KL(p || p^), times `focus`, under an error of the keys `[num_kv_heads, S, d]`."""
+        more, beside = self._changes(self.query @ k_error.mT)
+        kl = (more.sum(-1) + beside[..., 0] * self._weight_beside).log1p()
+        return float((kl.double().clamp_min(0) * self.focus).sum())
+
+    def cache_errors(self, k_error: Tensor, v_error: Tensor) -> tuple[float, float, float]:
+        """||Y^ - Y||^2 under both errors and under that of the keys alone, and the energy of the
+        logits' error."""
+        noise = self.query @ k_error.mT
+        more, beside = self._changes(noise)
+        more_in_all = more.sum(-1, keepdim=True) + beside * self._weight_beside[..., None]
+        total = 1 + more_in_all
+        from_keys = (more @ self.value + beside * self.beside - more_in_all * self.output) / total
+        from_values = ((self.weights + more) @ v_error) / total
+        both = self.output_energy(from_keys + from_values)
+        return both, self.output_energy(from_keys), self.logit_energy(noise)
+
+    def logit_energy(self, logits: Tensor) -> float:
+        """Sum over the history of squares of `logits`, each query's mean removed."""
+        mean = logits.masked_fill(~self.history, 0.0).sum(-1) / self.history.sum(-1).clamp_min(1)
+        centered = (logits - mean[..., None]).masked_fill_(~self.history, 0.0)
+        return float((centered**2).sum(-1, dtype=torch.float64).sum())
+
+    def output_energy(self, heads: Tensor) -> float:
+        """Squared norm of `[num_kv_heads, g * n, dv]` after the output projection."""
+        rows = heads.unflatten(1, (-1, self.number)).flatten(0, 1).transpose(0, 1).flatten(1)
+        return float(((rows @ self.o_proj.mT) ** 2).sum(-1, dtype=torch.float64).sum())
+
+    @property
+    def _weight_beside(self) -> Tensor:
+        """`[num_kv_heads, g * n]`: of all rows outside the history."""
+        return (1 - self.weights.sum(-1)).clamp_min(0)
+
+    def _changes(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """For an error of the logits: `p (exp(e) - 1)` in the history, and `exp(e) - 1` outside of
+        it."""
+        mean = (self.weights * noise).sum(-1, keepdim=True)
+        more = self.weights * (noise - mean).clamp_(max=LARGEST_NOISE).expm1_()
+        return more, (-mean).clamp_(max=LARGEST_NOISE).expm1_()
+
+
+def _error(side: Side, x: Tensor) -> Tensor:
+    """What the cache adds to rows `[num_kv_heads, S, d]` that go through INT2, in the model's own
+    basis."""
+    return side.restored(fake_quantize(side.rows(x), side.spec)) - x.float()

@@ -1,0 +1,298 @@
+"""The rule by which `auto` keeps one fit, and the gates a fit must pass. Numbers in, verdicts out;
+nothing runs here.
+
+Rule `auto/3`. Every candidate is a fit with a clip, measured against BF16 on the same held-out
+text. Perplexity says who is a finalist: whatever equals the lowest, and where none of that passes
+both gates, of every other method the best clip, unless it fails its gate. The best clip has the
+method's lowest perplexity or equals it, and of such clips the least retrieval error, which
+perplexity hardly sees; it comes first where there are too many. Recall is measured for the
+finalists, and then, each step among those that the one before left:
+
+1. all but what has a worse verdict than another on the gates; if that is for its recall, it must be
+  below by what
+   step 3 says, too;
+2. the lowest perplexity, and what equals it: within 0.1 %, or within one paired standard error and
+  0.25 %;
+3. all but those whose recall is below another's by half a point and one paired standard error; for
+  more errors there
+   are too few questions, and to keep what forgets costs more than to ask more of an engine for
+   nothing;
+4. the method that asks least of an engine (the order of `fit.METHODS`), of methods that ask the
+  same the one with the
+   lowest perplexity, and of its clips, all alike by now but for chance, the least retrieval error;
+   of what is within a tenth of it, the best recall.
+
+So what loses recall never wins over what passes both gates, nor by chance over what does not.
+Recall takes no part where it was not measured, or where the model itself fails half of the
+questions. With `fast` (rule `auto-fast/1`) neither is measured: the least output error, or what is
+within 5 % of it and asks less, is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from oscar_zoo.compute.select.attention_errors import ClipErrors
+from oscar_zoo.evaluate.tasks.base import Measurement
+
+RULE, FAST_RULE = "auto/3", "auto-fast/1"
+PERPLEXITY_PASS, PERPLEXITY_FAIL = 2.0, 6.0
+"""Rise of perplexity over BF16, in percent, up to which a fit passes, and from which it fails;
+between: a remark."""
+RECALL_PASS, RECALL_FAIL = 2.0, 10.0
+"""Loss of recall against BF16, in points; only what exceeds its standard error counts."""
+WORST_LAYER = 1.5
+"""Largest output error of a layer, in units of the Hadamard matrix's."""
+EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
+EQUAL_RECALL, NEAR = 0.005, 1.1
+ALIKE = {"wush-tuned": "wush"}
+"""Methods that ask the same of an engine as another."""
+FINALISTS = 6
+"""Candidates whose recall is measured together, at most."""
+LARGEST = 1e9
+"""What stands for infinity in JSON."""
+
+Verdict = Literal["pass", "warn", "fail"]
+VERDICTS: tuple[Verdict, ...] = ("pass", "warn", "fail")
+"""Best first."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One limit and what was measured against it.
+
+    Attributes:
+        name: what is limited.
+        value: measured.
+        limit: up to which it passes.
+        result: the verdict.
+        standard_error: of `value`, where chance is on the fit's side.
+    """
+
+    name: str
+    value: float
+    limit: float
+    result: Verdict
+    standard_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model as it is; `recall` is `None` where it is not to be judged."""
+
+    perplexity: Measurement
+    recall: Measurement | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fit with one clip, as far as it was measured.
+
+    Attributes:
+        method: of `fit.METHODS`.
+        errors: of the attention layers, and the clip.
+        perplexity: on held-out text, positions beyond both windows.
+        recall: of facts beyond both windows.
+    """
+
+    method: str
+    errors: ClipErrors
+    perplexity: Measurement | None = None
+    recall: Measurement | None = None
+
+    def gates(self, base: Base | None) -> tuple[Gate, ...]:
+        """What decides, as far as it was measured."""
+        found = []
+        if base is not None and self.perplexity is not None:
+            found.append(perplexity_gate(self.perplexity, base.perplexity))
+            if self.recall is not None and base.recall is not None:
+                found.append(recall_gate(self.recall, base.recall))
+        return tuple(found)
+
+
+def finalists(trials: Sequence[Trial]) -> list[int]:
+    """Whose recall to measure: which of `trials`, all with perplexity and in the order of
+    `fit.METHODS`."""
+    order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
+    lowest = trials[order[0]]
+    equal = [at for at in order if _equal(trials[at], lowest)]
+    first = [at for at in _best_clips(trials, order) if at in equal]
+    return list(dict.fromkeys([order[0], *first, *equal]))[:FINALISTS]
+
+
+def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) -> list[int]:
+    """Whose recall to measure, too: none where one of those `measured` passes all gates."""
+    if any(worst(trials[at].gates(base)) == "pass" for at in measured):
+        return []
+    order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
+    tried = {trials[at].method for at in measured}
+    allowed = [at for at in _best_clips(trials, order) if worst(trials[at].gates(base)) != "fail"]
+    return [at for at in allowed if trials[at].method not in tried][:FINALISTS]
+
+
+def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
+    """Which of `trials` to keep, and why, in a sentence without a full stop.
+
+    Args:
+        trials: the finalists, in the order of `fit.METHODS`.
+        base: what they are held against.
+    """
+    left = [
+        at
+        for at, one in enumerate(trials)
+        if not any(_beaten(one, other, base) for other in trials)
+    ]
+    least = _lowest(trials, left)
+    left = [at for at in left if _equal(trials[at], trials[least])]
+    left = [at for at in left if not any(_forgets(trials[at], trials[other]) for other in left)]
+    alike = [at for at in left if asking(trials[at].method) == asking(trials[left[0]].method)]
+    same = [at for at in left if trials[at].method == trials[_lowest(trials, alike)].method]
+    least_error = min(trials[at].errors.retrieval for at in same)
+    near = [at for at in same if trials[at].errors.retrieval <= NEAR * least_error]
+    kept = min(near, key=lambda at: (-_share(trials[at].recall), _perplexity(trials[at]).value))
+    lowest, rival = _lowest(trials, range(len(trials))), _lowest(trials, left)
+    if kept == lowest:
+        return kept, "the lowest perplexity on held-out text"
+    if kept == rival:
+        return (
+            kept,
+            (
+                f"{_named(trials[lowest])} has the lowest perplexity on held-out text, but recalls"
+                " too little"
+            ),
+        )
+    more = (
+        "reads far rows better"
+        if trials[kept].method == trials[rival].method
+        else "asks less of an engine"
+    )
+    return kept, f"as good as {_named(trials[rival])} on held-out text, and {more}"
+
+
+def best_by_error(trials: Sequence[Trial]) -> tuple[int, str]:
+    """The same when nothing but errors is known."""
+    errors = [trial.errors.output_geo for trial in trials]
+    kept = next(at for at, error in enumerate(errors) if error <= EQUAL_ERROR * min(errors))
+    lowest = errors.index(min(errors))
+    if kept == lowest:
+        return kept, "the lowest output error on held-out text"
+    return kept, f"as good as {trials[lowest].method} on held-out text, and asks less of an engine"
+
+
+def asking(method: str) -> str:
+    """The first method that asks the same of an engine."""
+    return ALIKE.get(method, method)
+
+
+def worst(gates: Sequence[Gate]) -> Verdict:
+    """The verdict of them all."""
+    return max((gate.result for gate in gates), key=VERDICTS.index, default="pass")
+
+
+def paired(one: Measurement, other: Measurement) -> tuple[float, float]:
+    """Mean difference per counted token and its standard error over sequences (0 for a single
+    one)."""
+    number = sum(n for _, n in one.parts)
+    mean = sum(a - b for (a, _), (b, _) in zip(one.parts, other.parts, strict=True)) / number
+    if len(one.parts) < 2 or not math.isfinite(mean):
+        return mean, 0.0
+    per = [(a - b) / n - mean for (a, n), (b, _) in zip(one.parts, other.parts, strict=True)]
+    return mean, math.sqrt(sum(x * x for x in per) / (len(per) - 1) / len(per))
+
+
+def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]:
+    """Rise of perplexity over BF16 and its standard error, in percent."""
+    mean, error = paired(found, base)
+    if not math.isfinite(mean):
+        return LARGEST, LARGEST
+    return min(100 * math.expm1(min(mean, 500.0)), LARGEST), min(
+        100 * math.exp(min(mean, 20.0)) * error, LARGEST
+    )
+
+
+def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
+    """How far perplexity may rise over BF16."""
+    change, error = change_percent(found, base)
+    result = _verdict(change, PERPLEXITY_PASS, PERPLEXITY_FAIL)
+    return Gate("perplexity_change_percent", change, PERPLEXITY_PASS, result, error)
+
+
+def recall_gate(found: Measurement, base: Measurement) -> Gate:
+    """How much recall may be lost against BF16, in points; chance is on the fit's side."""
+    loss, error = (100 * x for x in paired(base, found))
+    return Gate(
+        "recall_loss_points",
+        loss,
+        RECALL_PASS,
+        _verdict(loss - error, RECALL_PASS, RECALL_FAIL),
+        error,
+    )
+
+
+def output_gates(errors: ClipErrors, hadamard: ClipErrors) -> tuple[Gate, ...]:
+    """The attention output against that under the data-free baseline; only ever a remark."""
+    overall = errors.output_geo / max(hadamard.output_geo, 1 / LARGEST)
+    layers = zip(errors.output, hadamard.output, strict=True)
+    largest = max(mine / max(theirs, 1 / LARGEST) for mine, theirs in layers)
+    return (
+        Gate("output_error_over_hadamard", overall, 1.0, _verdict(overall, 1.0, math.inf)),
+        Gate(
+            "worst_layer_over_hadamard",
+            largest,
+            WORST_LAYER,
+            _verdict(largest, WORST_LAYER, math.inf),
+        ),
+    )
+
+
+def _perplexity(trial: Trial) -> Measurement:
+    assert trial.perplexity is not None
+    return trial.perplexity
+
+
+def _lowest(trials: Sequence[Trial], among: Sequence[int]) -> int:
+    return min(among, key=lambda at: _perplexity(trials[at]).value)
+
+
+def _best_clips(trials: Sequence[Trial], order: Sequence[int]) -> list[int]:
+    """The one of each method, methods in the order of their lowest perplexity; `order` is ascending
+    in it."""
+    found = []
+    for method in dict.fromkeys(trials[at].method for at in order):
+        mine = [at for at in order if trials[at].method == method]
+        equal = [at for at in mine if _equal(trials[at], trials[mine[0]])]
+        found.append(min(equal, key=lambda at: trials[at].errors.retrieval))
+    return found
+
+
+def _equal(trial: Trial, lowest: Trial) -> bool:
+    mean, error = paired(_perplexity(trial), _perplexity(lowest))
+    return 100 * mean <= EQUAL_PERCENT or 100 * mean <= min(100 * error, NOISE_PERCENT)
+
+
+def _named(trial: Trial) -> str:
+    return f"{trial.method} with clip {trial.errors.clip.k:.2f},{trial.errors.clip.v:.2f}"
+
+
+def _share(recall: Measurement | None) -> float:
+    return 0.0 if recall is None else recall.value
+
+
+def _beaten(trial: Trial, other: Trial, base: Base) -> bool:
+    mine, theirs = (VERDICTS.index(worst(one.gates(base))) for one in (trial, other))
+    by_perplexity = [VERDICTS.index(worst(one.gates(base)[:1])) for one in (trial, other)]
+    return mine > theirs and (by_perplexity[0] > by_perplexity[1] or _forgets(trial, other))
+
+
+def _forgets(trial: Trial, other: Trial) -> bool:
+    if trial.recall is None or other.recall is None:
+        return False
+    mean, error = paired(other.recall, trial.recall)
+    return mean > max(EQUAL_RECALL, error)
+
+
+def _verdict(value: float, passes: float, fails: float) -> Verdict:
+    return "pass" if value <= passes else "warn" if value <= fails else "fail"

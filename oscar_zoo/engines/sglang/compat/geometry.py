@@ -1,0 +1,65 @@
+"""What the configuration of a model and the parallel layout make of one worker: its heads, its
+rows, its rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def max_requests_per_worker(configurator: Any) -> int:
+    """`max_running_requests // dp`: request rows of one worker without the padding row."""
+    from sglang.srt.runtime_context import get_schedule
+
+    dp = (
+        configurator.attn_dp_size
+        if hasattr(configurator, "attn_dp_size")
+        else configurator.ps.attn_dp_size
+    )
+    return int(get_schedule().max_running_requests) // int(dp)
+
+
+def longest_request(owner: Any) -> int:
+    """Tokens that a row of SGLang's slot table can hold, at most; it has a few more than the
+    context.
+
+    Args:
+        owner: model runner or pool configurator.
+    """
+    return int(owner.model_config.context_len) + 64
+
+
+def context_length(runner: Any) -> int:
+    """Longest request the model is served for, in tokens, prompt and answer together."""
+    return int(runner.model_config.context_len)
+
+
+def local_kv_heads(model_config: Any) -> range:
+    """Global ids of the KV heads of this worker; with fewer heads than workers, heads are
+    replicated."""
+    from sglang.srt.runtime_context import get_parallel
+
+    size, rank = get_parallel().attn_tp_size, get_parallel().attn_tp_rank
+    total, own = model_config.get_total_num_kv_heads(), model_config.get_num_kv_heads(size)
+    start = rank * total // size
+    return range(start, start + own)
+
+
+def local_q_heads(model_config: Any) -> int:
+    """Number of query heads of this worker."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(model_config.num_attention_heads) // int(get_parallel().attn_tp_size)
+
+
+def has_linear_layers(model_config: Any) -> bool:
+    """Whether some layers keep a state in place of keys and values."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    return mambaish_config(model_config) is not None
+
+
+def rank_name() -> str:
+    """Name of this worker among those that hold one copy of the model."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return f"pp{get_parallel().pp_rank}-tp{get_parallel().tp_rank}"

@@ -1,0 +1,130 @@
+"""Where hooks attach in the installed version of SGLang, and their registration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place in SGLang that a hook of ours attaches to."""
+
+    path: str
+    kind: str
+
+
+def targets() -> dict[str, tuple[Target, ...]]:
+    """Where each hook attaches in the installed version, by the name of the hook. Subclasses that
+    override a method are listed with their base, because a patch of the base does not reach
+    them."""
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.server_args import ServerArgs
+
+    configurator = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+    # From 0.5.21 arguments resolve in resolve_once, and an assignment afterwards raises.
+    resolve = "resolve_once" if hasattr(ServerArgs, "resolve_once") else "__post_init__"
+    rows = "sglang.srt.mem_cache.memory_pool.ReqToTokenPool"
+    alloc = "alloc_rows" if hasattr(ReqToTokenPool, "alloc_rows") else "alloc"
+    tails = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
+    return {
+        **_observed_places(),
+        "add_cli_args": (Target("sglang.srt.server_args.ServerArgs.add_cli_args", "AFTER"),),
+        "set_defaults": (Target(f"sglang.srt.server_args.ServerArgs.{resolve}", "BEFORE"),),
+        "check_server_args": (
+            Target("sglang.srt.server_args.ServerArgs.check_server_args", "AFTER"),
+        ),
+        "kv_dtype": (
+            Target("sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype", "AROUND"),
+        ),
+        "slot_bytes": (
+            Target(
+                "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
+                "AROUND",
+            ),
+        ),
+        "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
+        "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
+        "pool": (Target(configurator + "_build_mha_kv_pool", "AROUND"),),
+        "tail": tuple(
+            Target(f"sglang.srt.mem_cache.{t}.swa_reprefill_tail_tokens", "AFTER") for t in tails
+        ),
+        "alloc": (Target(f"{rows}.{alloc}", "AROUND"),),
+        "match": (
+            Target("sglang.srt.managers.schedule_batch.Req.init_next_round_input", "AROUND"),
+        ),
+        "admit": (Target(f"{rows}.alloc", "AFTER"),),
+        "release": (Target(f"{rows}.free", "AROUND"),),
+        "flush": (Target(f"{rows}.clear", "AFTER"),),
+    }
+
+
+def _observed_places() -> dict[str, tuple[Target, ...]]:
+    """The part of `targets` that changes nothing: it refuses or reports."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    module = "sglang.srt.managers.scheduler_components.metrics_reporter"
+    reporter = f"{module}.SchedulerMetricsReporter.__post_init__"
+    beams = hasattr(SamplingParams, "beam_width")  # from 0.5.21
+    verify = (Target("sglang.srt.sampling.sampling_params.SamplingParams.verify", "AFTER"),)
+    return {
+        "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),
+        "sampling": verify if beams else (),
+        "server_info": (
+            Target("sglang.srt.managers.scheduler.Scheduler.get_internal_state", "AFTER"),
+        ),
+        "metrics": (Target(reporter, "AFTER"),),
+        "update_metrics": (
+            Target(
+                "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats",
+                "AFTER",
+            ),
+        ),
+        "prefix_hits": (Target("sglang.srt.mem_cache.memory_pool.ReqToTokenPool.alloc", "BEFORE"),),
+    }
+
+
+def install(
+    hooks: Mapping[str, Hook],
+    backend: str,
+    make_backend: Hook,
+    scheduler_methods: Mapping[str, Hook],
+) -> None:
+    """Register everything with SGLang.
+
+    Args:
+        hooks: one function per name of `targets`.
+        backend: name of the attention backend.
+        make_backend: runner -> backend.
+        scheduler_methods: what `collective_rpc` may call.
+    """
+    from sglang.srt import server_args
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    server_args.add_attention_backend_choices([backend])
+    register_attention_backend(backend)(make_backend)
+    for name, places in targets().items():
+        for place in places:
+            HookRegistry.register(place.path, hooks[name], HookType[place.kind])
+    _add_to_scheduler(scheduler_methods)
+
+
+def install_tap(hook: Hook, scheduler_methods: Mapping[str, Hook]) -> None:
+    """Register the hook around every attention layer, and what `collective_rpc` may call for it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.layers.radix_attention.RadixAttention.forward", hook, HookType.AROUND
+    )
+    _add_to_scheduler(scheduler_methods)
+
+
+def _add_to_scheduler(methods: Mapping[str, Hook]) -> None:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    for name, method in methods.items():
+        setattr(Scheduler, name, method)

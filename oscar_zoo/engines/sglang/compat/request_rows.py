@@ -1,0 +1,82 @@
+"""Requests, the rows of SGLang's slot table that they own, and the prefix cache beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oscar_zoo.runtime.sink_blocks import PromptKey
+
+
+def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
+    """Call SGLang's row allocator: its result, and the rows that got a new owner.
+
+    From 0.5.21 `alloc_rows` hands out exactly these. Before, `alloc` also returns rows that
+    requests keep, and only the generation counter tells; it is compared over this one call, because
+    `clear` sets it to zero.
+    """
+    if hasattr(pool, "alloc_rows"):
+        rows = original(pool, request)
+        return rows, list(rows or ())
+    before = pool.req_generation.clone()
+    rows = original(pool, request)
+    return rows, (
+        pool.req_generation != before
+    ).nonzero().flatten().tolist() if rows is not None else []
+
+
+def freed(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
+    """Let SGLang free the row of a request: its result, and the rows that are free now and were not
+    before."""
+    before = len(pool.free_slots)
+    return original(pool, request), list(pool.free_slots[before:])
+
+
+def rows_in_use(req_to_token_pool: Any) -> int:
+    """Request rows with an owner."""
+    return int(req_to_token_pool.size) - int(req_to_token_pool.available_size())
+
+
+def prompt(request: Any, width: int) -> PromptKey:
+    """What the tokens of a request, prompt and answer, say about its first `width`.
+
+    SGLang puts the id of a LoRA adapter into the extra key, and up to 0.5.17 the salt of the cache;
+    named here too, so that nothing depends on that. Placeholders of images are hashes of their
+    content. Tokens that stand for embeddings of the caller say nothing.
+    """
+    asked, answered = request.origin_input_ids, request.output_ids
+    ids = tuple(asked[:width])
+    ids += tuple(answered[: width - len(ids)])
+    names = ("extra_key", "lora_id", "cache_salt")
+    opaque = any(
+        getattr(request, name, None) is not None
+        for name in ("input_embeds", "positional_embed_overrides")
+    )
+    scope = None if opaque else tuple(getattr(request, name, None) for name in names)
+    return PromptKey(scope, ids, len(asked) + len(answered))
+
+
+def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
+    """Of requests that are about to get rows: tokens to prefill in all, and those found cached.
+    Skips those that keep the row they have."""
+    for request in requests:
+        kv: Any = getattr(request, "kv", None)  # 0.5.17 has one too, without the question
+        keeps = kv.holds_kv if hasattr(kv, "holds_kv") else request.req_pool_idx is not None
+        if not keeps:
+            # From 0.5.23 a number in place of the slots.
+            cached = (
+                len(request.prefix_indices)
+                if hasattr(request, "prefix_indices")
+                else request.prefix_len
+            )
+            yield len(request.origin_input_ids) + len(request.output_ids), int(cached)
+
+
+def pool_beside(tree: Any) -> Any:
+    """The request rows beside a prefix cache; `None` where it has none."""
+    return getattr(tree, "req_to_token_pool", None)
+
+
+def page_size(tree: Any) -> int:
+    """Tokens at whose multiples hits of a prefix cache end."""
+    return int(getattr(tree, "page_size", 1))

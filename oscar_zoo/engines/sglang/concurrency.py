@@ -1,0 +1,112 @@
+"""How many requests an INT2 server runs at a time when nobody says, and how its workers share them.
+
+Every row for a request has a ring and two sink blocks in 16 bits set aside, used or not: 57 MB of
+Qwen3-8B. SGLang's own default of thousands would leave no memory for tokens; few rows leave
+requests waiting that could run in the same pass. So rows get a fixed share of the GPU, between two
+limits. Needs neither torch nor sglang.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.models import nvidia_smi
+
+SHARE = 0.05
+"""Of the memory of a GPU that goes to the rows of requests."""
+FEWEST, MOST, STEP = 16, 128, 8
+UNKNOWN = 64
+"""Where no driver tells the size."""
+DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
+PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
+ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a server is spread.
+
+    Attributes:
+        tp: GPUs of one tensor-parallel group.
+        pp: groups that share the layers.
+        replicas: whole servers behind one door (`--dp N`); each runs as many requests as the flag
+            says.
+        workers: data-parallel workers inside a group (`--enable-dp-attention`), which share them.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    replicas: int = 1
+    workers: int = 1
+
+    @classmethod
+    def make(cls, *, tp: int, pp: int, dp: int, dp_attention: bool, attn_dp: int) -> Layout:
+        """From SGLang's settings; `attn_dp` is 1 before 0.5.23."""
+        if attn_dp > 1:
+            return cls(tp, pp, 1, attn_dp)
+        return cls(tp, pp, 1, dp) if dp_attention else cls(tp, pp, dp, 1)
+
+    @classmethod
+    def of_flags(cls, extra: Sequence[str], *, tp: int) -> Layout:
+        """From engine flags of the user; SGLang says what is wrong with one that is no number."""
+
+        def number(names: Sequence[str]) -> int:
+            text = plan.flag_value(extra, *names) or "1"
+            return max(1, int(text)) if text.isdecimal() else 1
+
+        return cls.make(
+            tp=tp,
+            pp=number(PIPELINE_PARALLEL),
+            dp=number(DATA_PARALLEL),
+            dp_attention="--enable-dp-attention" in extra,
+            attn_dp=number(ATTENTION_DATA_PARALLEL),
+        )
+
+    @property
+    def gpus(self) -> int:
+        """How many it takes."""
+        return self.tp * self.pp * self.replicas
+
+    def token_bytes(self, *, layers: int, num_kv_heads: int, dims: int, itemsize: int) -> int:
+        """Uncompressed bytes of one token on one GPU.
+
+        Args:
+            layers: with attention, of the whole model.
+            num_kv_heads: of the whole model; with more GPUs than heads they are replicated.
+            dims: head_dim of K and of V together.
+            itemsize: bytes of one number.
+        """
+        heads = -(-num_kv_heads // max(1, self.tp // self.workers))
+        return -(-layers // self.pp) * heads * dims * itemsize
+
+
+def usual_requests(memory: int | None, token: int, windows: Windows, layout: Layout) -> int:
+    """`--max-running-requests` of a server.
+
+    Args:
+        memory: bytes of the smallest GPU it runs on; `None` on a CPU, or when nobody knows.
+        token: see `Layout.token_bytes`.
+        windows: whose tokens are uncompressed.
+        layout: its workers share the number.
+    """
+    if memory is None:
+        return UNKNOWN * layout.workers
+    row = token * max(1, windows.recent + 2 * windows.sink)  # a block for a finished prompt, too
+    fit = int(SHARE * memory / max(1, row)) // STEP * STEP
+    return min(max(fit, FEWEST), MOST) * layout.workers
+
+
+def gpu_memory(first: int, number: int, environ: Mapping[str, str] = os.environ) -> int | None:
+    """Bytes of the smallest of `number` GPUs from `first` on; `None` when the driver's tool names
+    none of them.
+
+    Parts of a GPU (MIG) are smaller than it says.
+    """
+    if "MIG-" in environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return None
+    seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
+    return min((card.memory for card in seen[first : first + number]), default=None)

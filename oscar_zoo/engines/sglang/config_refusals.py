@@ -1,0 +1,75 @@
+"""Models that an INT2 cache does not serve, told from their `config.json` before SGLang reads it.
+
+The reasons are those of `refusals`, whose rows see what SGLang made of the file; these take
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.engines.sglang.refusals import LINEAR, MODEL, STOCK, Refusal, check_rows
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models import geometry
+from oscar_zoo.models.config_file import ConfigFile
+
+
+def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
+    """Whether the value `name` is set, or a layer is of one of `kinds`."""
+
+    def uses(config: Any) -> bool:
+        layers = set(getattr(config, "layer_types", None) or ())
+        return bool(getattr(config, name, None)) or bool(layers & set(kinds))
+
+    return uses
+
+
+def _windows(config: Any) -> bool:
+    layers = getattr(config, "layer_types", None)
+    if layers is None:
+        return geometry.sliding_window(config) is not None
+    return geometry.SLIDING_ATTENTION in {*layers} - geometry.full_kinds(config)
+
+
+def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
+    """The row of `MODEL` called `name`, decided by `uses`."""
+    return replace(next(row for row in MODEL if row.name == name), uses=uses)
+
+
+CONFIG = (
+    _told_earlier("MLA", _has("kv_lora_rank")),
+    _told_earlier("a sliding-window hybrid model", _windows),
+    _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
+    _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
+    replace(LINEAR, uses=_has("full_attention_interval", "linear_attention", "mamba", "conv")),
+    Refusal(
+        "attn_logit_softcapping",
+        _has("attn_logit_softcapping"),
+        "capped logits are not implemented",
+        STOCK,
+    ),
+)
+"""Rows over a `config.json`."""
+
+
+def check_config(config: ConfigFile) -> None:
+    """Refuse a model by its file, the part on the language model first.
+
+    Raises:
+        UnsupportedModel: names the property, the reason and what to use in its place.
+    """
+    for part in (config.get_text_config(), config):
+        check_rows(part, CONFIG, UnsupportedModel)
+
+
+def check_geometry(geometry: Geometry) -> None:
+    """Refuse a model by the shape of its cache, where no `config.json` is at hand.
+
+    Raises:
+        UnsupportedModel: some of its layers have no keys and values; as `check_config`.
+    """
+    if len(geometry.attention_layers) < geometry.num_layers:
+        check_rows(geometry, [LINEAR], UnsupportedModel)

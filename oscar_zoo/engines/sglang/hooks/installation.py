@@ -1,0 +1,54 @@
+"""The list of all hooks, and the one call that hands them to SGLang."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from oscar_zoo.compute.capture.ranks import VARIABLE
+from oscar_zoo.engines.sglang import settings, tap
+from oscar_zoo.engines.sglang.compat import hook_targets, versions
+from oscar_zoo.engines.sglang.hooks import memory_pool, observation, prefix_cache, server_args
+
+
+def install() -> None:
+    """Register every hook with SGLang.
+
+    Raises:
+        MissingDependency, UnsupportedMachine: see `versions.sglang_version`.
+    """
+    versions.sglang_version()
+    hooks: dict[str, hook_targets.Hook] = {
+        "add_cli_args": server_args.add_cli_args,
+        "set_defaults": server_args.set_defaults,
+        "check_server_args": server_args.check_server_args,
+        "kv_dtype": memory_pool.kv_dtype,
+        "slot_bytes": memory_pool.slot_bytes,
+        "budget": memory_pool.budget,
+        "rows": memory_pool.rows,
+        "pool": memory_pool.pool,
+        "tail": prefix_cache.tail,
+        "alloc": prefix_cache.alloc,
+        "match": prefix_cache.match,
+        "admit": prefix_cache.admit,
+        "release": prefix_cache.release,
+        "flush": prefix_cache.flush,
+        "model": server_args.model,
+        "sampling": server_args.sampling,
+        "server_info": observation.server_info,
+        "metrics": observation.metrics,
+        "update_metrics": observation.update_metrics,
+        "prefix_hits": observation.prefix_hits,
+    }
+    hook_targets.install(
+        hooks, settings.BACKEND, make_backend, {"oscar_report": observation.oscar_report}
+    )
+    if VARIABLE in os.environ:
+        hook_targets.install_tap(tap.attention, tap.METHODS)
+
+
+def make_backend(runner: Any) -> Any:
+    """Build the attention backend of a model runner."""
+    from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
+
+    return OscarAttentionBackend(runner)

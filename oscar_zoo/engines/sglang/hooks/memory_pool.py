@@ -1,0 +1,96 @@
+"""Hooks where SGLang divides memory: type and size of a token slot, the budget of all slots, and
+the pool itself."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from oscar_zoo.engines.sglang import settings, worker
+from oscar_zoo.engines.sglang.compat import geometry
+from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
+from oscar_zoo.runtime import memory_plan
+from oscar_zoo.runtime.transforms import transform_bytes
+
+
+def kv_dtype(original: Any, **kwargs: Any) -> Any:
+    """Hook 5: the storage type. uint8 also keeps SGLang away from its fused rotary embedding and
+    cache write."""
+    if kwargs["server_args_kv_cache_dtype"] != settings.DTYPE:
+        return original(**kwargs)
+    FIRED.add("kv_dtype")
+    return settings.DTYPE, torch.uint8
+
+
+def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
+    """Hook 6: bytes of one token slot over all layers of this worker, SGLang's own tables included.
+
+    Raises:
+        OscarZooError: the artifact was made for another model, or the model is one we do not serve.
+    """
+    if configurator.kv_cache_dtype_str != settings.DTYPE:
+        return original(self, configurator, num_layers)
+    FIRED.add("slot_bytes")
+    chosen, _ = worker.served()
+    worker.check_model(configurator.model_config)
+    FACTS["slot_bytes"] = worker.slot_shape(configurator, num_slots=0).token_bytes(
+        chosen.knobs.mode
+    )
+    return FACTS["slot_bytes"] + memory_plan.SLOT_TABLES
+
+
+def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
+    """Hook 7: rings, sinks and transforms come out of the budget before SGLang divides it by the
+    slot size.
+
+    Raises:
+        UsageError: nothing is left for token slots.
+    """
+    if self.kv_cache_dtype_str != settings.DTYPE:
+        return None
+    FIRED.add("budget")
+    chosen, artifact = worker.served()
+    slots = worker.slot_shape(self, num_slots=0)
+    side = worker.side_shape(self, num_rows=geometry.max_requests_per_worker(self) + 1)
+    transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
+    scratch = worker.scratch_bytes(self, str(self.device), slots, side)
+    plan = memory_plan.plan(slots, side, transforms, chosen.knobs.mode, scratch=scratch)
+    left = plan.budget(int(result))
+    FACTS.update(profiled=int(result), subtracted=plan.fixed, plan=asdict(plan))
+    return left
+
+
+def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook 8, first half: how many request rows there are, which the token pool is not told."""
+    if self.kv_cache_dtype_str == settings.DTYPE:
+        FIRED.add("rows")
+        FACTS["rows"] = int(kwargs["req_to_token_pool"].req_to_token.shape[0])
+    return original(self, *args, **kwargs)
+
+
+def pool(original: Any, self: Any, **kwargs: Any) -> Any:
+    """Hook 8, second half: our pool class, which owns codes, scales, rings and sinks.
+
+    Raises:
+        RuntimeError: the number of request rows is not known.
+    """
+    if self.kv_cache_dtype_str != settings.DTYPE:
+        return original(self, **kwargs)
+    if "rows" not in FIRED:
+        raise RuntimeError("the hook that counts request rows did not run")
+    FIRED.add("pool")
+    from oscar_zoo.engines.sglang.pool import Int2TokenPool
+
+    chosen, _ = worker.served()
+    side = worker.side_shape(self, num_rows=FACTS["rows"])
+    make = functools.partial(
+        Int2TokenPool,
+        side_shape=side,
+        sinks=worker.sink_blocks(side),
+        slot_shape=worker.slot_shape(self, num_slots=0),
+        mode=chosen.knobs.mode,
+    )
+    return original(self, **{**kwargs, "mha_pool_class": make})

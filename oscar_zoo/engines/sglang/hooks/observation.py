@@ -1,0 +1,87 @@
+"""Hooks that change nothing and report: `/server_info`, metrics, and what a worker did."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.engines.sglang import metrics as exported
+from oscar_zoo.engines.sglang import server_info as info
+from oscar_zoo.engines.sglang import worker
+from oscar_zoo.engines.sglang.compat import request_rows, scheduler_process
+from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
+
+
+def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    """Hook 16: artifact, recipe and memory in the state of every worker, which `/server_info`
+    shows."""
+    if "pool" in FIRED:
+        scheduler_process.add_internal_state(
+            result, info.KEY, _described(scheduler_process.model_runner(scheduler))
+        )
+
+
+def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
+    """Hook 17, where SGLang makes its own metrics: ours beside them."""
+    outlet = scheduler_process.metrics_outlet(reporter) if "pool" in FIRED else None
+    if outlet is None:
+        return
+    FIRED.add("metrics")
+    pool, rows = outlet.runner.token_to_kv_pool, outlet.runner.req_to_token_pool
+    described = _described(outlet.runner)
+    chosen = worker.served()[0]
+    refilled = chosen.window_on_hit.value == "recompute"
+    hits = rows.oscar_prefix_hits = exported.PrefixHits(
+        chosen.recent.value if refilled else 0, pool.page_size
+    )
+    capacity = pool.side.shape.num_rows - 1
+    sources: dict[str, exported.Source] = {
+        "capacity_tokens": lambda: pool.size,
+        "used_tokens": outlet.used_tokens,
+        "evictable_tokens": outlet.evictable_tokens,
+        "capacity_ring_rows": lambda: capacity,
+        "used_ring_rows": lambda: request_rows.rows_in_use(rows),
+        **exported.sink_sources(pool.side.sinks),
+        "tail_tokens_total": lambda: hits.tail_tokens,
+        "bits_per_element": lambda: described["bits_per_element"],
+    }
+    labels = {**described["artifact"], **described["recipe"]}
+    outlet.collector.oscar_exporter = exported.Exporter(
+        outlet.labels, sources, labels, gauge=outlet.gauge, counter=outlet.counter
+    )
+
+
+def update_metrics(_result: None, collector: Any, *_: Any, **__: Any) -> None:
+    """Hook 18: SGLang logs its stats, and ours follow."""
+    exporter = getattr(collector, "oscar_exporter", None)  # put there by hook 17
+    if exporter is not None:
+        exporter.update()
+
+
+def prefix_hits(rows: Any, requests: Any, *_: Any, **__: Any) -> None:
+    """Hook 19: what the new owners of request rows found cached."""
+    counted = getattr(rows, "oscar_prefix_hits", None)  # put there by hook 17
+    if counted is not None:
+        counted.see(request_rows.new_requests(requests))
+
+
+def _described(runner: Any) -> dict[str, Any]:
+    chosen, artifact = worker.served()
+    pool = runner.token_to_kv_pool
+    return info.describe(chosen, artifact, pool.slots.shape, FACTS, tokens=pool.size)
+
+
+def oscar_report(scheduler: Any, path: str) -> None:
+    """Hook 13, called through `Engine.collective_rpc`: write what this worker did to
+    `<path>.<process id>.json`.
+
+    Raises:
+        RuntimeError: this server has no INT2 cache.
+    """
+    backend = scheduler_process.model_runner(scheduler).attn_backend
+    if "pool" not in FIRED:
+        raise RuntimeError("this server has no INT2 KV cache")
+    report = {"fired": sorted(FIRED), "facts": FACTS, **backend.report()}
+    Path(f"{path}.{os.getpid()}.json").write_text(json.dumps(report))

@@ -1,0 +1,169 @@
+"""Hooks where something is asked of a server: its arguments, its model, what a request may want.
+They add or refuse."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.engines.sglang import concurrency, fork_environment, refusals, settings, worker
+from oscar_zoo.engines.sglang.compat import server_arguments
+from oscar_zoo.engines.sglang.launch.preflight import ITEMSIZES
+from oscar_zoo.errors import OscarZooError, UsageError
+from oscar_zoo.models import config_file
+
+logger = logging.getLogger(__name__)
+
+MOST_COMMON_KV_HEADS = 8
+INTERPRET = "TRITON_INTERPRET"
+"""With a backend that is not its own, SGLang's allocator runs Triton kernels, which need this where
+there is no GPU. Triton reads it when a worker imports the kernels, and workers inherit it."""
+
+
+def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
+    """Hook 2: the dtype and the `--oscar-*` flags."""
+    server_arguments.add_dtype_choice(parser, settings.DTYPE)
+    group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
+    for option in settings.OPTIONS.values():
+        group.add_argument(
+            *option.names,
+            action=settings.EnvironmentAction,
+            const=option,
+            default=argparse.SUPPRESS,
+            help=option.help,
+        )
+
+
+def set_defaults(args: Any, *_: Any, **__: Any) -> None:
+    """Hook 3: our backend, and a number of requests whose rings fit. SGLang would take 2048 or more
+    requests."""
+    if args.kv_cache_dtype != settings.DTYPE or not server_arguments.may_set_defaults(args):
+        return
+    worker.served.cache_clear()  # an earlier engine of this process may have had other settings
+    os.environ[settings.MODEL] = str(args.model_path)
+    _take_backend(args)
+    if args.max_running_requests is None:
+        args.max_running_requests = _requests(args)
+    if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
+        args.cuda_graph_backend_prefill = "disabled"  # see `launch.GPU_FLAGS`
+
+
+def _take_backend(args: Any) -> None:
+    """Our backend where the user chose none, or those that the published fork is started with."""
+    for name in refusals.BACKENDS:
+        chosen = getattr(args, name)
+        if chosen in refusals.FORK_BACKENDS:
+            flag = "--" + name.replace("_", "-")
+            logger.warning(
+                "INT2 KV cache: %s %s: %s is used instead.", flag, chosen, settings.BACKEND
+            )
+            setattr(args, name, None)
+    if args.attention_backend is None:
+        args.attention_backend = settings.BACKEND
+
+
+def _requests(args: Any) -> int:
+    layout = concurrency.Layout.make(
+        tp=args.tp_size or 1,
+        pp=args.pp_size or 1,
+        dp=args.dp_size or 1,
+        dp_attention=bool(args.enable_dp_attention),
+        attn_dp=getattr(args, "attn_dp_size", None) or 1,
+    )
+    memory = (
+        None if args.device == "cpu" else concurrency.gpu_memory(args.base_gpu_id or 0, layout.gpus)
+    )
+    try:
+        chosen, artifact = worker.served()
+    except OscarZooError:
+        memory = (
+            None  # `check_server_args` says what is wrong, when the arguments themselves are right
+        )
+    if memory is None:
+        return concurrency.UNKNOWN * layout.workers
+    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value)
+    token = layout.token_bytes(
+        layers=len(artifact.k.layers),
+        num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
+        dims=artifact.k.head_dim + artifact.v.head_dim,
+        itemsize=ITEMSIZES.get(str(args.dtype), 2),
+    )
+    return concurrency.usual_requests(memory, token, windows, layout)
+
+
+def _kv_heads(model: str) -> int:
+    """Of a model in a folder; of others what most models have."""
+    with suppress(OscarZooError):
+        return config_file.describe_folder(Path(model), model).num_kv_heads
+    return MOST_COMMON_KV_HEADS
+
+
+def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
+    """Hook 4: refusals, and an early look at settings and artifact, before any worker starts.
+
+    Raises:
+        OscarZooError: the server asks for something an INT2 cache cannot do.
+    """
+    if args.kv_cache_dtype != settings.DTYPE:
+        flags = settings.flags_given(os.environ)
+        if flags:
+            raise UsageError(
+                f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out"
+            )
+        idle = fork_environment.present(os.environ)
+        if idle:
+            logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
+        return
+    resolved = server_arguments.resolved(args)
+    refusals.check_server(resolved, os.environ, eager_only=worker.eager_only(args))
+    if resolved.device == "cpu":
+        os.environ.setdefault(INTERPRET, "1")
+    chosen, artifact = worker.served()
+    for warning in chosen.warnings:
+        logger.warning("INT2 KV cache: %s", warning)
+    folder = chosen.source.value.folder
+    if folder is not None and Path(folder) != Path(artifact.where):
+        logger.info(
+            "INT2 KV cache: %s has the artifact of %s in %s",
+            chosen.source,
+            args.model_path,
+            artifact.where,
+        )
+    logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+
+
+def model(
+    result: Any,
+    args: Any,
+    model_path: str | None = None,
+    *_: Any,
+    is_draft_model: bool = False,
+    **__: Any,
+) -> None:
+    """Hook 20: a model that cannot be served, or not with this artifact, is refused before its
+    weights are loaded.
+
+    Raises:
+        OscarZooError: see `worker.check_model`.
+    """
+    if (
+        args.kv_cache_dtype == settings.DTYPE
+        and model_path in (None, args.model_path)
+        and not is_draft_model
+    ):
+        worker.check_model(result)
+
+
+def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
+    """Hook 15: a request that an INT2 cache cannot answer is refused, the server goes on.
+
+    Raises:
+        UsageError: names the parameter, the reason and what to use in its place.
+    """
+    if server_arguments.published_dtype() == settings.DTYPE:
+        refusals.check_request(params)

@@ -1,0 +1,99 @@
+"""Engine flags that an INT2 cache refuses, told from the command line before SGLang reads it.
+
+The rows are those of `refusals`. There they see what SGLang made of all flags; here they see the
+text of the user's flags alone, so a flag that SGLang sets for another one is found at start-up
+only. Needs neither torch nor sglang.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from oscar_zoo.engines.sglang import fork_environment, refusals
+from oscar_zoo.errors import UsageError
+
+OTHER_NAMES = {
+    "--attention-context-parallel-size": "--attn-cp-size",
+    "--decode-context-parallel-size": "--dcp-size",
+    "--enable-dsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--enable-hicache": "--enable-hierarchical-cache",
+    "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--enable-prefill-context-parallel": "--enable-prefill-cp",
+}
+"""Second names of flags that a row refuses, in SGLang 0.5.17 to 0.5.23."""
+GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
+
+
+def check_flags(extra: Sequence[str], device: str) -> None:
+    """Refuse engine flags that the server would refuse.
+
+    Args:
+        extra: flags of the user, as they stand behind `--`.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        UsageError: as `refusals.check_server`.
+    """
+    refusals.check_rows(_configuration(extra, device), refusals.SERVER, UsageError)
+
+
+def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse variables that the server would refuse; `environ` is its whole environment.
+
+    Returns:
+        Warnings, one sentence each.
+
+    Raises:
+        UsageError: as `refusals.check_server` and `fork_environment.check`.
+    """
+    refusals.check_server(SimpleNamespace(), environ, eager_only=False)
+    return fork_environment.check(environ)
+
+
+def _configuration(extra: Sequence[str], device: str) -> SimpleNamespace:
+    """What SGLang would call the flags of `extra`: attributes, and the settings of CUDA graphs."""
+    config = SimpleNamespace(device=device, cuda_graph_config=SimpleNamespace())
+    for flag, text in _pairs(extra):
+        name = _whole(flag)[2:].replace("-", "_")
+        graphs = GRAPHS.fullmatch(name)
+        if graphs is not None:
+            setattr(config.cuda_graph_config, graphs["phase"], SimpleNamespace(backend=text))
+        elif name in refusals.BACKENDS and text in refusals.FORK_BACKENDS:
+            continue
+        elif name not in ("device", "cuda_graph_config"):
+            setattr(config, name, _value(text))
+    return config
+
+
+def _pairs(extra: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Every flag with its value, after `=` or a space; `None` for one that has no value."""
+    for place, token in enumerate(extra):
+        if not token.startswith("--"):
+            continue
+        name, equals, value = token.partition("=")
+        after = extra[place + 1] if place + 1 < len(extra) else "--"
+        value_here = value if equals else None if after.startswith("--") else after
+        yield name.replace("_", "-"), value_here
+
+
+def _whole(flag: str) -> str:
+    """The flag that the engine's parser takes `flag` for: a second name, or the beginning of
+    one."""
+    if flag in OTHER_NAMES:
+        return OTHER_NAMES[flag]
+    names = {row.name.split()[0] for row in refusals.SERVER}
+    longer = {name for name in names if name.startswith(flag)}
+    return flag if flag in names or len(longer) != 1 else longer.pop()
+
+
+def _value(text: str | None) -> Any:
+    """A flag without a value is on; a number is compared as one."""
+    if text is None:
+        return True
+    try:
+        return float(text)
+    except ValueError:
+        return text

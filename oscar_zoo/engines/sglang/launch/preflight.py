@@ -1,0 +1,260 @@
+"""What can be known to go wrong before a server starts, from a few files and flags. Needs neither
+torch nor sglang.
+
+Memory is judged by a lower bound: what passes may still be too large for SGLang, which then says so
+itself; what is refused here could not have worked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.engines.sglang import concurrency, config_refusals
+from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.errors import NotEnoughMemory, UsageError
+from oscar_zoo.models import config_file, host_memory, model_folder, nvidia_smi
+
+ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+"""Bytes of one number by the values of SGLang's `--dtype`, and of `torch_dtype` in a
+`config.json`."""
+UNKNOWN_WEIGHTS = (
+    "--quantization",
+    "--cpu-offload-gb",
+    "--load-format",
+    "--pp",
+    "--pp-size",
+    "--json-model-override-args",
+)
+"""Flags after which the files of a model no longer tell what its weights take."""
+ALL_OF_A_GPU = 0.95
+LIKELY_ENOUGH = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one device has to hold at least, in bytes.
+
+    Attributes:
+        weights: of the model on this device.
+        row: windows of one request.
+        requests: at a time; one row more is SGLang's own.
+    """
+
+    weights: int
+    row: int
+    requests: int
+
+    @property
+    def windows(self) -> int:
+        """Rings and sinks of all requests."""
+        return self.row * (self.requests + 1)
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.weights + self.windows
+
+
+@dataclass(frozen=True)
+class ServerDemand:
+    """A server to be, as far as its memory goes.
+
+    Attributes:
+        model: name, for messages.
+        geometry: of the model; its windows are not known without.
+        windows: of the recipe.
+        weights: bytes of all weights in the type they are stored in, or `None` when nobody knows.
+        itemsize: bytes of one number as stored; `None` for quantized weights, which keep their
+            size.
+        device: `cpu` or `cuda`.
+        gpu: number of the first GPU.
+        tensor_parallel: number of GPUs.
+        extra: engine flags of the user.
+        memory: bytes of the smallest GPU, all of them; `None` when nobody knows.
+    """
+
+    model: str
+    geometry: Geometry
+    windows: Windows
+    weights: int | None
+    itemsize: int | None
+    device: str
+    gpu: int = 0
+    tensor_parallel: int = 1
+    extra: tuple[str, ...] = ()
+    memory: int | None = None
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one number in the type of the model when it runs."""
+        usual = plan.device_flags(self.device).get("--dtype", "auto")
+        return ITEMSIZES.get(plan.flag_value(self.extra, "--dtype") or usual, 2)
+
+    @property
+    def layout(self) -> Layout:
+        """How it is spread over GPUs."""
+        return Layout.of_flags(self.extra, tp=self.tensor_parallel)
+
+    @property
+    def token(self) -> int:
+        """Uncompressed bytes of one token on one device."""
+        return self.layout.token_bytes(
+            layers=len(self.geometry.attention_layers),
+            num_kv_heads=self.geometry.num_kv_heads,
+            dims=self.geometry.head_dim + self.geometry.v_head_dim,
+            itemsize=self.dtype_bytes,
+        )
+
+    @property
+    def usual_requests(self) -> int:
+        """Its `--max-running-requests` when nobody says."""
+        on_cpu = plan.device_flags(self.device).get("--max-running-requests")
+        if on_cpu is not None:
+            return int(on_cpu)
+        return concurrency.usual_requests(self.memory, self.token, self.windows, self.layout)
+
+    def demand(self) -> Demand:
+        """The least that one device has to hold."""
+        asked = plan.flag_value(self.extra, "--max-running-requests") or ""
+        # SGLang says what is wrong with one that is no number.
+        requests = int(asked) if asked.isdecimal() else self.usual_requests
+        row = (self.windows.sink + self.windows.recent) * self.token
+        return Demand(self._weights(), row, max(1, requests // self.layout.workers))
+
+    def _weights(self) -> int:
+        if self.weights is None or any(
+            plan.flag_value(self.extra, name) is not None for name in UNKNOWN_WEIGHTS
+        ):
+            return 0
+        scale = 1.0 if self.itemsize is None else self.dtype_bytes / self.itemsize
+        return int(self.weights * scale) // self.tensor_parallel
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is no model, or one of a kind that an INT2 cache cannot serve.
+
+    Raises:
+        InvalidModel: `config.json`, weights or tokenizer are missing.
+        UnsupportedModel: by its attention.
+        StorageError: weights that cannot be read.
+    """
+    config = config_file.ConfigFile(config_file.read_config(folder))
+    config_refusals.check_config(config)
+    model_folder.check_model_folder(folder)
+
+
+def stored_weights(folder: Path) -> tuple[int, int | None]:
+    """Bytes of the weights of a folder, and of one number in them; `None` when they are
+    quantized."""
+    config = config_file.read_config(folder)
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
+    quantized = any(part.get("quantization_config") for part in parts)
+    kind = next((str(name) for name in said if name), "bfloat16")
+    return model_folder.weight_bytes(folder), None if quantized else ITEMSIZES.get(kind, 2)
+
+
+def check_memory(server: ServerDemand, free: int | None) -> None:
+    """Refuse a server that cannot fit.
+
+    Args:
+        free: bytes that are unused on every device it runs on; `None` when nobody knows.
+
+    Raises:
+        NotEnoughMemory: how much is needed, and what to lower.
+    """
+    if free is None:
+        return
+    need, fraction = server.demand(), _fraction(server)
+    usable = int(free * fraction)
+    if need.total <= usable:
+        return
+    told = [f"{need.windows / 1e9:.1f} GB of that are the windows of {need.requests} requests"]
+    if fraction < ALL_OF_A_GPU:
+        told.append(f"SGLang uses {fraction:.0%} of what is free")
+    hint = "; ".join([*told, " or ".join(_ways(server, need, free, usable)[:2])])
+    where = f"cuda:{server.gpu}" if server.device == "cuda" else server.device
+    raise NotEnoughMemory.for_model(server.model, need.total, where, usable, hint=hint)
+
+
+def free_memory(
+    device: str, gpu: int, number: int, environ: Mapping[str, str] = os.environ
+) -> int | None:
+    """Bytes that are free on the CPU, or on the fullest of `number` GPUs from `gpu` on; `None` when
+    nobody knows.
+
+    Raises:
+        UsageError: there are fewer GPUs.
+    """
+    if device == "cpu":
+        return host_memory.available_ram()
+    seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
+    if not seen:
+        return None
+    if gpu + number > len(seen):
+        raise UsageError(
+            f"{number} GPUs are wanted{f' from cuda:{gpu} on' if gpu else ''}, {len(seen)} are"
+            " here.",
+            hint=(
+                f"spread the model over fewer: -- --tp={len(seen) - gpu}"
+                if len(seen) > gpu
+                else None
+            ),
+        )
+    return min(card.free for card in seen[gpu : gpu + number])
+
+
+def tensor_parallel(extra: Sequence[str]) -> int | None:
+    """The number of GPUs that the user's flags say, or `None`.
+
+    Raises:
+        UsageError: that is no number.
+    """
+    text = plan.flag_value(extra, *plan.TENSOR_PARALLEL)
+    if text is not None and not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"--tp {text!r} is not a number of GPUs.", hint="for example -- --tp=2")
+    return None if text is None else int(text)
+
+
+def _fraction(server: ServerDemand) -> float:
+    usual = plan.device_flags(server.device).get("--mem-fraction-static", str(ALL_OF_A_GPU))
+    text = plan.flag_value(server.extra, "--mem-fraction-static") or usual
+    try:
+        return min(1.0, float(text))
+    except ValueError:
+        return 1.0  # SGLang says what is wrong with it
+
+
+def _ways(server: ServerDemand, need: Demand, free: int, usable: int) -> list[str]:
+    """Changes that would each be enough."""
+    ways = []
+    requests = (usable - need.weights) // need.row - 1
+    if requests >= 1:
+        ways.append(f"lower the requests at a time: -- --max-running-requests={requests}")
+    if server.device == "cpu":
+        if need.total <= 0.9 * free:
+            ways.append("use more of it: -- --mem-fraction-static=0.9")
+        if server.dtype_bytes == 4 and need.total <= 2 * usable:
+            ways.append("use 16 bits: -- --dtype=bfloat16")
+    else:
+        for number in LIKELY_ENOUGH:
+            if (
+                number > server.tensor_parallel
+                and replace(server, tensor_parallel=number).demand().total <= usable
+            ):
+                ways.append(f"spread it over {number} GPUs: -- --tp={number}")
+                break
+    if ways:
+        return ways
+    return [
+        (
+            "serve it on a GPU, or use a smaller model"
+            if server.device == "cpu"
+            else "use more GPUs or a smaller model"
+        )
+    ]

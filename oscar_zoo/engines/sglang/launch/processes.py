@@ -1,0 +1,105 @@
+"""A process that is known by more than its number, so that a reused number is never signalled.
+
+Linux: a process is its number, the time it was started, the boot, the namespace of its number and
+the machine's name. Signals go through a file descriptor of the process, which means this process
+for ever. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DEAD = ("Z", "X")
+"""States of a process that has ended and whose parent has not looked yet."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of some machine.
+
+    Attributes:
+        pid: its number.
+        start: clock ticks from the boot to its start.
+        boot: id of the boot; a restart of the machine changes it.
+        place: name of the machine and namespace of the number.
+    """
+
+    pid: int
+    start: int
+    boot: str
+    place: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The process that has the number `pid` now; `None` when there is none."""
+        try:
+            # The name in parentheses may hold spaces and parentheses itself.
+            fields = (
+                Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
+            )
+        except OSError:
+            return None
+        if fields[0] in DEAD:
+            return None
+        return cls(pid, int(fields[19]), _boot(), _place())
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another machine or container runs it, so that nothing can be said of it here."""
+        return self.place != _place()
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs here."""
+        return not self.elsewhere and Process.of(self.pid) == self
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; `False` when the process is gone.
+
+        Raises:
+            PermissionError: it is somebody else's.
+        """
+        with self._handle() as handle:
+            if handle is None:
+                return False
+            try:
+                signal.pidfd_send_signal(handle, number)
+            except ProcessLookupError:
+                return False
+            return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, but no longer than `seconds`; whether it has ended."""
+        with self._handle() as handle:
+            if handle is None:
+                return True
+            return bool(select.select([handle], [], [], seconds)[0])
+
+    @contextlib.contextmanager
+    def _handle(self) -> Iterator[int | None]:
+        """A descriptor of the process; `None` when it is gone."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            yield None
+            return
+        try:
+            # The descriptor is open, so its number cannot change hands between this look and its
+            # use.
+            yield handle if self.alive else None
+        finally:
+            os.close(handle)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+def _place() -> str:
+    return f"{os.uname().nodename}/{Path('/proc/self/ns/pid').stat().st_ino}"

@@ -1,0 +1,84 @@
+"""What a running INT2 server says of itself, for the people who will ask it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.server_client import INT2, ServerClient
+
+PLAIN_BYTES = 2
+"""Of one number of a BF16 cache."""
+
+
+@dataclass(frozen=True)
+class ReadyFacts:
+    """Facts from `/server_info` and `/v1/models`.
+
+    Attributes:
+        model: id that requests name.
+        version: of SGLang.
+        capacity: tokens that the cache holds, over all data-parallel workers.
+        plain_capacity: tokens that a BF16 cache of the same memory would hold; `None` where the
+            capacity was limited by a flag.
+        bits: per cached element, scales and offsets included.
+        sink, recent: tokens kept uncompressed.
+        k_clip, v_clip: ratios in force; 0 is no clipping.
+        requests: at a time, over all data-parallel workers.
+        context: tokens of the longest request.
+    """
+
+    model: str
+    version: str
+    capacity: int
+    plain_capacity: int | None
+    bits: float
+    sink: int
+    recent: int
+    k_clip: float
+    v_clip: float
+    requests: int
+    context: int | None
+
+
+def read_facts(client: ServerClient) -> ReadyFacts:
+    """Ask a running server.
+
+    Raises:
+        ServerFailed: it does not answer, or it has no INT2 cache.
+    """
+    info, models = client.get("/server_info"), client.get("/v1/models")
+    try:
+        model = models["data"][0]
+        states = [state[INT2] for state in info["internal_states"]]
+        recipe, memories = states[0]["recipe"], [state["memory"] for state in states]
+        bits = float(states[0]["bits_per_element"])
+        limited = info.get("max_total_tokens") is not None
+        return ReadyFacts(
+            model=str(model["id"]),
+            version=str(info["version"]),
+            capacity=sum(int(memory["token_slots"]) for memory in memories),
+            plain_capacity=None
+            if limited
+            else sum(_plain_tokens(memory, bits) for memory in memories),
+            bits=bits,
+            sink=int(recipe["sink"]),
+            recent=int(recipe["recent"]),
+            k_clip=float(recipe["k_clip"]),
+            v_clip=float(recipe["v_clip"]),
+            requests=sum(int(memory["request_rows"]) - 1 for memory in memories),
+            context=int(model["max_model_len"]) if model.get("max_model_len") else None,
+        )
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ServerFailed(
+            f"{client.url} does not describe its INT2 cache: {type(error).__name__} {error}.",
+            hint="see its log",
+        ) from None
+
+
+def _plain_tokens(memory: Mapping[str, Any], bits: float) -> int:
+    """Tokens that the memory found for the cache would hold uncompressed."""
+    elements = round(8 * int(memory["slot_bytes"]) / bits)
+    return int(memory["found_bytes"]) // (PLAIN_BYTES * elements)

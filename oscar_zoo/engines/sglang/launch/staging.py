@@ -1,0 +1,128 @@
+"""The private copy a server loads: written by us from verified arrays, never the downloaded file.
+
+Files are mode 0400 in a 0700 folder. The digest over them goes to the plugin, which compares it
+with what it read, and is checked once more when the server is ready, so that what was verified is
+what is served. Needs neither torch nor sglang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
+from oscar_zoo.artifact.durable import make_folders, storage_errors, write_new
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.errors import DigestMismatchError, StorageError, VerificationFailed
+
+PREFIX = "oscar-zoo-serve-"
+FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new 0700 folder in the temporary directory; gone afterwards.
+
+    Its name carries process id and pid namespace: what a killed process left behind (a key file may
+    be in it) goes at the next start, what a process of another container uses stays.
+    """
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_namespace()}-{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def kernels_folder() -> Path:
+    """Where compiled kernels stay from one start to the next: a folder of the cache that only this
+    user may enter.
+
+    Raises:
+        StorageError: it cannot be made, or others could put code there.
+    """
+    folder = paths.cache_dir() / "kernels"
+    with storage_errors(f"cannot make {folder}"):
+        make_folders(folder, mode=0o700)
+        status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StorageError(
+            f"{folder} holds compiled code, and others than you can write or read there.",
+            hint=f"chmod 700 {folder}",
+        )
+    return folder
+
+
+def _sweep(parent: Path) -> None:
+    ours = f"{PREFIX}{_namespace()}-"
+    for folder in parent.glob(f"{ours}[0-9]*-*"):
+        pid = folder.name.removeprefix(ours).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if (
+                folder.lstat().st_uid == os.getuid()
+                and pid.isdigit()
+                and not Path("/proc", pid).exists()
+            ):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _namespace() -> int:
+    """Inode of the namespace in which our process ids mean something."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def stage_rotations(verified: Verified, folder: Path) -> str:
+    """Write the canonical K and V files of `verified` into the new folder `folder`.
+
+    Returns:
+        Digest over the two files, `sha256:<hex>`.
+
+    Raises:
+        VerificationFailed: `verified` holds only one side.
+    """
+    if verified.k is None or verified.v is None:
+        raise VerificationFailed(
+            "an artifact to serve needs a K and a V rotation.", hint="give a folder with a K/V pair"
+        )
+    folder.mkdir(mode=0o700)
+    for role, rotations in (("k", verified.k), ("v", verified.v)):
+        write_new(folder / FILES[role], rotation_bytes(rotations), mode=0o400)
+    return folder_digest(folder)
+
+
+def write_key_file(folder: Path, api_key: str) -> Path:
+    """Write the engine's configuration file with the API key, mode 0600; its path."""
+    path = folder / "engine.yaml"
+    quoted = api_key.replace("\\", "\\\\").replace('"', '\\"')
+    write_new(path, f'api-key: "{quoted}"\n'.encode(), mode=0o600)
+    return path
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest over the staged files as they are on disk now."""
+    return artifact_digest(_entries(folder))
+
+
+def check_unchanged(folder: Path, digest: str) -> None:
+    """Compare the staged files with `digest`.
+
+    Raises:
+        DigestMismatchError: somebody changed them.
+    """
+    now = folder_digest(folder)
+    if now != digest:
+        raise DigestMismatchError.for_content(
+            "the served copy of the rotations", want=digest, got=now
+        )
+
+
+def _entries(folder: Path) -> list[FileDigest]:
+    return [file_digest(name, read_file(folder / name)) for name in FILES.values()]

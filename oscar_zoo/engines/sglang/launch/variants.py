@@ -1,0 +1,130 @@
+"""Ways to run one INT2 server that must not change its results: chunk and page size, prefix cache,
+tensor parallel.
+
+A sweep covers every pair of values with as few servers as a greedy choice finds; differences that
+need three values at once are for the full product. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from oscar_zoo.errors import UsageError
+
+MOST = 64
+"""Combinations of values."""
+OWN_FLAGS = (
+    "--chunked-prefill-size",
+    "--page-size",
+    "--disable-radix-cache",
+    "--tp",
+    "--tp-size",
+    "--tensor-parallel-size",
+    "--dtype",
+)
+
+
+@dataclass(frozen=True)
+class ServerVariant:
+    """One server.
+
+    Attributes:
+        chunk: tokens prefilled at once.
+        page_size: tokens of a page of the cache.
+        radix: whether prefixes are reused.
+        tp: tensor-parallel ranks.
+    """
+
+    chunk: int = 512
+    page_size: int = 1
+    radix: bool = True
+    tp: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"chunk {self.chunk}, page {self.page_size}, radix {'on' if self.radix else 'off'}, tp"
+            f" {self.tp}"
+        )
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For the engine's command line."""
+        flags = (
+            f"--chunked-prefill-size={self.chunk}",
+            f"--page-size={self.page_size}",
+            f"--tp-size={self.tp}",
+        )
+        return flags if self.radix else (*flags, "--disable-radix-cache")
+
+    def environment(self, device: str) -> dict[str, str]:
+        """Variables that the engine needs for it: on a CPU, which core is whose."""
+        if device != "cpu" or self.tp == 1:
+            return {}
+        return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.tp)))}
+
+
+def variants(
+    chunks: Sequence[int],
+    pages: Sequence[int],
+    radix: Sequence[bool],
+    tps: Sequence[int],
+    *,
+    full: bool = False,
+) -> tuple[ServerVariant, ...]:
+    """Servers that have every pair of the given values, or every combination with `full`; the first
+    has the first ones.
+
+    Raises:
+        UsageError: a chunk is not a whole number of pages, or there are too many combinations.
+    """
+    for chunk, page in itertools.product(chunks, pages):
+        if chunk % page:
+            raise UsageError(
+                f"chunks of {chunk} tokens are not whole pages of {page}.", hint="choose a multiple"
+            )
+    every = [ServerVariant(*values) for values in itertools.product(chunks, pages, radix, tps)]
+    if len(every) > MOST:
+        raise UsageError(
+            f"{len(every)} combinations are more than {MOST}.", hint="give fewer values"
+        )
+    if full:
+        return tuple(every)
+    values = [astuple(one) for one in every]
+    differing = [i for i, column in enumerate(zip(*values, strict=True)) if len(set(column)) > 1]
+    parts = [_parts(row, differing) for row in values]
+    orders = (
+        [0, *range(1 + first, len(every)), *range(1, 1 + first)] for first in range(len(every))
+    )
+    return tuple(every[i] for i in min((_cover(parts, order) for order in orders), key=len))
+
+
+def _cover(parts: Sequence[set[tuple[Any, ...]]], order: Sequence[int]) -> list[int]:
+    """The first of `order`, then always the one with the most parts that none before has, until all
+    are there."""
+    chosen = [order[0]]
+    missing = set().union(*parts) - parts[order[0]]
+    while missing:
+        chosen.append(max(order, key=lambda i: len(missing & parts[i])))
+        missing -= parts[chosen[-1]]
+    return chosen
+
+
+def _parts(row: Sequence[Any], differing: Sequence[int]) -> set[tuple[Any, ...]]:
+    """Pairs of values of what differs; where only one thing does, its value."""
+    values = [(i, row[i]) for i in differing]
+    return set(itertools.combinations(values, min(2, len(values)))) - {()}
+
+
+def check_flags(extra: Sequence[str]) -> None:
+    """Refuse engine flags that a variant sets itself; raises `UsageError`."""
+    for token in extra:
+        name = token.split("=", 1)[0].replace("_", "-")
+        if len(name) > 3 and any(own.startswith(name) for own in OWN_FLAGS):
+            raise UsageError(
+                f"{name} is not allowed after --: use --chunk, --page-size, --radix, --tp or"
+                " --dtype.",
+                hint="oscar-zoo eval --help",
+            )

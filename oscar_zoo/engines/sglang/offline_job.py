@@ -1,0 +1,101 @@
+"""What an engine process is asked to measure, and how much work that is."""
+
+from __future__ import annotations
+
+from oscar_zoo.artifact.specs import Count, Spec
+
+WARM_TOKENS = 8
+"""New tokens of the request that runs before a case is timed."""
+FOLLOW_UP = 64
+"""Tokens that every turn of a conversation adds to the answer before it."""
+
+
+class Case(Spec):
+    """`batch` requests at the same time, each with a prompt of `context` tokens."""
+
+    batch: Count
+    context: Count
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.context:,}"
+
+
+class Bulk(Spec):
+    """Requests that are all there at once and wait for their turn: how long until the last one has
+    its answer?
+
+    With several `turns` each of them goes on as a conversation: when all have their answers, every
+    prompt is sent again with its answer and `FOLLOW_UP` new tokens behind it.
+    """
+
+    requests: Count
+    context: Count
+    new_tokens: Count
+    turns: Count = 1
+
+    def __str__(self) -> str:
+        what = "requests" if self.turns == 1 else f"conversations of {self.turns} turns, each"
+        return f"{self.requests:,} {what} of {self.context:,} and {self.new_tokens:,} tokens"
+
+    def prompt(self, turn: int) -> int:
+        """Tokens of the prompt of turn 0, 1, ..."""
+        return self.context + turn * (self.new_tokens + FOLLOW_UP)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return self.prompt(self.turns - 1) + self.new_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all requests, prompts and answers."""
+        return self.requests * sum(
+            self.prompt(turn) + self.new_tokens for turn in range(self.turns)
+        )
+
+    def warm(self, new_tokens: int) -> Bulk:
+        """What runs before, so that nothing is compiled while the clock runs."""
+        smaller = {
+            "requests": min(2, self.requests),
+            "new_tokens": min(new_tokens, self.new_tokens),
+        }
+        return self.model_copy(update=smaller)
+
+
+class OfflineJob(Spec):
+    """A whole run of one engine.
+
+    Attributes:
+        arguments: command line of SGLang's server.
+        cases: in this order.
+        new_tokens: that every request generates.
+        news: file the process appends one JSON object per line to.
+        bulk: after the cases, if anything.
+    """
+
+    arguments: tuple[str, ...]
+    cases: tuple[Case, ...]
+    new_tokens: Count
+    news: str
+    bulk: Bulk | None = None
+
+    @property
+    def warm_tokens(self) -> int:
+        """New tokens of a warm-up request."""
+        return min(WARM_TOKENS, self.new_tokens)
+
+    def tokens(self, case: Case) -> int:
+        """Tokens that go through the engine for `case`, warm-up included."""
+        return case.batch * (2 * case.context + self.warm_tokens + self.new_tokens)
+
+    @property
+    def total_tokens(self) -> int:
+        """Of all cases, and of the bulk."""
+        return sum(map(self.tokens, self.cases)) + self.bulk_tokens
+
+    @property
+    def bulk_tokens(self) -> int:
+        """Tokens that go through the engine for the bulk, warm-up included."""
+        return (
+            0 if self.bulk is None else self.bulk.tokens + self.bulk.warm(self.warm_tokens).tokens
+        )

@@ -1,0 +1,78 @@
+"""What a running server says of its INT2 cache: artifact, recipe, bits per element, memory. Plain
+values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oscar_kernels.spec import QUANTIZER
+from oscar_zoo.engines.sglang.served_artifact import ServedArtifact
+from oscar_zoo.engines.sglang.settings import PluginSettings
+from oscar_zoo.runtime import memory_plan
+from oscar_zoo.runtime.slot_store import SlotShape
+
+KEY = "oscar_int2"
+"""Where it stands in the state of a worker."""
+
+
+def recipe(chosen: PluginSettings, slots: SlotShape) -> dict[str, Any]:
+    """The serving recipe in force: windows in tokens, clip ratios, channels that share a scale."""
+    return {
+        "quantizer": QUANTIZER,
+        "sink": chosen.sink.value,
+        "recent": chosen.recent.value,
+        "k_clip": chosen.k_clip.value,
+        "v_clip": chosen.v_clip.value,
+        "group_size": slots.k.group_size,
+        "scale_dtype": slots.k.scale_dtype,
+        "window_on_hit": chosen.window_on_hit.value,
+    }
+
+
+def describe(
+    chosen: PluginSettings,
+    artifact: ServedArtifact,
+    slots: SlotShape,
+    facts: Mapping[str, Any],
+    *,
+    tokens: int,
+) -> dict[str, Any]:
+    """All of it.
+
+    Args:
+        chosen: settings in force.
+        artifact: being served.
+        slots: of this worker.
+        facts: what the hooks told SGLang: `plan`, `profiled`, `rows`.
+        tokens: token slots of the pool.
+    """
+    plan = memory_plan.MemoryPlan(**facts["plan"])
+    return {
+        "artifact": {
+            "name": chosen.name,
+            "digest": artifact.digest,
+            "id": None if artifact.manifest is None else artifact.manifest.id,
+            "format_version": max(artifact.k.format_version, artifact.v.format_version),
+            "transform": {"k": artifact.k.transform, "v": artifact.v.transform},
+        },
+        "recipe": recipe(chosen, slots),
+        "origins": {
+            name: getattr(chosen, name).origin
+            for name in ("sink", "recent", "k_clip", "v_clip", "group_size")
+        },
+        "test_mode": str(chosen.knobs) if chosen.knobs.active else None,
+        "bits_per_element": memory_plan.bits_per_element(plan.slot, slots),
+        "bits_per_element_in_all": memory_plan.bits_per_element(
+            plan.slot + plan.fixed / tokens, slots
+        ),
+        "memory": {
+            "token_slots": tokens,
+            "slot_bytes": plan.slot,
+            "side_store_bytes": plan.side,
+            "request_rows": facts["rows"],
+            "transform_bytes": plan.transforms,
+            "scratch_bytes": plan.scratch,
+            "found_bytes": facts["profiled"],
+        },
+    }

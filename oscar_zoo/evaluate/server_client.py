@@ -1,0 +1,271 @@
+"""A running SGLang server as a measuring tool sees it: token ids in, token ids and
+log-probabilities out.
+
+Plain HTTP with the standard library. Requests go out one at a time unless threads say otherwise:
+where two requests share a prefill batch, chunks end elsewhere, and results of an INT2 cache depend
+on where chunks end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from oscar_zoo.errors import ServerFailed, UsageError
+
+MOST_BYTES = 256 << 20
+"""Of one answer; a log-probability takes about 30."""
+
+
+INT2 = "oscar_int2"
+"""Where a server with our plugin tells about its cache, in the state of a worker."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself.
+
+    Attributes:
+        version: of SGLang.
+        cache_dtype: `--kv-cache-dtype`.
+        dtype: of weights and activations.
+        device: `cuda` or `cpu`.
+        chunk: tokens prefilled at once; `capacity` where prompts are never cut.
+        page_size: tokens of a page of its cache.
+        radix: whether prefixes are reused.
+        tp: number of tensor-parallel ranks.
+        capacity: tokens its cache holds.
+        longest_input: tokens of the longest prompt it takes.
+        recipe: settings of its INT2 cache by name, as far as it tells them.
+    """
+
+    version: str
+    cache_dtype: str
+    dtype: str
+    device: str
+    chunk: int
+    page_size: int
+    radix: bool
+    tp: int
+    capacity: int
+    longest_input: int
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Log-probabilities (natural logarithm) of prompt tokens, each given all before it, and how
+    many were reused."""
+
+    values: tuple[float, ...]
+    cached: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Generated tokens, and how many tokens of the prompt came from the prefix cache."""
+
+    ids: tuple[int, ...]
+    cached: int
+
+
+class ServerClient:
+    """Requests to one server.
+
+    Args:
+        url: `http://HOST:PORT`.
+        timeout: seconds that one answer may take.
+        key: of its API, where it wants one.
+
+    Raises:
+        UsageError: `url` is no such address.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 600, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query:
+            raise UsageError(
+                f"{url!r} is not the address of a server.",
+                hint="for example http://127.0.0.1:30000",
+            )
+        self.url, self.host, self.port, self.timeout = url.rstrip("/"), host, port or 80, timeout
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {key}"} if key else {}
+        )
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection of its own, for one request."""
+        return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+
+    def facts(self) -> ServerFacts:
+        """What the server is.
+
+        Raises:
+            ServerFailed: it does not answer, or it is no SGLang server.
+        """
+        info = self.get("/get_server_info")
+        try:
+            return ServerFacts(
+                version=str(info["version"]),
+                cache_dtype=str(info["kv_cache_dtype"]),
+                dtype=str(info["dtype"]),
+                device=str(info["device"]),
+                chunk=_chunk(info["chunked_prefill_size"], int(info["max_total_num_tokens"])),
+                page_size=int(info["page_size"]),
+                radix=not info["disable_radix_cache"],
+                tp=int(info["tp_size"]),
+                capacity=int(info["max_total_num_tokens"]),
+                longest_input=int(info["max_req_input_len"]),
+                recipe=dict(
+                    (info.get("internal_states") or [{}])[0].get(INT2, {}).get("recipe", {})
+                ),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._odd(f"its description lacks {error}") from None
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object at `path`.
+
+        Raises:
+            ServerFailed: see `facts`.
+        """
+        return self._json("GET", path)
+
+    def free_tokens(self) -> tuple[int, ...]:
+        """Tokens that a new request could get, by data-parallel rank; what the prefix cache would
+        give back included.
+
+        Raises:
+            ServerFailed: see `facts`.
+        """
+        try:
+            loads = self._json("GET", "/v1/loads")["loads"]
+            return tuple(
+                int(one["max_total_num_tokens"]) - int(one["num_used_tokens"]) for one in loads
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._odd(f"its load lacks {error}") from None
+
+    def flush(self) -> None:
+        """Empty the prefix cache.
+
+        Raises:
+            ServerFailed: requests are running, or see `facts`.
+        """
+        self._read("POST", "/flush_cache?timeout=30", b"")
+
+    def healthy(self) -> bool:
+        """Whether it takes new requests."""
+        try:
+            self._read("GET", "/health", None)
+        except ServerFailed:
+            return False
+        return True
+
+    def score(self, ids: Sequence[int], *, start: int = 0) -> Scored:
+        """Log-probabilities of the tokens `start + 1 ..` of a prompt, as its prefill computes them.
+
+        Args:
+            ids: the prompt, at least two tokens.
+            start: tokens before may come from the prefix cache, later ones never do.
+
+        Raises:
+            ServerFailed: it refused, or it answered something else.
+        """
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        meta = self._generate(body)["meta_info"]
+        try:
+            found = [(value, token) for value, token, *_ in meta["input_token_logprobs"]][1:]
+            values, tokens = [float(value) for value, _ in found], [token for _, token in found]
+            cached = int(meta["cached_tokens"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._odd(f"its log-probabilities lack {error}") from None
+        if tokens != list(ids[start + 1 :]) or not all(math.isfinite(value) for value in values):
+            raise self._odd(
+                f"{len(values)} log-probabilities for {len(ids) - start - 1} tokens, or not of"
+                " these"
+            )
+        return Scored(tuple(values), cached)
+
+    def generate(
+        self, ids: Sequence[int], new_tokens: int, *, stop: Collection[int] = ()
+    ) -> Answer:
+        """The most likely continuation; without `stop` exactly `new_tokens` tokens.
+
+        Raises:
+            ServerFailed: it refused, or it answered something else.
+        """
+        sampling: dict[str, Any] = {
+            "temperature": 0,
+            "max_new_tokens": new_tokens,
+            "ignore_eos": True,
+        }
+        if stop:
+            sampling["stop_token_ids"] = sorted(stop)
+        answer = self._generate({"input_ids": list(ids), "sampling_params": sampling})
+        try:
+            return Answer(
+                tuple(map(int, answer["output_ids"])), int(answer["meta_info"]["cached_tokens"])
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._odd(f"its answer lacks {error}") from None
+
+    def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self._json("POST", "/generate", body)
+        if not isinstance(answer.get("meta_info"), dict):
+            raise self._odd("its answer has no meta_info")
+        return answer
+
+    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = self._read(method, path, None if body is None else json.dumps(body).encode())
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            raise self._odd(f"{path} is not JSON") from None
+        if not isinstance(answer, dict):
+            raise self._odd(f"{path} is no JSON object")
+        return answer
+
+    def _read(self, method: str, path: str, body: bytes | None) -> bytes:
+        connection = self.connect()
+        try:
+            connection.request(method, path, body, self._headers)
+            response = connection.getresponse()
+            data = response.read(MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            cause = str(error) or type(error).__name__
+            raise ServerFailed(
+                f"{self.url} does not answer: {cause}.", hint="is the server still running?"
+            ) from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            said = " ".join(data[:400].decode("utf-8", "replace").split()).rstrip(".")
+            raise ServerFailed(f"{self.url}{path} answered {response.status}: {said}.")
+        if len(data) > MOST_BYTES:
+            raise self._odd(f"{path} answers more than {MOST_BYTES >> 20} MiB")
+        return data
+
+    def _odd(self, what: str) -> ServerFailed:
+        return ServerFailed(
+            f"{self.url} is not the SGLang server it should be: {what}.", hint="see its log"
+        )
+
+
+def _chunk(size: int | None, capacity: int) -> int:
+    """Tokens of a prefill chunk; SGLang says -1 or nothing where there are none."""
+    return int(size) if size is not None and int(size) > 0 else capacity

@@ -1,0 +1,290 @@
+"""A server's answers beside those of the in-process reference with the same chunks, and what is
+wrong with them.
+
+Perplexity must agree within a limit. Recall is compared answer by answer: two runs over the same
+prompts count as equal unless chance alone would part the answers that only one of them has as
+unevenly in fewer than one of a hundred runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
+from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.evaluate.server_client import ServerFacts
+from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import LoadedModel
+
+LIMIT = 0.005
+"""Largest relative difference of two perplexities that are the same."""
+CHANCE = 0.01
+"""Of a difference in recall that is reported though nothing is wrong: a sweep makes some ten
+comparisons."""
+
+
+@dataclass(frozen=True)
+class Perplexities:
+    """One text, or several: `server` and `reference` with INT2, `exact` without any quantization in
+    process."""
+
+    server: float
+    reference: float
+    exact: float
+
+    @property
+    def deviation(self) -> float:
+        """Of the server from the reference, relative."""
+        return self.server / self.reference - 1
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """Right answers among `answers`: in a conversation (`None` without one), alone, and of the
+    reference."""
+
+    answers: int
+    talking: int | None
+    alone: int
+    reference: int
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One server.
+
+    Attributes:
+        facts: what it is.
+        cold: perplexity without reuse; `None` when not measured.
+        warm: perplexity behind a prefix-cache hit; `None` without a prefix cache.
+        warm_without_sinks: that of a reference whose first tokens are INT2 after a hit, to tell
+            this from other errors.
+        reused: tokens that every hit took from the cache.
+        recall: `None` when not measured.
+        violations: what is wrong, a line each.
+    """
+
+    facts: ServerFacts
+    cold: Perplexities | None
+    warm: Perplexities | None
+    warm_without_sinks: float | None
+    reused: tuple[int, ...]
+    recall: Recalled | None
+    violations: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what was not measured is null."""
+        facts, recall = self.facts, self.recall
+        return {
+            "chunk": facts.chunk,
+            "page_size": facts.page_size,
+            "radix": facts.radix,
+            "tensor_parallel": facts.tp,
+            "sglang": facts.version,
+            "dtype": facts.dtype,
+            "capacity_tokens": facts.capacity,
+            "perplexity": _numbers(self.cold),
+            "perplexity_after_hit": _numbers(self.warm),
+            "perplexity_after_hit_without_sinks": self.warm_without_sinks,
+            "reused_tokens": list(self.reused),
+            "recall": (
+                None
+                if recall is None
+                else {
+                    "answers": recall.answers,
+                    "talking": None if recall.talking is None else recall.talking / recall.answers,
+                    "alone": recall.alone / recall.answers,
+                    "reference": recall.reference / recall.answers,
+                }
+            ),
+            "violations": list(self.violations),
+        }
+
+
+class ReferenceRun:
+    """What the model in this process says; every question is computed once, whoever asks again.
+
+    Args:
+        model: that the servers run.
+        cache: the INT2 cache that they have.
+        questions: that they were asked.
+        tick: called after every computed question.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: CacheSpec,
+        questions: ServerQuestions,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model, self._cache, self._questions, self._tick = model, cache, questions, tick
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def score(self, number: int, *, chunk: int, hit: int, sinks: bool = True) -> tuple[float, ...]:
+        """Log-probabilities of text `number` with INT2; see `chunked.prefill_log_probabilities`."""
+        text = self._questions.texts[number]
+        chunk = min(chunk, len(text))
+
+        def run() -> tuple[float, ...]:
+            return prefill_log_probabilities(
+                self._model, text, cache=self._cache, chunk_size=chunk, hit=hit, sinks=sinks
+            )
+
+        return tuple(self._once(("score", number, chunk, hit, sinks), run))
+
+    def exact(self, number: int) -> tuple[float, ...]:
+        """Log-probabilities of text `number` without quantization."""
+        text = self._questions.texts[number]
+        return tuple(
+            self._once(
+                ("exact", number),
+                lambda: prefill_log_probabilities(
+                    self._model, text, cache=None, chunk_size=len(text)
+                ),
+            )
+        )
+
+    def answer(self, turn: Turn, *, chunk: int) -> tuple[int, ...]:
+        """The answer to the prompt of `turn`, without reuse."""
+
+        def run() -> list[int]:
+            return greedy_generate(
+                self._model,
+                turn.prompt,
+                cache=self._cache,
+                max_new_tokens=len(turn.right),
+                chunk_size=chunk,
+            )
+
+        return tuple(self._once(("answer", turn.prompt, min(chunk, len(turn.prompt))), run))
+
+    def _once(self, key: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = run()
+            self._tick()
+        return self._known[key]
+
+
+def compare(
+    run: ServerRun, reference: ReferenceRun, *, recent: int, limit: float = LIMIT
+) -> ComparisonRow:
+    """Put the reference beside `run`, and find what is wrong.
+
+    Args:
+        recent: tokens of the recent window, which a hit prefills again.
+        limit: largest relative difference of perplexities.
+    """
+    facts, wrong = run.facts, _reuse(run, recent)
+    cold, warm, without = None, None, None
+    hits = [scored.cached for scored in run.warm]
+    if run.cold:
+        known = [reference.score(i, chunk=facts.chunk, hit=0) for i in range(len(run.cold))]
+        exact = [reference.exact(i) for i in range(len(run.cold))]
+        cold = Perplexities(
+            perplexity([s.values for s in run.cold]), perplexity(known), perplexity(exact)
+        )
+        wrong += _differs("perplexity", cold, limit)
+    if run.warm and all(hits):
+        exact = [reference.exact(i)[hit:] for i, hit in enumerate(hits)]
+        kept, lost = (
+            perplexity(
+                [
+                    reference.score(i, chunk=facts.chunk, hit=hit, sinks=s)
+                    for i, hit in enumerate(hits)
+                ]
+            )
+            for s in (True, False)
+        )
+        warm, without = (
+            Perplexities(perplexity([s.values for s in run.warm]), kept, perplexity(exact)),
+            lost,
+        )
+        wrong += _differs("perplexity after a hit", warm, limit)
+    recall, odd = _recall(run, reference)
+    return ComparisonRow(facts, cold, warm, without, tuple(hits), recall, tuple(wrong + odd))
+
+
+def perplexity(parts: Sequence[Sequence[float]]) -> float:
+    """`exp` of minus the mean of all log-probabilities; infinite when it overflows."""
+    mean = -sum(map(sum, parts)) / sum(map(len, parts))
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def _differs(what: str, found: Perplexities, limit: float) -> list[str]:
+    if abs(found.deviation) <= limit:  # NaN is not
+        return []
+    return [
+        f"{what} {found.server:.4f} is {100 * found.deviation:+.2f} % of the reference's"
+        f" {found.reference:.4f} (limit {100 * limit:g} %)"
+    ]
+
+
+def _reuse(run: ServerRun, recent: int) -> list[str]:
+    """Where the server reused what it must not have, or did not reuse what it had."""
+    page, wrong = run.facts.page_size, []
+    if any(scored.cached for scored in run.cold):
+        wrong.append("tokens were reused after a flush")
+    for turns in run.talks:
+        for earlier, later in pairwise(turns):
+            if later.talking is None or earlier.talking is None:
+                continue
+            whole = len(earlier.prompt) + len(earlier.talking.ids)
+            most = min(whole, len(later.prompt) - recent)
+            # An engine may stop before it caches the last token that it generates.
+            if not page * ((most - 1) // page) <= later.talking.cached <= most:
+                wrong.append(
+                    f"a turn reused {later.talking.cached:,} of {most:,} tokens of the conversation"
+                    " before it"
+                )
+    if not all(scored.cached for scored in run.warm):
+        wrong.append("a repeated prefix was not reused")
+    return list(dict.fromkeys(wrong))
+
+
+def _recall(run: ServerRun, reference: ReferenceRun) -> tuple[Recalled | None, list[str]]:
+    turns = [turn for talk in run.talks for turn in talk]
+    if not turns:
+        return None, []
+    alone = [turn.alone.ids == turn.right for turn in turns]
+    known = [reference.answer(turn, chunk=run.facts.chunk) == turn.right for turn in turns]
+    wrong = _unlike("recall", alone, "the reference", known)
+    talking = [turn.talking.ids == turn.right for turn in turns if turn.talking is not None]
+    if talking:
+        wrong += _unlike("recall in conversations", talking, "the same prompts alone", alone)
+    return Recalled(len(turns), sum(talking) if talking else None, sum(alone), sum(known)), wrong
+
+
+def _unlike(what: str, found: Sequence[bool], other: str, want: Sequence[bool]) -> list[str]:
+    """Whether two runs over the same questions differ by more than chance, by an exact sign
+    test."""
+    gained = sum(a and not b for a, b in zip(found, want, strict=True))
+    missed = sum(b and not a for a, b in zip(found, want, strict=True))
+    if _chance(gained, missed) >= CHANCE:
+        return []
+    return [
+        f"{what}: {sum(found)} of {len(found)} right, {other} {sum(want)} ({gained} gained,"
+        f" {missed} missed)"
+    ]
+
+
+def _chance(one: int, other: int) -> float:
+    """That a coin parts `one + other` throws at least as unevenly (two-sided, exact)."""
+    throws, few = one + other, min(one, other)
+    return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
+
+
+def _numbers(found: Perplexities | None) -> dict[str, float] | None:
+    if found is None:
+        return None
+    return {
+        "server": found.server,
+        "reference": found.reference,
+        "deviation": found.deviation,
+        "exact": found.exact,
+    }

@@ -1,0 +1,209 @@
+"""Perplexity and recall of a running server: what it is asked, and what it answers. Needs no model
+in this process.
+
+Everything is asked one request at a time, so that chunks end where the reference ends them. Without
+reuse means after a flush of the prefix cache; what the server then says it reused is kept, for
+whoever judges the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.server_client import Answer, Scored, ServerClient, ServerFacts
+from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.evaluate.tasks.recall import Encode
+from oscar_zoo.evaluate.tasks.turns import Conversation, conversations
+
+TURNS = 3
+"""Questions of one conversation."""
+PAGES = 128
+"""Prefixes that are shared end where pages of up to this size end."""
+
+
+@dataclass(frozen=True)
+class ServerQuestions:
+    """What every server is asked.
+
+    Attributes:
+        texts: windows of a text, token ids.
+        shared: tokens of a window that another request puts into the prefix cache before it is
+            scored a second time.
+        conversations: for recall; may be empty, as `texts` may.
+    """
+
+    texts: tuple[tuple[int, ...], ...]
+    shared: int
+    conversations: tuple[Conversation, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        talks = (
+            sum(map(len, talk.says)) + sum(map(len, talk.answers)) for talk in self.conversations
+        )
+        return max([*map(len, self.texts), *talks], default=0)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question.
+
+    Attributes:
+        prompt: everything up to the answer, as the server had it.
+        right: the right answer.
+        alone: the answer to `prompt` without reuse.
+        talking: the answer in the conversation, where the prefix cache holds the turns before;
+            `None` without one.
+    """
+
+    prompt: tuple[int, ...]
+    right: tuple[int, ...]
+    alone: Answer
+    talking: Answer | None
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """What one server answered.
+
+    Attributes:
+        facts: what it is.
+        cold: of every text, without reuse.
+        warm: of every text, from its shared tokens on; empty without a prefix cache.
+        talks: the turns of every conversation.
+    """
+
+    facts: ServerFacts
+    cold: tuple[Scored, ...]
+    warm: tuple[Scored, ...]
+    talks: tuple[tuple[Turn, ...], ...]
+
+
+def make_questions(
+    ids: Sequence[int],
+    encode: Encode,
+    *,
+    tasks: Collection[str],
+    exact: Windows,
+    length: int,
+    windows: int,
+    answers: int,
+) -> ServerQuestions:
+    """Cut them from a text.
+
+    Args:
+        ids: the text.
+        encode: a tokenizer without special tokens.
+        tasks: `perplexity`, `recall`, or both.
+        exact: high-precision windows; facts lie outside them.
+        length: tokens of a window and of a conversation, at most.
+        windows: windows of the text, fewer where they would overlap.
+        answers: recall questions, rounded up to whole conversations.
+
+    Raises:
+        UsageError: `length` or the text is too short.
+    """
+    shared = (length - exact.recent) // 2 // PAGES * PAGES
+    if shared <= 0:
+        raise UsageError(
+            f"{length} tokens are too few to share a prefix.",
+            hint=f"--length of at least {exact.recent + 2 * PAGES}",
+        )
+    whole = torch.tensor(list(ids), device="cpu")
+    texts: tuple[tuple[int, ...], ...] = ()
+    talks: tuple[Conversation, ...] = ()
+    if "perplexity" in tasks:
+        cut = Perplexity.from_tokens(whole, windows=windows, length=length).prompts
+        texts = tuple(tuple(prompt.ids.tolist()) for prompt in cut)
+    if "recall" in tasks:
+        number = -(-answers // TURNS)
+        talks = conversations(
+            whole, encode, windows=exact, number=number, turns=TURNS, length=length
+        )
+    return ServerQuestions(texts, shared, talks)
+
+
+def check_fits(facts: ServerFacts, questions: ServerQuestions) -> None:
+    """Refuse a server that cannot be asked this.
+
+    Raises:
+        UsageError: another cache than INT2, or requests that are too long for it.
+    """
+    if facts.cache_dtype != "int2":
+        raise UsageError(
+            f"the server has a {facts.cache_dtype} cache, not int2.",
+            hint="oscar-zoo serve starts one that has",
+        )
+    most = min(facts.longest_input, facts.capacity)
+    if questions.longest >= most:
+        raise UsageError(
+            f"the server takes fewer than {most:,} tokens, {questions.longest:,} are needed.",
+            hint="lower --length",
+        )
+
+
+def requests_of(questions: ServerQuestions, *, radix: bool) -> int:
+    """How often `ask` ticks."""
+    turns = sum(len(talk.says) for talk in questions.conversations)
+    return (len(questions.texts) + turns) * (2 if radix else 1)
+
+
+def ask(
+    client: ServerClient, questions: ServerQuestions, tick: Callable[[], None] = lambda: None
+) -> ServerRun:
+    """Ask everything.
+
+    Args:
+        client: of the server; nobody else may use it meanwhile.
+        tick: called after every measured request.
+
+    Raises:
+        UsageError: see `check_fits`.
+        ServerFailed: it does not answer, or refuses.
+    """
+    facts = client.facts()
+    check_fits(facts, questions)
+    cold, warm, talks = [], [], []
+    for text in questions.texts:
+        client.flush()
+        cold.append(client.score(text))
+        tick()
+        if facts.radix:
+            client.flush()
+            client.generate(text[: questions.shared], 1)
+            warm.append(client.score(text, start=questions.shared))
+            tick()
+    for talk in questions.conversations:
+        talks.append(_talk(client, talk, tick, radix=facts.radix))
+    return ServerRun(facts, tuple(cold), tuple(warm), tuple(talks))
+
+
+def _talk(
+    client: ServerClient, talk: Conversation, tick: Callable[[], None], *, radix: bool
+) -> tuple[Turn, ...]:
+    """The turns one after the other, then each prompt of them alone; without a prefix cache alone
+    is all there is."""
+    client.flush()
+    prompts: list[tuple[int, ...]] = []
+    talking: list[Answer] = []
+    said: tuple[int, ...] = ()
+    for says, right in zip(talk.says, talk.answers, strict=True):
+        prompts.append(said + says)
+        talking.append(client.generate(prompts[-1], len(right)))
+        said = prompts[-1] + talking[-1].ids
+        tick()
+    turns = []
+    for prompt, right, answer in zip(prompts, talk.answers, talking, strict=True):
+        if not radix:
+            turns.append(Turn(prompt, right, answer, None))
+            continue
+        client.flush()
+        turns.append(Turn(prompt, right, client.generate(prompt, len(right)), answer))
+        tick()
+    return tuple(turns)

@@ -1,0 +1,266 @@
+"""What a query reads from an INT2 cache: the rows of the two high-precision windows, and
+dequantized rows between.
+
+Everything happens in the transformed basis of a layer, as in a server: windows hold the transformed
+row rounded to the model's dtype and never clipped, every other row goes through
+`oscar_kernels.quantizer`, which is the only quantizer. Attention itself runs in float32 over an
+explicit list of rows with a mask that says who reads which, so the same core serves the one-pass
+evaluation below and the chunked server of `generate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.quantizer import fake_quantize
+from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER, QuantSpec
+from oscar_zoo.artifact.formats import Array, LayerTransform, Role, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.errors import UsageError
+
+QUERY_BLOCK = 256
+"""Queries per attention call: bounds the mask, and the rows read only for the sake of
+neighbours."""
+
+WINDOW, INT2 = 0, 1
+Stretches = tuple[tuple[int, int, int], ...]
+"""Rows to read, in order: `(WINDOW or INT2, first position, end position)`."""
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """An INT2 cache to simulate.
+
+    Attributes:
+        k: transform of keys and queries, `None` for none.
+        v: transform of values and outputs, `None` for none.
+        recipe: group size, scale dtype, clip ratios and windows.
+    """
+
+    k: RotationSet | None
+    v: RotationSet | None
+    recipe: ServingRecipe
+
+    def quant_spec(self, role: Role, head_dim: int) -> QuantSpec:
+        """The quantizer of one side.
+
+        Raises:
+            UsageError: the recipe names another quantizer or clip, or a group size that does not
+                fit `head_dim`.
+        """
+        recipe, clip = self.recipe, self.recipe.clip
+        if recipe.quantizer != QUANTIZER or clip.algorithm not in ("none", CLIP_ALGORITHM):
+            raise UsageError(
+                f"the recipe asks for {recipe.quantizer} with clip {clip.algorithm}; "
+                f"only {QUANTIZER} with {CLIP_ALGORITHM} or none is simulated."
+            )
+        ratio = 0.0 if clip.algorithm == "none" else getattr(clip, role)
+        try:
+            return QuantSpec(head_dim, recipe.group_size, ratio, recipe.scale_dtype)
+        except ValueError as error:
+            raise UsageError(
+                f"the recipe does not fit: {error}.", hint="choose another group size"
+            ) from None
+
+    def check(self, model: ModelBlock) -> None:
+        """Refuse a model this cache was not made for.
+
+        Raises:
+            GeometryMismatch: head size, KV heads or layers differ.
+            UsageError: see `quant_spec`.
+        """
+        name = model.id.rpartition("/")[2]
+        if self.k is not None:
+            self.k.require_geometry("k", model.geometry, name)
+        if self.v is not None:
+            self.v.require_geometry("v", model.geometry, name)
+        self.quant_spec("k", model.head_dim)
+        self.quant_spec("v", model.v_head_dim)
+
+
+def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
+    """The data-free baseline: the Hadamard matrix in every attention layer.
+
+    Raises:
+        UsageError: the head size is not a power of two.
+    """
+    matrix = hadamard(geometry.head_dim if role == "k" else geometry.v_head_dim).astype("float32")
+    return RotationSet(
+        format_version=1,
+        objective="hadamard",
+        grouping="layer",
+        transform="hadamard",
+        orthogonal=True,
+        centered=False,
+        layers=tuple(LayerTransform(i, matrix, matrix) for i in geometry.attention_layers),
+    )
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of one layer: matrices `[d, d]` or `[num_kv_heads, d, d]`, mean
+    `[1 or num_kv_heads, 1, d]`, float32."""
+
+    forward: Tensor | None
+    partner: Tensor | None
+    mean: Tensor | None
+    spec: QuantSpec
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Cached rows `[.., num_kv_heads, T, d]` in the transformed basis, float32."""
+        x = x.float() if self.mean is None else x.float() - self.mean
+        return x if self.forward is None else x @ self.forward
+
+    def restored(self, rows: Tensor) -> Tensor:
+        """Inverse of `rows`: back to the model's own basis, mean included."""
+        x = rows if self.partner is None else rows @ self.partner.mT
+        return x if self.mean is None else x + self.mean
+
+
+class SimulatedLayer:
+    """One layer of a cache: how rows are transformed and quantized, and how queries read them.
+
+    Args:
+        spec: checked against the model already.
+        geometry: of the model.
+        layer_id: decoder layer index.
+        device: where to compute.
+    """
+
+    def __init__(
+        self, spec: CacheSpec, geometry: Geometry, layer_id: int, device: torch.device
+    ) -> None:
+        self._k = cache_side(spec.k, layer_id, spec.quant_spec("k", geometry.head_dim), device)
+        self._v = cache_side(spec.v, layer_id, spec.quant_spec("v", geometry.v_head_dim), device)
+        self._group = geometry.num_q_heads // geometry.num_kv_heads
+
+    def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What is written for new tokens: `[2, B, num_kv_heads, T, ...]` window rows and INT2 rows,
+        of K and of V.
+
+        Args:
+            key: `[B, num_kv_heads, T, head_dim]` in the model's dtype, after RoPE.
+            value: `[B, num_kv_heads, T, v_head_dim]`.
+
+        Returns:
+            For K and for V: index 0 the transformed row rounded to the dtype of `key` (what the
+                windows store), index
+            1 the row after quantization and dequantization; both float32.
+        """
+        pairs = []
+        for side, x in ((self._k, key), (self._v, value)):
+            rows = side.rows(x)
+            pairs.append(torch.stack([rows.to(x.dtype).float(), fake_quantize(rows, side.spec)]))
+        return pairs[0], pairs[1]
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    ) -> Tensor:
+        """Softmax attention over transformed rows.
+
+        Args:
+            query: `[B, num_q_heads, T, head_dim]`, not transformed.
+            key, value: `[B, num_kv_heads, R, ...]` float32, transformed: any list of `R` rows.
+            mask: `[T, R]` bool, true where a query reads a row; at least one row per query.
+            scaling: factor of the logits.
+
+        Returns:
+            `[B, num_q_heads, T, v_head_dim]` in the dtype of `query`, in the model's own basis.
+        """
+        b, heads, t, _ = query.shape
+        kv_heads = heads // self._group
+        q = query.float().unflatten(1, (kv_heads, self._group)).flatten(2, 3)
+        if self._k.partner is not None:
+            q = q @ self._k.partner
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, key, value, attn_mask=mask.repeat(self._group, 1), scale=scaling
+        )
+        if self._v.partner is not None:
+            out = out @ self._v.partner.mT
+        return out.reshape(b, heads, t, -1).to(query.dtype)
+
+
+def take_rows(encoded: Tensor, stretches: Stretches) -> Tensor:
+    """Pick rows from what `SimulatedLayer.encode` returned for one side:
+    `[B, num_kv_heads, R, d]`."""
+    return torch.cat([encoded[tier, :, :, first:last] for tier, first, last in stretches], 2)
+
+
+class SimulatedCache:
+    """Every position of a sequence as decoding it token by token would compute it, in one pass.
+
+    The query at position p reads key s <= p exactly when `s < sink` or `p - s < recent`, else its
+    INT2 row. Use as the function of `models.attention_scope`; sequences start at position 0 and are
+    not padded.
+
+    Args:
+        spec: the cache.
+        model: of the model: geometry, and `id` for messages.
+        device: where the model is.
+
+    Raises:
+        GeometryMismatch, UsageError: see `CacheSpec.check`.
+    """
+
+    def __init__(self, spec: CacheSpec, model: ModelBlock, device: torch.device) -> None:
+        spec.check(model)
+        self._windows = spec.recipe.windows
+        self._spec, self._model = spec, model
+        self._layers = {
+            (i, device): SimulatedLayer(spec, model, i, device) for i in model.attention_layers
+        }
+
+    def __call__(
+        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """Attention of one layer; see `models.AttentionFn`."""
+        at = layer_id, key.device
+        if at not in self._layers:  # a model on several devices
+            self._layers[at] = SimulatedLayer(self._spec, self._model, *at)
+        layer = self._layers[at]
+        k, v = layer.encode(key, value)
+        positions = torch.arange(query.shape[2], device=query.device)
+        blocks = []
+        for p in positions.split(QUERY_BLOCK):
+            stretches, mask = self._reads(p)
+            rows = take_rows(k, stretches), take_rows(v, stretches)
+            blocks.append(layer.attend(query[:, :, p], *rows, mask, scaling))
+        return torch.cat(blocks, 2)
+
+    def _reads(self, p: Tensor) -> tuple[Stretches, Tensor]:
+        """Rows that queries at consecutive positions `p` may read, and `[T, R]` which of them each
+        query reads."""
+        sink, recent = self._windows.sink, self._windows.recent
+        start, end = int(p[0]), int(p[-1]) + 1
+        sinks = min(sink, end)
+        stretches = (
+            (WINDOW, 0, sinks),
+            (INT2, sinks, max(sinks, end - recent)),
+            (WINDOW, max(sinks, start - recent + 1), end),
+        )
+        masks = []
+        for tier, first, last in stretches:
+            s = torch.arange(first, last, device=p.device)
+            exact = (s < sink) | (p[:, None] - s < recent)
+            masks.append(exact & (s <= p[:, None]) if tier == WINDOW else ~exact)
+        return stretches, torch.cat(masks, 1)
+
+
+def cache_side(
+    rotation: RotationSet | None, layer_id: int, spec: QuantSpec, device: torch.device
+) -> Side:
+    """The transform of one layer on `device`; `None` for none."""
+    if rotation is None:
+        return Side(None, None, None, spec)
+    layer = next(one for one in rotation.layers if one.layer_id == layer_id)
+
+    def tensor(array: Array) -> Tensor:
+        return torch.tensor(array, dtype=torch.float32, device=device)
+
+    mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
+    return Side(tensor(layer.forward), tensor(layer.partner), mean, spec)

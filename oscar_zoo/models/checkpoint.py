@@ -1,0 +1,220 @@
+"""The weights of a checkpoint folder: what is in its safetensors files, from their headers, and
+numbers on demand.
+
+Block-scaled float8 weights (a `..._scale_inv` tensor beside each) count as the bfloat16 weights
+they stand for. Names and shapes are known before any number is read; what contradicts itself is
+refused before as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.errors import InvalidModel, MalformedFile
+from oscar_zoo.models.lazy_tensor import LazyTensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SCALE = "_scale_inv"
+LARGEST_INDEX = 1 << 27
+BLOCK = (128, 128)
+"""Rows and columns that share one scale, where a configuration does not say it."""
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+OTHER = "use a bfloat16 checkpoint"
+AGAIN = "the checkpoint is incomplete or damaged; download it again"
+
+
+class CheckpointFile:
+    """One tensor in a file; `[...]` gives it unread, so a loader may treat it as a tensor that is
+    not read yet.
+
+    Attributes:
+        name: in the file.
+        shape, dtype: of the weights it stands for: bfloat16 where they are stored in float8.
+        nbytes: of these weights.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: Any,
+        scale: CheckpointFile | None = None,
+        block: tuple[int, int] = BLOCK,
+    ) -> None:
+        header = file.get_slice(name)
+        kind = header.get_dtype()
+        if kind not in DTYPES:
+            raise InvalidModel(f"{name} is stored as {kind}, which is not read.", hint=OTHER)
+        self.name, self._file, self._scale, self._block = name, file, scale, block
+        self.shape = torch.Size(header.get_shape())
+        self.dtype = torch.bfloat16 if scale is not None else DTYPES[kind]
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        if scale is not None:
+            _check_scale(self, scale, block)
+
+    def __getitem__(self, everything: Any) -> LazyTensor:
+        return LazyTensor.of(self)
+
+    def get_dtype(self) -> str:
+        """As `safetensors` names it."""
+        return next(kind for kind, dtype in DTYPES.items() if dtype == self.dtype)
+
+    def is_floating_point(self) -> bool:
+        """Of the weights."""
+        return bool(self.dtype.is_floating_point)
+
+    def fetch(self) -> tuple[Tensor, ...]:
+        """What the file holds, in main memory: the tensor, and its scales where it has some."""
+        return tuple(part.clone() for part in self._parts())
+
+    def read(self, device: torch.device, fetched: tuple[Tensor, ...] | None = None) -> Tensor:
+        """The numbers on `device`; `fetched` saves going to the file."""
+        parts = [part.to(device) for part in fetched or self._parts()]
+        return parts[0] if self._scale is None else dequantize(parts[0], parts[1], self._block)
+
+    def _parts(self) -> list[Tensor]:
+        """Views of the mapped file."""
+        try:
+            own: list[Tensor] = [self._file.get_tensor(self.name)]
+        except (SafetensorError, OSError) as error:
+            raise InvalidModel(
+                f"cannot read {self.name}: {_first_line(error)}.", hint=AGAIN
+            ) from None
+        return own if self._scale is None else own + self._scale._parts()
+
+
+def open_weights(
+    folder: Path, *, block: tuple[int, int] | None = None
+) -> dict[str, CheckpointFile]:
+    """Name -> tensor, for all weights of a checkpoint.
+
+    Args:
+        folder: holds `model.safetensors`, or an index and the files it names.
+        block: of float8 weights.
+
+    Raises:
+        InvalidModel: a file is missing or damaged, the index names what is not there, or scales do
+            not fit.
+    """
+    places = _places(folder)
+    files = {path: _open(path) for path in dict.fromkeys(places.values())} if places else {}
+    inside = {path: set(file.keys()) for path, file in files.items()}
+    for name, path in places.items():
+        if name not in inside[path]:
+            raise InvalidModel(
+                f"{path.name} of {folder} lacks {name}, which its index names.", hint=AGAIN
+            )
+    scales = {
+        name: CheckpointFile(name, files[path])
+        for name, path in places.items()
+        if name.endswith(SCALE)
+    }
+    found = {}
+    for name, path in places.items():
+        if name in scales:
+            continue
+        one = CheckpointFile(name, files[path], scales.get(name + SCALE), block or BLOCK)
+        if one.dtype in FLOAT8:
+            raise InvalidModel(f"{name} of {folder} is float8 without {name}{SCALE}.", hint=OTHER)
+        found[name] = one
+    return found
+
+
+def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """`weight * scale`, each scale for one block; products in float32.
+
+    Args:
+        weight: `[..., rows, columns]` float8.
+        scale: `[..., ceil(rows / block[0]), ceil(columns / block[1])]`, or one number.
+
+    Returns:
+        bfloat16.
+    """
+    wide = weight.float()
+    if scale.numel() == 1:
+        return wide.mul_(scale.float().reshape(())).to(torch.bfloat16)
+    rows = block[0]
+    columns = scale.float().repeat_interleave(block[1], -1)[..., : weight.shape[-1]]
+    for number in range(scale.shape[-2]):
+        wide[..., number * rows : (number + 1) * rows, :] *= columns[..., number : number + 1, :]
+    return wide.to(torch.bfloat16)
+
+
+def index_files(index: bytes, what: str) -> dict[str, str]:
+    """Name of a tensor -> name of its file; raises `InvalidModel`."""
+    try:
+        named = strict_json.loads(index, what=what, max_bytes=LARGEST_INDEX)["weight_map"]
+        if not named or not all(
+            isinstance(file, str) and Path(file).name == file for file in named.values()
+        ):
+            raise ValueError("its weight_map names no files")
+    except (MalformedFile, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidModel(
+            f"{what} is no index of weights: {_first_line(error)}.", hint=AGAIN
+        ) from None
+    return dict(named)
+
+
+def _places(folder: Path) -> dict[str, Path]:
+    if (folder / SINGLE).is_file():
+        return dict.fromkeys(_open(folder / SINGLE).keys(), folder / SINGLE)
+    if not (folder / INDEX).is_file():
+        found = sorted(path.name for path in folder.glob("*.safetensors"))
+        raise InvalidModel(f"{folder} has {', '.join(found[:3])} but no {INDEX}.", hint=AGAIN)
+    named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
+    missing = sorted(file for file in set(named.values()) if not (folder / file).is_file())
+    if missing:
+        count = len(set(named.values()))
+        raise InvalidModel(
+            f"{folder} lacks {len(missing)} of {count} weight files, {missing[0]} first.",
+            hint=AGAIN,
+        )
+    return {name: folder / file for name, file in named.items()}
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise InvalidModel(
+            f"cannot load {path}: its weights: {_first_line(error)}.", hint=AGAIN
+        ) from None
+
+
+def _check_scale(weight: CheckpointFile, scale: CheckpointFile, block: Sequence[int]) -> None:
+    *outer, rows, columns = (1, 1, *weight.shape)[-max(2, len(weight.shape)) :]
+    want = (*outer, math.ceil(rows / block[0]), math.ceil(columns / block[1]))
+    if tuple(scale.shape) != want and math.prod(scale.shape) != 1:
+        raise InvalidModel(
+            f"{scale.name} has shape {list(scale.shape)}, blocks of {block[0]} x {block[1]} want"
+            f" {list(want)}.",
+            hint="check weight_block_size in its config.json",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    return lines[0][:300].rstrip(".")

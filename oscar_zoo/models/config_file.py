@@ -1,0 +1,92 @@
+"""A model's `config.json` as it is written, before a library adds what its classes assume. Needs no
+torch.
+
+Good enough to refuse a model or an artifact within milliseconds; what a file leaves out stays
+unknown here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.errors import InvalidModel, MalformedFile
+from oscar_zoo.models.geometry import model_block
+
+NAME = "config.json"
+DIVIDED = frozenset(("llama", "mistral", "qwen2"))
+"""Types whose head size is `hidden_size / num_attention_heads` unless the file says it; others have
+a default."""
+
+
+class ConfigFile:
+    """Attributes over the values of a file, for code that also reads the configurations of
+    transformers."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def get_text_config(self, decoder: bool = True) -> ConfigFile:
+        """The part about the language model: `text_config`, or all of it."""
+        text = self._values.get("text_config")
+        return ConfigFile(text) if isinstance(text, dict) else self
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model's folder.
+
+    Raises:
+        InvalidModel: there is none, or it is no JSON object.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise InvalidModel(
+            f"{folder} has no {NAME}.", hint="name the folder of a Hugging Face checkpoint"
+        )
+    try:
+        config = strict_json.loads(read_file(path, max_bytes=strict_json.MAX_BYTES), what=str(path))
+    except MalformedFile as error:
+        raise InvalidModel(error.message, hint="download the model again") from None
+    if not isinstance(config, dict):
+        raise InvalidModel(
+            f"{path} is not a model's configuration.", hint="name the folder of a checkpoint"
+        )
+    return config
+
+
+def says_all(folder: Path) -> bool:
+    """Whether the file itself gives the geometry, so that no class of transformers has to fill
+    something in.
+
+    Raises:
+        InvalidModel: as `read_config`.
+    """
+    config = read_config(folder)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    given = {name for name in names if isinstance((text or {}).get(name), int)}
+    if config.get("model_type") in DIVIDED:
+        given.add("head_dim")
+    return given == set(names)
+
+
+def describe_folder(folder: Path, model_id: str) -> ModelBlock:
+    """What the file says of the model; `model_id` is recorded as `id`.
+
+    Raises:
+        InvalidModel: as `read_config`, or the file leaves out what the class of the model knows.
+        UnsupportedModel: see `geometry.model_block`.
+    """
+    config = ConfigFile({"model_type": "unknown"} | read_config(folder))
+    digest = sha256_hex((folder / NAME).read_bytes())
+    return model_block(config, model_id=model_id, revision=None, config_sha256=digest)

@@ -1,0 +1,40 @@
+"""Where torch runs: what was asked for, once it is known to be there, or the best there is."""
+
+from __future__ import annotations
+
+import torch
+
+from oscar_zoo.errors import UnsupportedMachine, UsageError
+from oscar_zoo.models.nvidia_smi import NAMES
+
+AUTO = "auto"
+"""All GPUs, then main memory; for engines that can spread a model over them."""
+
+
+def default_device() -> str:
+    """`cuda` when torch sees a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(name: str, *, several: bool = False) -> None:
+    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there.
+
+    Args:
+        several: `auto` is allowed.
+
+    Raises:
+        UsageError: the name is none, or of a kind that is not supported.
+        UnsupportedMachine: there is no such GPU.
+    """
+    if several and name == AUTO:
+        return
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"{name!r} is not a device.", hint=NAMES) from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name} is not supported.", hint=NAMES)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnsupportedMachine(
+            f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU"
+        )

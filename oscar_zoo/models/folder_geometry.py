@@ -1,0 +1,29 @@
+"""Geometry of a model in a folder: from its `config.json` where that says all, else as transformers
+knows its class."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.models import config_file
+
+
+def geometry_of_folder(folder: Path, model_id: str | None = None) -> Geometry:
+    """The shape of the KV cache of the model in `folder`; no weights are read.
+
+    Args:
+        folder: holds a `config.json`.
+        model_id: what messages call the model; default the name of the folder.
+
+    Raises:
+        InvalidModel: no usable `config.json`.
+        UnsupportedModel: see `geometry.model_block`.
+    """
+    model_id = model_id or folder.resolve().name
+    if config_file.says_all(folder) or importlib.util.find_spec("transformers") is None:
+        return config_file.describe_folder(folder, model_id).geometry
+    from oscar_zoo.models.loading import inspect_model
+
+    return inspect_model(str(folder.absolute()), model_id=model_id).geometry

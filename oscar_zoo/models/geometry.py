@@ -1,0 +1,231 @@
+"""From a model's configuration to the manifest's model block, without weights.
+
+Only layers that own a full-attention cache count; what a configuration does not say stays `None`.
+Models whose cache is not one K row and one V row per token and head are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.specs import Rope
+from oscar_zoo.errors import InvalidModel, UnsupportedModel
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+FULL_KINDS = frozenset((FULL_ATTENTION, "attention", "hybrid"))
+"""Kinds of layers with full attention; the last two are what hybrids with Mamba layers say."""
+QK_NORM = frozenset(
+    (
+        "gemma3_text",
+        "minimax_m2",
+        "olmo2",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+    )
+)
+OUTPUT_GATE = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
+NEITHER = frozenset(("gpt_oss", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"))
+"""Model types that normalise queries and keys, that gate the attention output, and that do neither,
+where no configuration key says it. For other types it is not known."""
+
+
+def model_block(
+    config: Any, *, model_id: str, revision: str | None, config_sha256: str
+) -> ModelBlock:
+    """Describe a model from its configuration.
+
+    Args:
+        config: a `transformers` configuration (of the whole model; a text part is looked up).
+        model_id: goes to `id`.
+        revision: commit of a hub checkpoint; anything but 40 hex digits is recorded as unknown.
+        config_sha256: hex digest of the bytes of `config.json`.
+
+    Raises:
+        UnsupportedModel: encoder-decoder, MLA, shared caches, or no full-attention layer.
+        InvalidModel: the configuration has no attention geometry, or one that contradicts itself.
+    """
+    text = config.get_text_config(decoder=True)
+    _refuse_other_caches(config, text, model_id)
+    heads = _required(text, "num_attention_heads", model_id)
+    head_dim = getattr(text, "head_dim", None) or _required(text, "hidden_size", model_id) // heads
+    try:
+        return ModelBlock(
+            num_layers=_required(text, "num_hidden_layers", model_id),
+            num_q_heads=heads,
+            num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=head_dim,
+            v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
+            attention_layers=_attention_layers(text, model_id),
+            id=model_id,
+            revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,
+            config_sha256=config_sha256,
+            rope=_rope(text, head_dim),
+            qk_norm=_said_or_known(getattr(text, "use_qk_norm", None), text.model_type, QK_NORM),
+            output_gate=_said_or_known(
+                getattr(text, "attn_output_gate", None), text.model_type, OUTPUT_GATE
+            ),
+            weights=_weights(config, text),
+            compatible_with=(),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidModel(
+            f"the configuration of {model_id} contradicts itself:"
+            f" {'.'.join(map(str, first['loc']))} {first['msg']}.",
+            hint="check its config.json",
+        ) from None
+
+
+def sliding_window(text: Any) -> int | None:
+    """How many tokens a sliding-window layer sees.
+
+    Args:
+        text: configuration of the language model.
+
+    Returns:
+        `None` when there is no window, when the model does not use it, or when it covers the whole
+        context.
+    """
+    window = getattr(text, "sliding_window", None)
+    if (
+        not window
+        or getattr(text, "use_sliding_window", None) is False
+        or covers_context(window, text)
+    ):
+        return None
+    return int(window)
+
+
+def full_kinds(text: Any) -> frozenset[str]:
+    """The kinds of layers that see every token, as `layer_types` names them; `text` as in
+    `sliding_window`."""
+    window = getattr(text, "sliding_window", None)
+    return (
+        FULL_KINDS | {SLIDING_ATTENTION} if window and covers_context(window, text) else FULL_KINDS
+    )
+
+
+def covers_context(window: int, text: Any) -> bool:
+    """Whether a window of `window` tokens is as long as the longest context, so that it hides
+    nothing."""
+    longest = getattr(text, "max_position_embeddings", None)
+    return isinstance(longest, int) and window >= longest
+
+
+def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
+    """Rows and columns that share a scale in a float8 checkpoint; `None` when it is not quantized.
+
+    Raises:
+        UnsupportedModel: it is quantized in another way.
+        InvalidModel: the block makes no sense.
+    """
+    text = config.get_text_config(decoder=True)
+    given = getattr(config, "quantization_config", None) or getattr(
+        text, "quantization_config", None
+    )
+    if given is None:
+        return None
+    method = str(_entry(given, "quant_method") or "an unnamed method")
+    if method != "fp8":
+        raise UnsupportedModel(
+            f"{model_id} is quantized with {method}, which is not read here.",
+            hint="use its bfloat16 or fp8 checkpoint, or --engine sglang",
+        )
+    block = _entry(given, "weight_block_size") or (128, 128)
+    if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
+        raise InvalidModel(
+            f"{model_id} has weight_block_size {block!r}, not two sizes.",
+            hint="check its config.json",
+        )
+    return int(block[0]), int(block[1])
+
+
+def _entry(given: Any, name: str) -> Any:
+    """Of a quantization configuration, which transformers may have parsed."""
+    return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
+
+
+def _required(text: Any, name: str, model_id: str) -> int:
+    value = getattr(text, name, None)
+    if not isinstance(value, int) or value <= 0:
+        raise InvalidModel(
+            f"the configuration of {model_id} ({text.model_type}) has no {name}.",
+            hint="only decoder-only models with attention are supported",
+        )
+    return value
+
+
+def _refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
+    reason = None
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "is an encoder-decoder model"
+    elif getattr(text, "kv_lora_rank", None):
+        reason = "uses multi-head latent attention (MLA), whose cache is one latent row"
+    elif getattr(text, "num_kv_shared_layers", 0):
+        reason = "shares one KV cache between layers"
+    if reason:
+        raise UnsupportedModel(
+            f"{model_id} ({text.model_type}) {reason}; the INT2 cache needs K and V rows per layer"
+            " and head.",
+            hint="choose a model with ordinary or grouped-query attention",
+        )
+
+
+def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
+    kinds = getattr(text, "layer_types", None)
+    interval = getattr(text, "full_attention_interval", None)
+    count = _required(text, "num_hidden_layers", model_id)
+    if kinds is not None:
+        full = full_kinds(text)
+        layers = tuple(i for i, kind in enumerate(kinds) if kind in full)
+    elif interval:
+        layers = tuple(range(interval - 1, count, interval))
+    else:
+        layers = () if sliding_window(text) else tuple(range(count))
+    if not layers:
+        raise UnsupportedModel(
+            f"{model_id} ({text.model_type}) has no full-attention layer: every layer is"
+            " sliding-window or linear.",
+            hint="its cache does not grow with the context, so INT2 has nothing to save",
+        )
+    return layers
+
+
+def _rope(text: Any, head_dim: int) -> Rope | None:
+    given = getattr(text, "rope_parameters", None) or {}
+    given = given.get(FULL_ATTENTION, given)
+    if not given:
+        return None
+    kind = str(given.get("rope_type", "default"))
+    theta, factor = given.get("rope_theta"), given.get("factor")
+    return Rope(
+        type=kind,
+        theta=None if theta is None else float(theta),
+        scaling=None if kind == "default" else kind,
+        factor=None if factor is None else float(factor),
+        rotary_dim=round(head_dim * float(given.get("partial_rotary_factor") or 1.0)),
+        max_position=getattr(text, "max_position_embeddings", None),
+    )
+
+
+def _said_or_known(said: bool | None, model_type: str, types: frozenset[str]) -> bool | None:
+    if said is not None:
+        return bool(said)
+    return model_type in types if model_type in QK_NORM | OUTPUT_GATE | NEITHER else None
+
+
+def _weights(config: Any, text: Any) -> WeightsInfo | None:
+    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    if dtype is None:
+        return None
+    quantization = getattr(config, "quantization_config", None)
+    method = _entry(quantization, "quant_method") if quantization else None
+    return WeightsInfo(dtype=str(dtype).removeprefix("torch."), quantization=method)

@@ -1,0 +1,233 @@
+"""How to run the layers of any model one at a time, learned from the model itself.
+
+With layers that do nothing in place of its own, one pass of a model gives every argument that each
+layer would get; the layers can then run whenever hidden states are there. That only works where
+layers need nothing but hidden states from each other: `plan_replay` proves it with a short
+sequence, to the bit, or says no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Result = TypeVar("Result")
+Forward = Callable[[Sequence[int]], None]
+
+PROBE_TOKENS = 32
+HIDDEN = "hidden_states"
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+"""Arguments, beside tensors and tuples of these, through which layers cannot tell each other
+anything."""
+
+
+class Entangled(Exception):  # answered with a pass of the whole model
+    """Layers exchange more than hidden states."""
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """How a layer is called with one sequence, its hidden states left out."""
+
+    positional: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass
+class ReplayState:
+    """One sequence on its way: hidden states before the next layer, `[1, T, hidden]`, and how each
+    layer is called."""
+
+    hidden: Tensor
+    calls: Sequence[LayerCall]
+
+    def advance(self, layer: nn.Module, index: int) -> None:
+        """Run one layer."""
+        call = self.calls[index]
+        if call.positional:
+            output = layer(self.hidden, *call.args, **call.kwargs)
+        else:
+            output = layer(*call.args, **call.kwargs, **{HIDDEN: self.hidden})
+        self.hidden = _hidden(output)
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """Layers that can run one after the other.
+
+    Attributes:
+        layers: in order.
+        widths: number of values each layer returns, hidden states first; 0 for bare hidden states.
+        hidden_bytes: of the hidden states of one token.
+        item_bytes: of one number in them.
+    """
+
+    layers: Sequence[nn.Module]
+    widths: tuple[int, ...]
+    hidden_bytes: int
+    item_bytes: int
+
+    def prepare(self, forward: Forward, ids: Sequence[int]) -> ReplayState:
+        """The state of a sequence before the first layer, from a pass in which the layers do
+        nothing.
+
+        Raises:
+            Entangled: the layers of this sequence depend on each other in another way.
+        """
+        calls: list[LayerCall] = []
+        hidden: Tensor | None = None
+
+        def stand_in(index: int) -> Callable[..., Any]:
+            def passed(*args: Any, **kwargs: Any) -> Any:
+                nonlocal hidden
+                given, call = _split(args, kwargs)
+                if index != len(calls) or (hidden is not None and given is not hidden):
+                    raise Entangled
+                hidden = given
+                calls.append(call)
+                return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
+
+            return passed
+
+        with _replaced(self.layers, stand_in):
+            forward(ids)
+        if hidden is None or len(calls) != len(self.layers):
+            raise Entangled
+        return ReplayState(hidden, calls)
+
+    def finish(self, whole: Callable[[], Result], state: ReplayState) -> Result:
+        """What `whole`, a pass of the whole model over the sequence of `state`, returns; no layer
+        runs again.
+
+        Args:
+            state: behind the last layer.
+        """
+
+        def stand_in(index: int) -> Callable[..., Any]:
+            def passed(*args: Any, **kwargs: Any) -> Any:
+                given = state.hidden if index == len(self.layers) - 1 else _split(args, kwargs)[0]
+                return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
+
+            return passed
+
+        with _replaced(self.layers, stand_in):
+            return whole()
+
+
+def plan_replay(
+    model: nn.Module, num_layers: int, ids: Sequence[int], *, forward: Forward, outline: Forward
+) -> ReplayPlan | None:
+    """Find the layers of `model` and prove that they can run one after the other.
+
+    Args:
+        num_layers: decoder layers.
+        ids: of any sequence; its first tokens are tried.
+        forward: one pass of the whole model; called once.
+        outline: the same, for passes in which the layers do nothing.
+
+    Returns:
+        `None` where layers exchange more than hidden states, or nothing that looks like them was
+        found.
+    """
+    probe = ids[:PROBE_TOKENS]
+    other = [0 if any(probe) else 1] * len(
+        probe
+    )  # what a layer keeps for the next one would be of this sequence
+    for layers, returned in _outputs(list(find_stacks(model, num_layers)), forward, probe):
+        if len(returned) != len(layers):
+            continue  # a stack of something else
+        try:
+            last = _hidden(returned[-1])
+            widths = tuple(len(one) if isinstance(one, tuple) else 0 for one in returned)
+            plan = ReplayPlan(
+                layers, widths, last.shape[-1] * last.element_size(), last.element_size()
+            )
+            states = [plan.prepare(outline, tokens) for tokens in (probe, other)]
+            for index, layer in enumerate(layers):
+                for state in states:
+                    state.advance(layer, index)
+        except Entangled:
+            return None
+        return plan if torch.equal(states[0].hidden.to(last.device), last) else None
+    return None
+
+
+def find_stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
+    """Lists of `length` modules that lie in no other such list."""
+    inside: set[int] = set()
+    for module in model.modules():  # outer ones first
+        if isinstance(module, nn.ModuleList) and len(module) == length and id(module) not in inside:
+            inside.update(id(child) for child in module.modules())
+            yield module
+
+
+def _outputs(
+    stacks: Sequence[nn.ModuleList], forward: Forward, ids: Sequence[int]
+) -> list[tuple[nn.ModuleList, list[Any]]]:
+    """What each layer returns in a pass of the whole model, if each of its stack runs once and in
+    order; else less."""
+    found: list[tuple[nn.ModuleList, list[Any]]] = [(layers, []) for layers in stacks]
+
+    def keep(returned: list[Any], index: int) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, args, output: (
+            returned.append(output) if index == len(returned) else returned.clear()
+        )
+
+    handles = [
+        layer.register_forward_hook(keep(returned, index))
+        for layers, returned in found
+        for index, layer in enumerate(layers)
+    ]
+    try:
+        forward(ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+@contextmanager
+def _replaced(
+    layers: Sequence[nn.Module], stand_in: Callable[[int], Callable[..., Any]]
+) -> Iterator[None]:
+    """Other `forward` functions for a while; hooks and attributes of the layers stay."""
+    own = [vars(layer).get("forward") for layer in layers]
+    try:
+        for index, layer in enumerate(layers):
+            layer.forward = stand_in(index)
+        yield
+    finally:
+        for layer, forward in zip(layers, own, strict=True):
+            vars(layer).pop("forward", None)
+            if forward is not None:
+                layer.forward = forward
+
+
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, LayerCall]:
+    """Hidden states and the rest of what a layer was called with."""
+    positional = bool(args)
+    rest = {name: value for name, value in kwargs.items() if positional or name != HIDDEN}
+    hidden = args[0] if positional else kwargs.get(HIDDEN)
+    if not isinstance(hidden, Tensor) or not all(map(_harmless, (*args[1:], *rest.values()))):
+        raise Entangled
+    return hidden, LayerCall(positional, args[1:], rest)
+
+
+def _harmless(value: Any) -> bool:
+    return isinstance(value, (*PLAIN, Tensor)) or (
+        isinstance(value, tuple) and all(map(_harmless, value))
+    )
+
+
+def _hidden(output: Any) -> Tensor:
+    """Hidden states out of what a layer returned."""
+    first, *rest = output if isinstance(output, tuple) and output else (output,)
+    if not isinstance(first, Tensor) or any(one is not None for one in rest):
+        raise Entangled
+    return first

@@ -1,0 +1,135 @@
+"""How much memory a model needs and a device has: known before weights are read, said in one line
+when it is short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from oscar_zoo.errors import NotEnoughMemory
+from oscar_zoo.models.host_memory import available_ram, resident_set
+
+FreeMemory = Callable[[torch.device], int]
+"""Device -> bytes that this process can still use there."""
+
+RESERVE = 1 << 28
+"""Of a GPU, for the context and workspaces of its libraries."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that running a model takes.
+
+    Attributes:
+        weights: all of them, in the type they get in memory.
+        resident: of those, what is no decoder layer.
+        layer: of the largest decoder layer; 0 where layers were not found.
+        work: activations, sums and rows.
+    """
+
+    weights: int
+    resident: int
+    layer: int
+    work: int
+
+    def whole(self) -> int:
+        """With all weights on the device."""
+        return self.weights + self.work
+
+    def streamed(self, device: torch.device) -> int:
+        """With one decoder layer at a time; the next one waits in main memory."""
+        return self.resident + self.layer * (2 if device.type == "cpu" else 1) + self.work
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What will run.
+
+    Attributes:
+        longest: tokens of the longest sequence.
+        tokens: of all sequences of a calibration, held between layers; 0 when only tasks are
+            measured.
+    """
+
+    longest: int = 0
+    tokens: int = 0
+
+
+def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
+    """Activations of one sequence, hidden states and one layer's rows of all, logits, and float64
+    sums, about.
+
+    Args:
+        config: of the language model, as transformers has it.
+        itemsize: bytes of one number of the forward pass.
+    """
+
+    def number(name: str) -> int:
+        value = getattr(config, name, None)
+        return value if isinstance(value, int) else 0
+
+    hidden, heads = number("hidden_size"), max(1, number("num_attention_heads"))
+    width = number("head_dim") or hidden // heads
+    kv_heads = number("num_key_value_heads") or heads
+    inner = max(
+        number("intermediate_size"),
+        number("moe_intermediate_size") * max(1, number("num_experts_per_tok")),
+    )
+    one = 6 * hidden + 3 * inner + 4 * heads * width + 4 * kv_heads * width
+    logits = workload.longest * number("vocab_size") * (itemsize + 4)
+    rows = workload.tokens * (hidden + 2 * kv_heads * width) * itemsize
+    sums = 6 * 8 * width * width * kv_heads * number("num_hidden_layers") if workload.tokens else 0
+    return workload.longest * one * itemsize + logits + rows + sums
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`, about."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return max(0, int(torch.cuda.mem_get_info(device)[0] + unused) - RESERVE)
+    return available_ram()
+
+
+@contextmanager
+def memory_errors(
+    model: str, device: torch.device, free: FreeMemory = free_memory
+) -> Iterator[None]:
+    """What torch and Python say when memory ends, as one line.
+
+    Raises:
+        NotEnoughMemory: in their place.
+    """
+    try:
+        yield
+    except NotEnoughMemory:
+        raise
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error)
+        if type(error) is RuntimeError and "can't allocate memory" not in text:
+            raise
+        used = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_set()
+        need = used + max(_requested(text), 1 << 20)
+        raise NotEnoughMemory.for_model(
+            model,
+            need,
+            str(device),
+            min(used + free(device), need),  # more is free in pieces that are too small
+            hint=(
+                "use shorter sequences (--seq-len), --stream-weights, --dtype bfloat16 or another"
+                " device"
+            ),
+        ) from None
+
+
+def _requested(text: str) -> int:
+    """Bytes of the allocation that failed, out of torch's message."""
+    plain = re.search(r"tried to allocate (\d+) bytes", text)
+    if plain:
+        return int(plain[1])
+    scaled = re.search(r"[Tt]ried to allocate ([\d.]+) ([KMGT])iB", text)
+    return int(float(scaled[1]) * 1024 ** " KMGT".index(scaled[2])) if scaled else 0

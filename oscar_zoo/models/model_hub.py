@@ -1,0 +1,73 @@
+"""Whether models can be fetched from Hugging Face now, asked once, before its client tries again
+and again.
+
+Without a network the client waits 20 seconds and prints a line for every try, also for a model that
+is on this machine. One attempt to connect tells the same within `SECONDS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+SECONDS = 5.0
+"""How long connecting may take."""
+ENDPOINT = "https://huggingface.co"
+_TRUE = ("1", "on", "yes", "true")
+_PORTS = {"http": 80, "https": 443}
+
+
+def unreachable() -> str | None:
+    """Why Hugging Face cannot be reached, in a few words, or `None` when it can or when nobody
+    should look.
+
+    Nobody looks in offline mode, nor where a proxy makes the connections.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE or getproxies().keys() & {
+        "http",
+        "https",
+        "all",
+    }:
+        return None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # else every further try is a line
+    return _connect((os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/"))
+
+
+def search_limits() -> dict[str, bool]:
+    """Arguments of `from_pretrained` that keep it from asking a hub which cannot be reached."""
+    return {"local_files_only": True} if unreachable() is not None else {}
+
+
+def is_here(source: str) -> bool:
+    """Whether the model `source` is a folder, or lies in the cache of Hugging Face's client at
+    least in part."""
+    if Path(source).is_dir():
+        return True
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(source, "config.json"), str)
+    except ValueError:  # it cannot be the id of a model there
+        return False
+
+
+@cache
+def _connect(endpoint: str) -> str | None:
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port or _PORTS.get(parts.scheme, 443)
+        socket.create_connection((parts.hostname or "", port), timeout=SECONDS).close()
+    except TimeoutError:
+        return f"no connection within {SECONDS:.0f} s"
+    except socket.gaierror:
+        return "its name cannot be resolved"
+    except ConnectionRefusedError:
+        return "connection refused"
+    except (OSError, ValueError):
+        return "no connection"
+    return None

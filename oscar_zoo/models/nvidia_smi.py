@@ -1,0 +1,142 @@
+"""The NVIDIA GPUs of this machine, as the driver's own tool names them, and whether a server runs
+on one.
+
+Cheap, and without torch, so that a command line can be made where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from oscar_zoo.errors import UnsupportedMachine, UsageError
+
+NAMES = "devices are called cpu, cuda or cuda:0"
+SMI = [
+    "nvidia-smi",
+    "--query-gpu=index,uuid,name,memory.total,memory.free",
+    "--format=csv,noheader,nounits",
+]
+MIB = 1 << 20
+SECONDS = 5.0
+"""How long the driver's tool may take."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: number and id of the driver, name, bytes of memory in all and unused."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: int
+    free: int
+
+
+def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """Every GPU of this machine; none where the driver's tool is missing or does not work.
+
+    Args:
+        environ: only `PATH` and `LD_LIBRARY_PATH` are passed on.
+    """
+    variables = {name: environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in environ}
+    try:
+        done = subprocess.run(
+            SMI, capture_output=True, text=True, timeout=SECONDS, env=variables, check=True
+        )
+        return [_gpu(line) for line in done.stdout.splitlines() if line.strip()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def driver_models() -> list[str]:
+    """What the kernel's driver calls the GPUs, whether its tool works or not."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        match = re.search(
+            r"^Model:\s*(.+)$", path.read_text("utf-8", errors="replace"), re.MULTILINE
+        )
+        found.append(match[1].strip() if match else "a GPU of unknown model")
+    return found
+
+
+def visible(found: list[Gpu], environ: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """Those of `found` that CUDA programs started with `environ` see, in their order
+    (`CUDA_VISIBLE_DEVICES`).
+
+    Numbers count in the order of the driver's tool. A list ends at its first unknown entry, as CUDA
+    reads it. Parts of GPUs (MIG) are not told apart: all GPUs count as visible then.
+    """
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None or "MIG-" in wanted:
+        return found
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        matches = [
+            gpu
+            for gpu in found
+            if entry == str(gpu.index) or (entry and gpu.uuid.startswith(entry))
+        ]
+        if not matches:
+            break
+        chosen.append(matches[0])
+    return chosen
+
+
+def torch_without_cuda() -> bool:
+    """Whether torch is installed here as a build for CPUs; its version says so, torch is not
+    imported."""
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
+
+
+def default_device(environ: Mapping[str, str] = os.environ) -> str:
+    """`cuda` where a server would find a GPU and a torch that can use one, else `cpu`."""
+    if torch_without_cuda() or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "cpu"
+    return "cuda" if gpus(environ) or driver_models() else "cpu"
+
+
+def parse_device(name: str) -> tuple[str, int]:
+    """`cpu`, `cuda` or `cuda:N` as kind and number.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,3}))?", name)
+    if match is None or (match[1] == "cpu" and match[2]):
+        raise UsageError(f"{name!r} is not a device.", hint=NAMES)
+    return match[1], int(match[2] or 0)
+
+
+def check_gpu(index: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse a GPU that a server could not use.
+
+    Raises:
+        UnsupportedMachine: torch is a build for CPUs, or there is no such GPU.
+    """
+    if torch_without_cuda():
+        raise UnsupportedMachine(
+            f"torch {version('torch')} is a build for CPUs.",
+            hint="install one for CUDA, or serve with --device cpu",
+        )
+    found = gpus(environ)
+    there = len(visible(found, environ)) if found else len(driver_models())
+    if index >= there:
+        what = f"no device cuda:{index}, only {there}" if there else "no GPU"
+        raise UnsupportedMachine(
+            f"there is {what} here.", hint="see them: nvidia-smi; without one: --device cpu"
+        )
+
+
+def _gpu(line: str) -> Gpu:
+    index, uuid, rest = (part.strip() for part in line.split(",", 2))
+    name, memory, free = (part.strip() for part in rest.rsplit(",", 2))
+    return Gpu(int(index), uuid, name, int(memory) * MIB, int(free) * MIB)

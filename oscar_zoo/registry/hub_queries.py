@@ -1,0 +1,56 @@
+"""Hubs as `list` and `info` look at them: all at once, each with little time, and never a failure
+of one for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from oscar_zoo.errors import AccessError, HubTimeout, NetworkError, NotFoundError, OscarZooError
+from oscar_zoo.hubs import address, config
+from oscar_zoo.hubs.base import Hub
+from oscar_zoo.hubs.deadline import in_parallel, within
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.view import HubView
+
+PATIENCE = 6.0
+"""Seconds that looking at one hub may take."""
+
+
+def look(
+    hubs: Sequence[str], *, offline: bool = False
+) -> tuple[list[HubView], list[OscarZooError]]:
+    """The hubs to read from, each with its index and its listing loaded.
+
+    Args:
+        hubs: as the command line names them; default the configured ones.
+        offline: hubs in folders only.
+
+    Returns:
+        The hubs that answered, in order, and what the others said.
+
+    Raises:
+        OscarZooError: there is one hub only, and it did not answer; or an answer that must not be
+            passed over.
+    """
+    opened = address.open_hubs(hubs, offline=config.load(hubs, offline=offline).offline)
+    if len(opened) == 1:
+        return [_load(opened[0])], []
+    answers = in_parallel([partial(_attempt, hub) for hub in opened], workers=len(opened) or 1)
+    views = [answer for answer in answers if isinstance(answer, HubView)]
+    return views, [answer for answer in answers if isinstance(answer, OscarZooError)]
+
+
+def _attempt(hub: Hub) -> HubView | OscarZooError:
+    late = partial(HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
+    try:
+        return within(PATIENCE, partial(_load, hub), error=late, nearby=address.is_nearby(hub.name))
+    except (NetworkError, AccessError, NotFoundError) as error:
+        return error
+
+
+def _load(hub: Hub) -> HubView:
+    view = HubView.open(hub, Catalog.packaged(), trust=Trust())
+    hub.artifacts()
+    return view

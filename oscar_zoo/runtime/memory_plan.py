@@ -1,0 +1,125 @@
+"""Where the memory of a worker goes, as one plan that is printed at start-up. Every byte we
+allocate is in it.
+
+`budget = profiled - side - transforms - scratch`, `tokens = budget // (slot + SLOT_TABLES)`: the
+side store (rings and sinks of all request rows), the transforms and the kernels' scratch come out
+of the budget before SGLang divides it by the bytes of a slot and of SGLang's own tables of slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oscar_zoo.errors import UsageError
+from oscar_zoo.runtime.slot_store import SlotShape
+from oscar_zoo.runtime.window_store import WindowShape
+
+MB = 1e6
+SLOT_TABLES = 64
+"""Bytes per token slot that SGLang allocates outside of the pool.
+
+Its eager runner holds token id, slot, position and three rotary positions for as many tokens as
+there are slots (48 bytes, in `build_eager_registry` of every supported release). Its allocator
+holds the list of free slots, twice while a request gives slots back (16 bytes). Stock SGLang does
+not count them. A slot of a small model is a few hundred bytes with INT2, so that on a large GPU
+they would not fit into what SGLang leaves free.
+"""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one worker.
+
+    Attributes:
+        slot: of one token in the pool, all layers.
+        side: of rings and sinks of all rows.
+        transforms: of the transform table.
+        rows: request rows that share the side store, the padding row included; a number, not bytes.
+        scratch: of tables and of prefixes read back in 16 bits.
+    """
+
+    slot: int
+    side: int
+    transforms: int
+    rows: int
+    scratch: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """What has to be there before the first token."""
+        return self.side + self.transforms + self.scratch
+
+    def budget(self, profiled: int) -> int:
+        """What is left for token slots.
+
+        Args:
+            profiled: bytes SGLang found for its KV cache.
+
+        Raises:
+            UsageError: nothing is left.
+        """
+        left = profiled - self.fixed
+        if left < self.slot:
+            raise UsageError(self._shortage(profiled), hint=self._remedy(profiled))
+        return left
+
+    def _shortage(self, profiled: int) -> str:
+        return (
+            f"an INT2 KV cache for {self.rows - 1} requests at a time needs more than"
+            f" {self.fixed / MB:.0f} MB (rings and sinks {self.side / MB:.0f}, transforms"
+            f" {self.transforms / MB:.0f}, scratch {self.scratch / MB:.0f}) and {self.slot} bytes"
+            f" per token, but only {max(0, profiled) / MB:.0f} MB are there."
+        )
+
+    def _remedy(self, profiled: int) -> str:
+        """Half of what is there for rings and sinks leaves the other half for tokens."""
+        row = self.side / self.rows
+        fit = int((profiled - self.transforms - self.scratch) / 2 / row) - 1
+        if fit < 1:
+            return (
+                "raise --mem-fraction-static, lower --oscar-recent-size and --oscar-sink-size, or"
+                " use more GPUs"
+            )
+        return (
+            f"--max-running-requests {fit} ({row / MB:.1f} MB each), or lower --oscar-idle-sinks,"
+            " --oscar-recent-size and --oscar-sink-size, or raise --mem-fraction-static"
+        )
+
+
+def plan(
+    slots: SlotShape, side: WindowShape, transforms: int, mode: str = "int2", *, scratch: int = 0
+) -> MemoryPlan:
+    """The plan of a worker with these stores."""
+    return MemoryPlan(slots.token_bytes(mode), side.nbytes, transforms, side.num_rows, scratch)
+
+
+def bits_per_element(token_bytes: float, slots: SlotShape) -> float:
+    """Bits of one cached element, when a token takes `token_bytes` over all layers and heads."""
+    elements = slots.num_layers * slots.num_kv_heads * (slots.k.head_dim + slots.v.head_dim)
+    return 8 * token_bytes / elements
+
+
+def describe(plan: MemoryPlan, slots: SlotShape, side: WindowShape, *, tokens: int) -> str:
+    """The plan with `tokens` slots, one line for the log."""
+    total = (plan.slot + SLOT_TABLES) * tokens + plan.fixed
+    return (
+        f"{tokens} token slots of {plan.slot} bytes ({bits_per_element(plan.slot, slots):.2f} bits"
+        f" per element) = {plan.slot * tokens / MB:.1f} MB, side store {plan.side / MB:.1f} MB for"
+        f" {side.num_rows} request rows ({side.recent} recent tokens each) and {side.num_blocks}"
+        f" sink blocks ({side.sink} first tokens each, {side.idle} for finished requests),"
+        f" transforms {plan.transforms / MB:.1f} MB, scratch {plan.scratch / MB:.1f} MB, SGLang's"
+        f" tables {SLOT_TABLES * tokens / MB:.1f} MB, together {total / MB:.1f} MB"
+        f" ({bits_per_element(total / tokens, slots):.2f} bits per element of a full pool)"
+    )
+
+
+def too_short(tokens: int, context: int) -> str | None:
+    """The warning when a pool of `tokens` slots cannot hold one request as long as the model's
+    `context`."""
+    if tokens >= context:
+        return None
+    return (
+        f"the pool has {tokens} token slots, the context of the model {context} tokens: longer"
+        " requests are refused. Raise --mem-fraction-static, lower --max-running-requests, or say"
+        f" --context-length {tokens}."
+    )

@@ -1,0 +1,287 @@
+"""Clients and verdicts of a load test, against a server on loopback that streams, refuses, stalls
+or breaks off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oscar_zoo.bench.load_clients import (
+    Caller,
+    ClientCall,
+    Load,
+    Outcome,
+    Tally,
+    call,
+    probes,
+    run_load,
+)
+from oscar_zoo.bench.load_memory import Usage, Watch, gpu_memory, group_memory, usage
+from oscar_zoo.bench.load_run import Drain, LoadLimits, LoadReport
+from oscar_zoo.evaluate.server_client import ServerClient
+
+LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
+Events = Callable[[dict[str, Any]], Iterator[bytes]]
+
+
+def event(count: int, reason: str | None) -> bytes:
+    meta = {"completion_tokens": count, "finish_reason": reason and {"type": reason}}
+    return (
+        b"data: "
+        + json.dumps({"output_ids": list(range(count)), "meta_info": meta}).encode()
+        + b"\n\n"
+    )
+
+
+def good(body: dict[str, Any]) -> Iterator[bytes]:
+    wanted = body["sampling_params"]["max_new_tokens"]
+    for count in range(1, wanted + 1):
+        yield event(count, "length" if count == wanted else None)
+    yield b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+def stream() -> Iterator[Callable[..., ServerClient]]:
+    """Starts a server that answers `/generate` with these events, or with a status."""
+    running: list[ThreadingHTTPServer] = []
+
+    def start(events: Events | int) -> ServerClient:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(events if isinstance(events, int) else 200)
+                self.end_headers()
+                try:
+                    for part in () if isinstance(events, int) else events(body):
+                        self.wfile.write(part)
+                        self.wfile.flush()
+                except OSError:
+                    pass  # the client hung up
+
+            def log_message(self, *_: object) -> None: ...
+
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=2)
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_whole_stream_is_finished_and_a_client_can_hang_up_anywhere(
+    stream: Callable[..., ServerClient],
+) -> None:
+    client = stream(good)
+    done = call(client, ClientCall((1, 2), 5))
+    assert (done.tokens, done.hung_up, done.error) == (
+        5,
+        False,
+        None,
+    ) and done.first_token_s is not None
+    for at in (0, 1, 3):
+        outcome = call(client, ClientCall((1, 2), 5, hang_up=at))
+        assert (outcome.tokens, outcome.hung_up, outcome.error) == (at, True, None)
+
+
+def broken_off(body: dict[str, Any]) -> Iterator[bytes]:
+    yield event(1, None)
+
+
+def aborted(body: dict[str, Any]) -> Iterator[bytes]:
+    yield event(1, "abort")
+    yield b"data: [DONE]\n\n"
+
+
+def too_short(body: dict[str, Any]) -> Iterator[bytes]:
+    yield event(4, "length")
+    yield b"data: [DONE]\n\n"
+
+
+def an_error(body: dict[str, Any]) -> Iterator[bytes]:
+    yield b'data: {"error": {"message": "out of memory"}}\n\n'
+    yield b"data: [DONE]\n\n"
+
+
+def silence(body: dict[str, Any]) -> Iterator[bytes]:
+    threading.Event().wait(3)
+    yield b""
+
+
+@pytest.mark.parametrize(
+    ("events", "seen"),
+    [
+        (503, "status 503"),
+        (broken_off, "the stream ended before its end"),
+        (aborted, "finished by abort"),
+        (too_short, "4 of 5 tokens came"),
+        (an_error, "out of memory"),
+        (silence, "no answer in time"),
+    ],
+)
+def test_everything_else_is_an_error(
+    stream: Callable[..., ServerClient], events: Events | int, seen: str
+) -> None:
+    assert seen in str(call(stream(events), ClientCall((1, 2), 5)).error)
+
+
+def test_nobody_there_is_an_error() -> None:
+    assert "ConnectionRefusedError" in str(
+        call(ServerClient("http://127.0.0.1:9"), ClientCall((1,), 1)).error
+    )
+
+
+def test_clients_work_until_time_is_over_and_everything_is_counted(
+    stream: Callable[..., ServerClient],
+) -> None:
+    seen: list[float] = []
+    tally = run_load(stream(good), LOAD, lambda tally, seconds: seen.append(seconds))
+    assert (
+        not tally.errors
+        and tally.finished > LOAD.clients
+        and tally.aborted > 0
+        and tally.tokens > tally.finished
+    )
+    assert tally.requests == tally.finished + tally.aborted and seen == sorted(seen)
+    failing = run_load(stream(500), replace(LOAD, aborts=0.0))
+    assert failing.finished == 0 and list(failing.errors) == ["status 500: "]
+
+
+def test_prompts_share_prefixes_of_every_length_and_come_again_with_the_same_seed() -> None:
+    load = replace(LOAD, longest=400)
+    calls = [caller.next() for caller in (Caller(load, 1), Caller(load, 2)) for _ in range(60)]
+    assert calls[:60] == [
+        one for caller in [Caller(load, 1)] for one in (caller.next() for _ in range(60))
+    ]
+    assert all(2 <= len(one.prompt) <= 400 and 1 <= one.new_tokens <= 6 for one in calls)
+    assert all(one.hang_up is None or 0 <= one.hang_up < one.new_tokens for one in calls)
+    assert 0.2 < sum(one.hang_up is not None for one in calls) / len(calls) < 0.6
+    first, second = ([one.prompt for one in part] for part in (calls[:60], calls[60:]))
+    shared = [max(common(a, b) for b in second) for a in first]
+    assert sum(n >= 8 for n in shared) > 30 and len(set(shared)) > 20
+    assert probes(load) == probes(load)
+
+
+def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def test_memory_is_flat_or_not() -> None:
+    assert usage([]) is None
+    warming = [10, 50, 90, 100, *[100] * 8]
+    assert usage(warming) == Usage(100, 100, 100)
+    leaking = usage([100 + 10 * i for i in range(60)])
+    assert leaking is not None and leaking.growth > 250 and leaking.peak == 690
+
+
+def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
+    hold = (
+        "import subprocess, sys; data = bytearray(b'x' * (40 << 20)); print('up', flush=True);"
+        " sys.stdin.read()"
+    )
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert (
+        child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"up\n"
+    )
+    with Watch(child.pid, pause=0.01) as watch:
+        assert group_memory(child.pid) > 40 << 20
+    child.stdin.close()
+    child.wait()
+    child.stdout.close()
+    assert watch.host is not None and watch.host.late > 40 << 20
+    assert group_memory(child.pid) == 0
+
+
+def test_only_the_gpus_of_the_server_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    lines = "".join(
+        f"{n}, GPU-{n}, NVIDIA H200, 1000, {free}\n" for n, free in enumerate((100, 300, 600, 1000))
+    )
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_memory(range(1, 3)) == (700 + 400) << 20
+    with Watch(os.getpgid(0), range(3, 4), pause=0.01) as watch:
+        pass
+    assert watch.gpu is not None and watch.gpu.peak == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert gpu_memory(range(1, 2)) == 900 << 20
+    assert gpu_memory(range(4, 5)) is None
+
+
+@pytest.fixture
+def report() -> LoadReport:
+    tally = Tally()
+    tally.add(Outcome(5, 0.1))
+    tally.add(Outcome(2, 0.2, hung_up=True))
+    drain = Drain(2, 2, 6.0, True, "status 0", True, "refused")
+    flat = Usage(1000 << 20, 1001 << 20, 1002 << 20)
+    return LoadReport(
+        LOAD, tally, 1.0, flat, None, (100,), (100,), True, drain, LoadLimits(growth=64 << 20)
+    )
+
+
+def test_a_good_run_violates_nothing_and_is_plain_json(report: LoadReport) -> None:
+    assert report.violations == ()
+    facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert (
+        facts["schema"] == "oscar-zoo.bench-load/1"
+        and facts["new_tokens"] == 7
+        and facts["gpu_memory"] is None
+    )
+    assert (facts["finished"], facts["aborted"], facts["errors"]) == (1, 1, {})
+
+
+def test_every_violation_has_its_line(report: LoadReport) -> None:
+    grown, drain = Usage(1 << 30, 2 << 30, 2 << 30), report.drain
+    broken = [
+        (replace(report, host=grown), "memory of the processes grew by 1,074 MB"),
+        (replace(report, gpu=grown), "memory of the GPUs grew by 1,074 MB"),
+        (replace(report, free_after=(93,)), "7 token slots were not given back"),
+        (replace(report, free_after=None), "requests of clients that are gone still ran"),
+        (replace(report, same_answers=False), "the same prompts have other answers"),
+        (replace(report, tally=Tally()), "no request finished"),
+        (
+            replace(report, drain=replace(drain, finished=1)),
+            "SIGTERM cut off 1 of 2 running requests",
+        ),
+        (
+            replace(report, drain=replace(drain, ended=False)),
+            "the server still ran 6 s after SIGTERM",
+        ),
+        (
+            replace(report, drain=replace(drain, status="status 1")),
+            "ended with status 1 after SIGTERM",
+        ),
+        (
+            replace(report, drain=replace(drain, turned_away=False)),
+            "/health still invited requests",
+        ),
+    ]
+    for made, line in broken:
+        (found,) = made.violations
+        assert line in found
+    report.tally.add(Outcome(error="status 500"))
+    assert report.violations == ("1 requests failed: status 500",)

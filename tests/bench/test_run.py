@@ -1,0 +1,143 @@
+"""Following an engine process: what it says, how it ends, and that it is gone. Programs stand in
+for the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.bench.run import BulkResult, SideResult, TurnResult, measure
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+
+ONE, TWO = Case(batch=1, context=10), Case(batch=2, context=10)
+UP = {"up": 1.5, "sglang": "0.5.21", "capacity": 99, "engine": {"dtype": "float32"}}
+FIRST = {"case": ONE.model_dump(), "arrivals": [[[0.1 * (i + 1), i + 1] for i in range(9)]]}
+Run = Callable[..., SideResult]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def run(
+        *news: dict[str, object],
+        then: str = "",
+        limit: float = 20,
+        seen: list[int] | None = None,
+        bulk: bool = False,
+        into: SideResult | None = None,
+    ) -> SideResult:
+        work = Bulk(requests=3, context=10, new_tokens=9) if bulk else None
+        job = OfflineJob(
+            arguments=(), cases=(ONE, TWO), new_tokens=9, news=str(tmp_path / "news"), bulk=work
+        )
+        lines = "".join(json.dumps(item) + "\n" for item in news)
+        program = (
+            f"import os, sys, time, subprocess\nopen({job.news!r}, 'a').write({lines!r})\n{then}"
+        )
+        plan = LaunchPlan((sys.executable, "-c", program), dict(os.environ), "")
+        states = seen if seen is not None else []
+        progress: Callable[[int, int, str], None] = lambda done, total, what: states.append(done)  # noqa: E731
+        Path(job.news).unlink(missing_ok=True)
+        return measure(plan, job, tmp_path / "log", limit=limit, progress=progress, into=into)
+
+    return run
+
+
+def test_everything_that_was_measured_is_kept(run: Run) -> None:
+    seen: list[int] = []
+    refused = {"case": TWO.model_dump(), "refused": "needs more"}
+    result = run(
+        UP, {"progress": 7}, FIRST, refused, {"done": True}, then="time.sleep(60)", seen=seen
+    )
+    assert result.error is None and (result.up_s, result.capacity, result.sglang) == (
+        1.5,
+        99,
+        "0.5.21",
+    )
+    first, second = result.cases
+    assert first.figures is not None and first.figures.ms_per_token == pytest.approx(100)
+    assert (second.case, second.figures, second.refused) == (TWO, None, "needs more")
+    assert result.of(TWO) is second and seen == [0, 7]
+
+
+def test_what_was_measured_before_a_crash_stays_and_the_log_gives_the_cause(run: Run) -> None:
+    result = run(UP, FIRST, then="raise MemoryError('out of memory.')")
+    assert [one.case for one in result.cases] == [ONE]
+    assert result.error == "the engine ended (status 1): MemoryError: out of memory"
+
+
+def test_the_process_can_say_why_itself(run: Run) -> None:
+    assert run(UP, {"error": "no such model"}, then="sys.exit(1)").error == "no such model"
+
+
+@pytest.mark.parametrize(
+    ("news", "what"), [((), "the start"), ((UP,), "the case 1 x 10"), ((UP, FIRST), "the case 2")]
+)
+def test_the_limit_is_per_case_and_names_what_took_so_long(
+    run: Run, news: tuple[object, ...], what: str
+) -> None:
+    result = run(*news, then="time.sleep(60)", limit=1)
+    assert (
+        result.error is not None
+        and result.error.startswith(what)
+        and result.error.endswith("took longer than 1 s")
+    )
+
+
+def test_the_job_after_the_cases_is_kept_and_named(run: Run, tmp_path: Path) -> None:
+    cases = FIRST, {"case": TWO.model_dump(), "refused": "needs more"}
+    turns = [{"seconds": 2.5, "reused": 0.0}, {"seconds": 0.5, "reused": 0.9}]
+    done = run(UP, *cases, {"bulk": {"turns": turns}}, {"done": True}, bulk=True)
+    assert done.error is None and done.bulk == BulkResult(
+        (TurnResult(2.5, 0.0), TurnResult(0.5, 0.9))
+    )
+    assert done.bulk.seconds == 3.0
+    late = run(UP, *cases, then="time.sleep(60)", limit=1, bulk=True)
+    assert late.error == "the job took longer than 1 s" and late.bulk is None
+
+
+def test_nothing_it_started_survives(run: Run, tmp_path: Path) -> None:
+    then = (
+        f"child = subprocess.Popen(['sleep', '60'])\nopen({str(tmp_path / 'pid')!r},"
+        f" 'w').write(str(child.pid))\nopen({str(tmp_path / 'news')!r}, 'a').write('{{\"done\":"
+        " true}\\n')\ntime.sleep(60)"
+    )
+    assert run(UP, then=then).error is None
+    state = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_signal_keeps_what_was_measured(run: Run) -> None:
+    """Also what the engine said after it was last looked at."""
+    for number, error in ((signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)):
+        kept = SideResult()
+        then = f"os.kill(os.getppid(), {int(number)}); time.sleep(60)"
+        with pytest.raises(error):
+            run(UP, FIRST, then=then, into=kept)
+        assert kept.measured and [one.case for one in kept.cases] == [ONE]
+        assert kept.error == "the case 2 x 10 was interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        run(UP, then=then, into=(none := SideResult()))
+    assert not none.measured
+
+
+def test_half_a_line_is_not_read_yet(run: Run, tmp_path: Path) -> None:
+    then = (
+        f"out = open({str(tmp_path / 'news')!r}, 'a')\nout.write('{{\"do'); out.flush();"
+        " time.sleep(0.5)\nout.write('ne\": true}\\n'); out.flush(); time.sleep(60)"
+    )
+    assert run(UP, then=then).error is None
+
+
+def test_a_request_without_a_token_is_no_figure(run: Run) -> None:
+    result = run(UP, {"case": TWO.model_dump(), "arrivals": [[[0.1, 1]], []]}, {"done": True})
+    assert (
+        result.cases[0].figures is None
+        and result.cases[0].refused == "a request ended without a token"
+    )

@@ -1,0 +1,137 @@
+"""Command lines of the two engines: alike but for the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.bench import sides
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.errors import UsageError
+
+ENGINES = sides.Engines(
+    model="/m",
+    random_weights=True,
+    rotations=Path("/r"),
+    rotations_sha256="sha256:1",
+    recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
+    device="cuda",
+    baseline="flashinfer",
+    kernels=Path("/k"),
+    cases=(Case(batch=1, context=100), Case(batch=100, context=50)),
+    new_tokens=10,
+    requests=64,
+    port=31000,
+    extra=("--tp=2",),
+)
+
+
+def flags(cache: sides.Cache, engines: sides.Engines = ENGINES) -> dict[str, str]:
+    return dict(f"{argument}=".split("=")[:2] for argument in sides.arguments(cache, engines))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_sides_differ_in_the_cache_only(device: str) -> None:
+    engines = replace(ENGINES, device=device)
+    bf16, int2 = flags("bf16", engines), flags("int2", engines)
+    assert {name for name in bf16.keys() | int2.keys() if bf16.get(name) != int2.get(name)} == {
+        "--attention-backend",
+        "--kv-cache-dtype",
+        *(name for name in int2 if name.startswith("--oscar-")),
+    }
+    assert bf16["--attention-backend"] == "flashinfer" and int2["--kv-cache-dtype"] == "int2"
+    assert bf16["--load-format"] == "dummy" and bf16["--max-running-requests"] == "101"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
+    """But for the pool, which the cases of a measurement decide."""
+    options = plan.ServeOptions(
+        "/m", ArtifactSource(folder="/r"), "sha256:1", ENGINES.recipe, tmp_path, device
+    )
+    served = dict(argument.split("=", 1) for argument in plan.plan(options, {}).argv[3:])
+    measured = flags("int2", replace(ENGINES, device=device))
+    own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}
+    assert {name: measured.get(name) for name in served.keys() - own} == {
+        n: served[n] for n in served.keys() - own
+    }
+
+
+def test_flags_of_the_user_come_last() -> None:
+    assert sides.arguments("bf16", ENGINES)[-1] == "--tp=2"
+
+
+def test_a_cpu_gets_a_pool_in_which_the_largest_case_fits() -> None:
+    large = replace(ENGINES, device="cpu", cases=(Case(batch=4, context=30_000),))
+    assert int(flags("bf16", large)["--max-total-tokens"]) >= 4 * 30_010
+
+
+def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
+    """And a CPU's pool holds at least one of its requests."""
+    small = replace(ENGINES, cases=(Case(batch=1, context=100),))
+    for requests, rows in ((30, "64"), (500, "64")):
+        engines = replace(small, bulk=Bulk(requests=requests, context=90_000, new_tokens=10))
+        assert flags("int2", engines)["--max-running-requests"] == rows
+        assert flags("bf16", engines)["--max-running-requests"] == str(max(64, min(requests, 256)))
+        on_cpu = flags("int2", replace(engines, device="cpu"))
+        assert int(on_cpu["--max-running-requests"]) == min(requests, 64)
+        assert int(on_cpu["--max-total-tokens"]) >= 90_010
+
+
+def test_only_conversations_have_a_prefix_cache_and_the_same_on_both_sides() -> None:
+    once = Bulk(requests=3, context=50, new_tokens=10)
+    for cache in sides.CACHES:
+        assert "--disable-radix-cache" in sides.arguments(cache, replace(ENGINES, bulk=once))
+        talking = sides.arguments(
+            cache, replace(ENGINES, bulk=once.model_copy(update={"turns": 2}))
+        )
+        assert "--disable-radix-cache" not in talking and "--schedule-policy=lpm" in talking
+
+
+def test_real_weights_are_not_asked_to_be_random() -> None:
+    assert "--load-format" not in flags("int2", replace(ENGINES, random_weights=False))
+    assert flags("int2", replace(ENGINES, revision="abc"))["--revision"] == "abc"
+
+
+def test_the_bf16_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
+    environ = {"PATH": "/bin", "HF_TOKEN": "secret", "PYTHONPATH": "/extra"}
+    bf16, int2 = (
+        sides.command(cache, ENGINES, tmp_path / "job", environ) for cache in sides.CACHES
+    )
+    assert (bf16.env["SGLANG_PLUGINS"], int2.env["SGLANG_PLUGINS"]) == ("none", "oscar")
+    assert "HF_TOKEN" not in int2.env and int2.env["PYTHONPATH"] == "/extra"
+    assert bf16.argv == int2.argv and bf16.argv[-1] == str(tmp_path / "job")
+
+
+@pytest.mark.parametrize(
+    ("flag", "seen"),
+    [
+        ("--attention-backend=triton", "--baseline"),
+        ("--attention", "--baseline"),
+        ("--load_format=auto", "--dummy-weights"),
+        ("--trust-remote-code", "runs code"),
+        ("--kv-cache-dtype=auto", "INT2"),
+    ],
+)
+def test_flags_that_would_make_them_differ_are_refused(flag: str, seen: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        sides.check_flags(["--tp=2", flag])
+    assert seen in caught.value.message
+    sides.check_flags(["--tp=2", "--mem-fraction-static", "0.8"])
+
+
+def test_progress_counts_the_warm_up_too() -> None:
+    job = OfflineJob(arguments=(), cases=ENGINES.cases, new_tokens=10, news="n")
+    cases = 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
+    assert job.total_tokens == cases
+    bulk = Bulk(requests=30, context=40, new_tokens=6)
+    assert job.model_copy(update={"bulk": bulk}).total_tokens == cases + (30 + 2) * 46
+    talks = bulk.model_copy(update={"turns": 3})
+    assert [talks.prompt(turn) for turn in range(3)] == [40, 110, 180] and talks.longest == 186
+    bulk_and_warm_up = (30 + 2) * (46 + 116 + 186)
+    assert job.model_copy(update={"bulk": talks}).total_tokens == cases + bulk_and_warm_up

@@ -1,0 +1,66 @@
+"""Figures of a batch from hand-made arrival times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.bench.timing import figures
+
+MILLI = 1e-3
+
+
+def steady(start: float, gap: float, count: int) -> list[tuple[float, int]]:
+    return [(start + gap * i, i + 1) for i in range(count)]
+
+
+@given(
+    starts=st.lists(st.floats(0.01, 0.1), min_size=1, max_size=5),
+    gap=st.floats(1e-3, 1e-1),
+    count=st.integers(200, 240),
+)
+def test_evenly_spaced_tokens_give_their_spacing(
+    starts: list[float], gap: float, count: int
+) -> None:
+    found = figures([steady(start, gap, count) for start in starts])
+    assert found.ttft_s == max(starts)
+    assert found.ms_per_token == pytest.approx(gap / MILLI)
+    assert found.tokens_per_second == pytest.approx(len(starts) / gap)
+
+
+def test_the_first_quarter_does_not_count() -> None:
+    slow = [(1.0 + 0.5 * i, i + 1) for i in range(24)]
+    fast = [(slow[-1][0] + 0.01 * (i + 1), 25 + i) for i in range(73)]
+    found = figures([slow + fast])
+    assert found.ms_per_token == pytest.approx(10)
+    assert found.tokens_per_second == pytest.approx(100)
+
+
+def test_tokens_that_arrive_together_share_their_time() -> None:
+    found = figures([[(0.04 * i, 1 + 4 * i) for i in range(40)]])
+    assert found.ms_per_token == pytest.approx(10)
+
+
+def test_one_late_token_does_not_move_the_median_but_the_rate() -> None:
+    arrivals = steady(0.1, 0.01, 100)
+    late = [(t + (1.0 if n > 90 else 0.0), n) for t, n in arrivals]
+    found, slower = figures([arrivals]), figures([late])
+    assert slower.ms_per_token == pytest.approx(found.ms_per_token)
+    assert slower.tokens_per_second is not None and found.tokens_per_second is not None
+    assert slower.tokens_per_second < found.tokens_per_second / 2
+
+
+def test_only_the_time_when_all_requests_run_counts() -> None:
+    early = steady(0.1, 0.002, 400)  # fast while it is alone, until 0.9 s
+    late = steady(0.5, 0.010, 400)
+    found = figures([early, late])
+    assert (found.ttft_s, found.ttft_median_s) == (0.5, pytest.approx(0.3))
+    assert found.tokens_per_second == pytest.approx(500 + 100, rel=0.01)
+
+
+def test_too_few_tokens_give_no_figure_instead_of_a_guess() -> None:
+    for requests in ([[(0.2, 1)]], [steady(0.1, 0.01, 8), steady(0.9, 0.01, 8)]):
+        found = figures(requests)
+        assert found.ttft_s == max(one[0][0] for one in requests)
+        assert found.ms_per_token is None and found.tokens_per_second is None

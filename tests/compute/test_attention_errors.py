@@ -1,0 +1,110 @@
+"""Fits measured on held-out rows: the numbers are those of `quality`, and the clip found is the
+best of its curve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_rows import WINDOWS, random_rows
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
+from oscar_zoo.compute.capture.held_out_rows import LayerRows
+from oscar_zoo.compute.methods import identity
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.select.attention_errors import Fidelity, measure_fits
+from oscar_zoo.compute.select.clip import clip_indices
+from oscar_zoo.compute.select.layer_errors import LayerBench
+from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.evaluate.simulated_cache import cache_side, hadamard_set
+
+GEOMETRY = Geometry(
+    num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=16, v_head_dim=32, attention_layers=(1, 3)
+)
+RECIPE = ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.8), windows=WINDOWS)
+
+
+def source(layer_id: int) -> LayerRows:
+    return random_rows(dims=(16, 32), lengths=(40,), seed=layer_id)
+
+
+def fits() -> dict[str, tuple]:  # type: ignore[type-arg]
+    plain = identity.METHOD.fit(Moments(GEOMETRY, {}))
+    return {
+        "identity": (plain.k, plain.v),
+        "hadamard": (hadamard_set(GEOMETRY, "k"), hadamard_set(GEOMETRY, "v")),
+    }
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Fidelity]:
+    return measure_fits(source, GEOMETRY, fits(), RECIPE)
+
+
+def test_clips_are_found_recipes_and_none(found: dict[str, Fidelity]) -> None:
+    for one in found.values():
+        assert one.k_curve.indices == clip_indices(16, 14)
+        assert one.v_curve.indices == clip_indices(32, 25)
+        clips = [(errors.clip.k, errors.clip.v) for errors in one.clips]
+        assert len(set(clips)) == len(clips)
+        assert {(0.9, 0.8), (0.0, 0.0)} <= set(clips)
+        best_k = QuantSpec(16, 16, one.found.clip.k).clip_index
+        assert (15 if best_k is None else best_k) == one.k_curve.best
+        assert one.of(RECIPE.clip) is not None
+        assert one.of(Clip(k=0.5, v=0.5)) is None
+
+
+def test_numbers_are_those_of_one_cache_at_a_time(found: dict[str, Fidelity]) -> None:
+    k, v = fits()["hadamard"]
+    errors = found["hadamard"].of(RECIPE.clip)
+    assert errors is not None
+    retrieval = []
+    for position, layer in enumerate(GEOMETRY.attention_layers):
+        cpu = torch.device("cpu")
+        side_k = cache_side(k, layer, QuantSpec(16, 16, 0.9), cpu)
+        side_v = cache_side(v, layer, QuantSpec(32, 16, 0.8), cpu)
+        bench = LayerBench(layer, source(layer), WINDOWS)
+        want = bench.caches([(side_k, side_v)])[0]
+        got = (errors.output[position], errors.k_only[position], errors.logit[position])
+        assert got == pytest.approx((want.output, want.k_only, want.logit), rel=1e-5)
+        assert errors.v_only[position] == pytest.approx(bench.values([side_v])[0], rel=1e-5)
+        (lost,), focus = bench.retrieval([side_k])
+        retrieval.append((lost * focus, focus))
+    assert errors.retrieval == pytest.approx(
+        sum(a for a, _ in retrieval) / sum(b for _, b in retrieval), rel=1e-5
+    )
+    assert errors.output_worst == max(errors.output)
+    assert min(errors.output) < errors.output_geo < max(errors.output)
+
+
+def test_a_fixed_clip_is_the_only_one() -> None:
+    ticks = []
+    found = measure_fits(
+        source, GEOMETRY, fits(), RECIPE, fixed_clip=True, tick=lambda: ticks.append(1)
+    )
+    assert [[errors.clip for errors in one.clips] for one in found.values()] == [[RECIPE.clip]] * 2
+    assert len(ticks) == 2 * len(GEOMETRY.attention_layers)
+
+
+def test_without_clipping_in_the_recipe_none_is_tried_once() -> None:
+    recipe = RECIPE.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
+    clips = measure_fits(source, GEOMETRY, fits(), recipe)["hadamard"].clips
+    assert [one.clip for one in clips].count(recipe.clip) <= 1
+    assert len({(one.clip.k, one.clip.v) for one in clips}) == len(clips) <= 2
+
+
+def test_a_quantizer_that_cannot_be_simulated_is_refused() -> None:
+    recipe = RECIPE.model_copy(update={"quantizer": "lloydmax-uniform-u2/1"})
+    with pytest.raises(UsageError, match="lloydmax"):
+        measure_fits(source, GEOMETRY, fits(), recipe)
+
+
+def test_a_broken_layer_is_named() -> None:
+    def broken(layer_id: int) -> LayerRows:
+        rows = source(layer_id)
+        if layer_id == 3:
+            rows.sequences[0].value[0, 9] = float("nan")
+        return rows
+
+    with pytest.raises(ComputeFailed, match="layer 3"):
+        measure_fits(broken, GEOMETRY, fits(), RECIPE)

@@ -1,0 +1,191 @@
+"""What `auto` measures and keeps, on the example model; `test_select` has the rule on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.cli.render.choice import print_choice
+from oscar_zoo.compute.capture.transformers import capture
+from oscar_zoo.compute.data import CalibrationData, HeldOut, load_calibration
+from oscar_zoo.compute.fit import METHODS, Fits, fit_all
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.select import choose as choosing
+from oscar_zoo.compute.select.choose import FINER_CLIPS, choose
+from oscar_zoo.compute.select.decision import Choice
+from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.models.loading import LoadedModel, load_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedModel]:
+    yield load_model(str(EXAMPLES / "models" / "tiny-qwen3-hard"))
+
+
+@pytest.fixture(scope="module")
+def data(loaded: LoadedModel) -> CalibrationData:
+    source = EXAMPLES / "text" / "calibration.txt"
+    return load_calibration(source, loaded.tokenizer, tokens=2048, seq_len=512, heldout_tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def moments(loaded: LoadedModel, data: CalibrationData) -> Moments:
+    return capture(
+        loaded, data, needs=frozenset(need for method in METHODS.values() for need in method.needs)
+    )
+
+
+def only(moments: Moments, *names: str) -> Fits:
+    return fit_all(moments, names)
+
+
+def held(data: CalibrationData, count: int = 2) -> HeldOut:
+    assert data.heldout is not None
+    return HeldOut(data.heldout.sequences[:count])
+
+
+@pytest.fixture(scope="module")
+def chosen(loaded: LoadedModel, data: CalibrationData, moments: Moments) -> Choice:
+    """Between a data-free method and a good one, with few questions: the whole held-out text is
+    filler."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(choosing, "RECALL_ANSWERS", 16)
+        return choose(loaded, held(data, 4), only(moments, "identity", "hadamard", "wush"), RECIPE)
+
+
+def test_on_outlier_channels_wush_is_kept_and_costs_little(chosen: Choice) -> None:
+    assert chosen.chosen.method == chosen.result.method.name == "wush"
+    assert chosen.chosen.change_percent is not None
+    assert chosen.chosen.change_percent < 3
+    assert min(row.change_percent or 0 for row in chosen.rows if row.method != "wush") > 20
+    assert chosen.recipe.clip.k == chosen.chosen.clip_k
+    assert chosen.recipe.clip.v == chosen.chosen.clip_v
+
+
+def test_what_was_measured_on_is_said_beside_the_figures(
+    chosen: Choice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    length = len(chosen.heldout.sequences[0])
+    assert chosen.measured_on == f"4 held-out sequences of {length:,} tokens, positions from 320 on"
+    print_choice(chosen)
+    assert f"Perplexity of {chosen.measured_on}; other text or windows" in capsys.readouterr().out
+
+
+def test_every_method_is_measured_with_its_clips_and_the_best_with_more(chosen: Choice) -> None:
+    clips = {
+        name: [(row.clip_k, row.clip_v) for row in chosen.rows if row.method == name]
+        for name in chosen.errors
+    }
+    assert clips["identity"] == [(0, 0)]
+    for name in ("hadamard", "wush"):
+        assert {(0.96, 0.92), (0, 0)} <= set(clips[name])
+        assert (chosen.errors[name].found.clip.k, chosen.errors[name].found.clip.v) in clips[name]
+    assert len(clips["hadamard"]) <= 3
+    assert len(clips["wush"]) > len(FINER_CLIPS)
+    assert list(dict.fromkeys(row.method for row in chosen.rows)) == [
+        "identity",
+        "hadamard",
+        "wush",
+    ]
+
+
+def test_recall_is_measured_for_what_could_be_kept_only(chosen: Choice) -> None:
+    assert chosen.chosen.recall is not None
+    assert chosen.questions.own is not None
+    assert chosen.chosen.recall > 0.9 <= chosen.questions.own.value
+    assert all(row.recall is None for row in chosen.rows if row.method != "wush")
+    names = [
+        "perplexity_change_percent",
+        "recall_loss_points",
+        "output_error_over_hadamard",
+        "worst_layer_over_hadamard",
+    ]
+    assert [gate.name for gate in chosen.gates] == names
+
+
+def test_a_choice_is_plain_data(chosen: Choice) -> None:
+    layers = len(chosen.trials[0].errors.output)
+    selection, quality = chosen.selection, chosen.quality
+    for block in (selection, quality):
+        assert strict_json.loads(strict_json.canonical_bytes(block), what="block") == block
+    assert selection["rule"] == "auto/3"
+    assert selection["chosen"] in selection["candidates"]
+    assert selection["chosen"]["method"] == "wush"
+    assert selection["bf16_recall"] == quality["recall"]["bf16"]
+    assert quality["recall"]["answers"] == 16
+    assert quality["gates"][0]["result"] == chosen.chosen.gate
+    assert [
+        len(quality["errors"][name]) for name in ("output", "output_k", "output_v", "logit")
+    ] == [layers] * 4
+    for side in ("k", "v"):
+        curve = quality["clip"][side]
+        assert len(curve["best_by_layer"]) == layers
+        assert curve["best"] in curve["ratios"]
+
+
+def test_fast_measures_no_perplexity(
+    loaded: LoadedModel, data: CalibrationData, moments: Moments
+) -> None:
+    seen: list[tuple[int, int, str]] = []
+    fits = only(moments, "hadamard", "wush")
+    found = choose(
+        loaded, held(data), fits, RECIPE, fast=True, progress=lambda *news: seen.append(news)
+    )
+    assert found.chosen.method == "wush"
+    assert found.reason == "the lowest output error on held-out text"
+    assert [row.method for row in found.rows] == ["hadamard", "wush"]
+    assert all(row.perplexity is row.recall is row.gate is None for row in found.rows)
+    assert found.selection["rule"] == "auto-fast/1"
+    assert "recall" not in found.quality
+    assert [gate.name for gate in found.gates] == [
+        "output_error_over_hadamard",
+        "worst_layer_over_hadamard",
+    ]
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_a_poor_best_is_refused_unless_it_is_wanted(
+    loaded: LoadedModel, data: CalibrationData, moments: Moments
+) -> None:
+    fits = only(moments, "hadamard")
+    with pytest.raises(ComputeFailed, match="hadamard") as caught:
+        choose(loaded, held(data, 1), fits, RECIPE, fixed_clip=True)
+    assert "--allow-poor" in (caught.value.hint or "")
+    found = choose(loaded, held(data, 1), fits, RECIPE, fixed_clip=True, allow_poor=True)
+    assert found.chosen.gate == "fail"
+    assert len(found.trials) == 1
+    assert found.questions.remark is not None  # too little text for questions
+    assert "leave no room" in found.questions.remark
+
+
+def test_a_model_that_recalls_nothing_is_not_judged_by_it(
+    loaded: LoadedModel, data: CalibrationData, moments: Moments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "RECALL_ANSWERS", 8)
+    mute = loaded.tokenizer
+    odd = replace(
+        loaded,
+        tokenizer=lambda text, **options: {"input_ids": mute(text, **options)["input_ids"][::-1]},
+    )
+    found = choose(odd, held(data, 4), only(moments, "wush"), RECIPE, fixed_clip=True)
+    assert found.questions.own is not None
+    assert found.questions.own.value < 0.5
+    assert "recall was not judged" in (found.questions.remark or "")
+    assert found.chosen.recall is None
+    assert [gate.name for gate in found.gates] == ["perplexity_change_percent"]
+
+
+def test_short_held_out_text_is_refused(
+    loaded: LoadedModel, data: CalibrationData, moments: Moments
+) -> None:
+    short = HeldOut(tuple(sequence[:300] for sequence in held(data).sequences))
+    with pytest.raises(UsageError, match="320 tokens"):
+        choose(loaded, short, only(moments, "hadamard"), RECIPE)

@@ -1,0 +1,222 @@
+"""Errors of attention: the definitions against a plain loop in float64, and what must hold whatever
+the rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass, replace
+
+import pytest
+import torch
+from attention_rows import WINDOWS, paired, plain, random_rows
+from torch import Tensor
+
+from oscar_kernels.quantizer import fake_quantize
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute.capture.held_out_rows import LayerRows, Queries, SequenceRows
+from oscar_zoo.compute.select import layer_errors
+from oscar_zoo.compute.select.layer_errors import LayerBench, geometric_mean
+from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.simulated_cache import Side
+
+
+def cached(side: Side, x: Tensor) -> Tensor:
+    """Rows that went through the cache, in the model's own basis, float64."""
+    stored = fake_quantize(side.rows(x), side.spec).double()
+    if side.partner is not None:
+        stored = stored @ side.partner.double().mT
+    return stored if side.mean is None else stored + side.mean.double()
+
+
+def by_hand(
+    rows: LayerRows, windows: Windows, k: Side | None, v: Side | None, *, focused: bool = False
+) -> tuple[float, float, float]:
+    """Output, logit and retrieval error over one kind of queries, one query, head and key at a
+    time."""
+    lost, whole, logit, logits, retrieval, focus = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for one in rows.sequences:
+        queries = one.focused if focused else one.even
+        key, value = one.key.double(), one.value.double()
+        k_rows, v_rows = (cached(k, one.key) if k else key), (cached(v, one.value) if v else value)
+        group = queries.rows.shape[0] // key.shape[0]
+        for n, position in enumerate(queries.positions.tolist()):
+            exact_heads, other_heads = [], []
+            for j in range(queries.rows.shape[0]):
+                h, q = j // group, queries.rows[j, n].double() * rows.scaling
+                far = [
+                    s >= windows.sink and position - s >= windows.recent
+                    for s in range(position + 1)
+                ]
+                exact = torch.stack([q @ key[h, s] for s in range(position + 1)])
+                other = torch.stack(
+                    [q @ (k_rows if far[s] else key)[h, s] for s in range(position + 1)]
+                )
+                p, p_other = exact.softmax(0), other.softmax(0)
+                mask = torch.tensor(far)
+                weight = float(p[mask].max()) ** 2
+                retrieval += weight * float((p * (p / p_other).log()).sum())
+                focus += weight
+                noise, own = (other - exact)[mask], exact[mask]
+                logit += float(((noise - noise.mean()) ** 2).sum())
+                logits += float(((own - own.mean()) ** 2).sum())
+                exact_heads.append(p @ value[h, : position + 1])
+                other_heads.append(
+                    sum(
+                        (
+                            p_other[s] * (v_rows if far[s] else value)[h, s]
+                            for s in range(position + 1)
+                        ),
+                        torch.zeros(1),
+                    )
+                )
+            exact_y = rows.o_proj.double() @ torch.cat(exact_heads)
+            lost += float(((rows.o_proj.double() @ torch.cat(other_heads) - exact_y) ** 2).sum())
+            whole += float((exact_y**2).sum())
+    return lost / whole, logit / logits, retrieval / focus
+
+
+@dataclass(frozen=True)
+class Found:
+    both: float
+    k_only: float
+    v_only: float
+    logit: float
+    retrieval: float
+
+
+def measured(rows: LayerRows, k: Side, v: Side, windows: Windows = WINDOWS) -> Found:
+    bench = LayerBench(0, rows, windows)
+    one = bench.caches([(k, v)])[0]
+    return Found(
+        one.output, one.k_only, bench.values([v])[0], one.logit, bench.retrieval([k])[0][0]
+    )
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2), (6, 2)])
+@pytest.mark.parametrize("side", [plain, paired])
+def test_errors_are_those_of_a_plain_loop(heads: tuple[int, int], side: object) -> None:
+    rows = random_rows(heads=heads, lengths=(21, 17))
+    k, v = side(8, clip=0.9), side(8)  # type: ignore[operator]
+    found = measured(rows, k, v)
+    assert found.both == pytest.approx(by_hand(rows, WINDOWS, k, v)[0], rel=1e-4)
+    output, logit, _ = by_hand(rows, WINDOWS, k, None)
+    assert (found.k_only, found.logit) == pytest.approx((output, logit), rel=1e-4)
+    assert found.v_only == pytest.approx(by_hand(rows, WINDOWS, None, v)[0], rel=1e-4)
+    assert found.retrieval == pytest.approx(
+        by_hand(rows, WINDOWS, k, None, focused=True)[2], rel=1e-3
+    )
+
+
+def test_each_of_several_caches_is_measured_alone() -> None:
+    rows, bench = random_rows(), LayerBench(0, random_rows(), WINDOWS)
+    ks, vs = (
+        [plain(8), paired(8), plain(8, clip=0.8)],
+        [paired(8, seed=2), plain(8), plain(8, clip=0.7)],
+    )
+    alone = [measured(rows, k, v) for k, v in zip(ks, vs, strict=True)]
+    retrieval, focus = bench.retrieval(ks)
+    assert retrieval == pytest.approx([one.retrieval for one in alone])
+    assert focus > 0
+    assert bench.values(vs) == pytest.approx([one.v_only for one in alone])
+    together = bench.caches(list(zip(ks, vs, strict=True)))
+    assert [one.output for one in together] == pytest.approx([one.both for one in alone])
+
+
+def test_blocks_of_queries_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows()
+    whole = measured(rows, paired(8), plain(8))
+    monkeypatch.setattr(layer_errors, "SCORES_AT_ONCE", 4 * 40 * 3)
+    assert astuple(measured(rows, paired(8), plain(8))) == pytest.approx(astuple(whole), rel=1e-5)
+
+
+def test_rows_that_fit_the_codes_have_no_error() -> None:
+    rows = random_rows(lengths=(30,))
+    draw = torch.Generator().manual_seed(2)
+
+    def coded(x: Tensor) -> Tensor:
+        codes = torch.randint(0, 4, x.shape, generator=draw).float()
+        codes[..., 0], codes[..., 1] = 0.0, 3.0
+        return codes * 0.5 - 0.75
+
+    one = rows.sequences[0]
+    exact = LayerRows(
+        (replace(one, key=coded(one.key), value=coded(one.value)),), rows.o_proj, rows.scaling
+    )
+    assert astuple(measured(exact, plain(8), plain(8))) == (0.0,) * 5
+
+
+def test_an_error_beyond_all_bounds_is_a_number() -> None:
+    rows = random_rows(lengths=(30,))
+    one = rows.sequences[0]
+    huge = replace(rows, sequences=(replace(one, key=one.key * 1e3),))
+    found = measured(huge, plain(8), plain(8))
+    assert all(0 <= error < math.inf for error in astuple(found))
+    assert found.retrieval > 0.1
+
+
+def test_errors_fall_with_finer_groups_and_with_less_history() -> None:
+    rows = random_rows(dims=(64, 64), lengths=(90, 70))
+    coarse, fine = (
+        astuple(measured(rows, plain(64, group=g), plain(64, group=g))) for g in (64, 16)
+    )
+    assert all(a > 1.2 * b for a, b in zip(coarse, fine, strict=True))
+    shorter = measured(rows, plain(64), plain(64), Windows(sink=3, recent=40))
+    same = measured(
+        replace(rows, sequences=tuple(replace(one, even=late(one.even)) for one in rows.sequences)),
+        plain(64),
+        plain(64),
+    )
+    assert same.both > shorter.both
+    assert same.v_only > shorter.v_only
+
+
+def late(queries: Queries) -> Queries:
+    """Those that also have history with a recent window of 40."""
+    kept = queries.positions >= 43
+    return Queries(queries.positions[kept], queries.rows[:, kept])
+
+
+@pytest.mark.parametrize(
+    ("dims", "heads"), [((64, 64), (4, 1)), ((128, 64), (2, 2)), ((256, 256), (6, 1))]
+)
+def test_every_shape_of_head_is_measured(dims: tuple[int, int], heads: tuple[int, int]) -> None:
+    rows = random_rows(dims=dims, heads=heads, lengths=(24,))
+    assert all(0 < error < 2 for error in astuple(measured(rows, plain(dims[0]), plain(dims[1]))))
+
+
+@pytest.mark.parametrize("what", ["query", "key", "value"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_layer_that_is_not_finite_is_named(what: str, bad: float) -> None:
+    rows = random_rows(lengths=(20,))
+    one = rows.sequences[0]
+    bench = LayerBench(7, replace(rows, sequences=(spoiled(one, what, bad),)), WINDOWS)
+    with pytest.raises(ComputeFailed, match="layer 7"):
+        bench.caches([(plain(8), plain(8))])
+
+
+def spoiled(one: SequenceRows, what: str, bad: float) -> SequenceRows:
+    """With a single number replaced."""
+    if what == "query":
+        rows = one.even.rows.clone()
+        rows[0, 2, 1] = bad
+        return replace(one, even=replace(one.even, rows=rows))
+    rows = getattr(one, what).clone()
+    rows[0, 4, 1] = bad
+    return replace(one, **{what: rows})
+
+
+def test_rows_without_history_are_refused() -> None:
+    bench = LayerBench(3, random_rows(lengths=(6,)), WINDOWS)
+    for ask in (
+        lambda: bench.retrieval([plain(8)]),
+        lambda: bench.values([plain(8)]),
+        lambda: bench.caches([(plain(8), plain(8))]),
+    ):
+        with pytest.raises(ComputeFailed, match="layer 3") as caught:
+            ask()
+        assert "longer than 8 tokens" in (caught.value.hint or "")
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([1.0, 4.0, 2.0]) == pytest.approx(2.0)
+    assert geometric_mean([1.0, 0.0]) == 0.0

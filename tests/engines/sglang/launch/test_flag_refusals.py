@@ -1,0 +1,81 @@
+"""Flags of the user that the server would refuse, from their text alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from oscar_zoo.engines.sglang import refusals
+from oscar_zoo.engines.sglang.launch import flag_refusals
+from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
+from oscar_zoo.engines.sglang.settings import BACKEND
+from oscar_zoo.errors import UsageError
+
+VALUES = {
+    "--attention-backend": "flashinfer",
+    "--speculative-algorithm": "EAGLE",
+    "--disaggregation-mode": "decode",
+    "--radix-cache-backend": "another",
+    "--dcp-size": "2",
+    "--attn-cp-size": "2",
+    "--dllm-algorithm": "LowConfidence",
+    "--kv-canary": "log",
+}
+"""Values of the flags that are no switches."""
+
+
+@pytest.mark.parametrize("row", refusals.SERVER, ids=lambda row: row.name)
+def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
+    flag, _, value = row.name.partition(" ")
+    value = value or VALUES.get(flag, "")
+    spellings = (
+        [[flag, value], [f"{flag}={value}"], [f"--{flag[2:].replace('-', '_')}={value}"]]
+        if value
+        else [[flag]]
+    )
+    for spelling in spellings:
+        with pytest.raises(UsageError) as caught:
+            check_flags(["--tp=2", *spelling], "cuda")
+        assert caught.value.message == row.sentence and caught.value.hint
+
+
+@pytest.mark.parametrize("other", flag_refusals.OTHER_NAMES)
+def test_second_names_are_found(other: str) -> None:
+    with pytest.raises(UsageError):
+        check_flags([other, "2"], "cuda")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--tp", "2", "--context-length=8192", "--enable-metrics"],
+        [
+            "--attention-backend",
+            BACKEND,
+            "--decode-attention-backend=triton",
+            "--prefill-attention-backend",
+            "fa3",
+        ],
+        ["--dcp-size=1", "--disaggregation-mode", "null", "--kv-canary=none"],
+        ["--cuda-graph-backend-prefill=breakable", "--cuda-graph-backend-decode", "full"],
+        ["--served-model-name", "--enable-mis-take"],
+        ["-1", "x"],
+    ],
+)
+def test_what_works_passes(flags: list[str]) -> None:
+    check_flags(flags, "cuda")
+
+
+def test_a_machine_without_a_gpu_has_no_graphs() -> None:
+    check_flags(["--cuda-graph-backend-prefill=full"], "cpu")
+
+
+def test_variables_that_the_server_would_refuse() -> None:
+    assert flag_refusals.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
+    for name, value in (
+        ("SGLANG_USE_HND_KVCACHE", "1"),
+        ("SGLANG_OSCAR_MLA_X", "1"),
+        ("SGLANG_OSCAR_K_CLIP", "1"),
+    ):
+        with pytest.raises(UsageError, match=name):
+            flag_refusals.check_environment({name: value})

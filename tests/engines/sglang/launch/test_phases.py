@@ -1,0 +1,97 @@
+"""Phases of a start, from the lines that the supported releases of SGLang write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.cli.starting import EVERY_SECONDS, phases_of
+from oscar_zoo.engines.sglang.launch.phases import FIRST, PhaseReader
+
+TIME = "[2026-05-20 10:00:00"
+ON_A_GPU = {
+    "0.5.17": (
+        (
+            f"{TIME}] server_args=ServerArgs(model_path='Qwen/Qwen3-8B',"
+            " tokenizer_path='Qwen/Qwen3-8B')"
+        ),
+        f"{TIME} TP0] Init torch distributed begin.",
+        f"{TIME} TP0] Load weight begin. avail mem=78.62 GB",
+        f"{TIME} TP0] Load weight end. elapsed=2.10 s, type=Qwen3ForCausalLM, avail mem=63.14 GB",
+        f"{TIME} TP0] Memory pool end. avail mem=8.41 GB",
+        f"{TIME} TP0] INT2 KV cache: kernels ready after 21.4 s",
+        f"{TIME} TP0] Capture target decode CUDA graph begin. backend=full, num_tokens=64",
+        f"{TIME} TP0] max_total_num_tokens=2400000, chunked_prefill_size=8192",
+        f"{TIME}] INFO:     Application startup complete.",
+    ),
+    "0.5.21 and 0.5.23": (
+        f"{TIME}] server_args={{'model_path': 'Qwen/Qwen3-8B', 'tokenizer_path': 'Qwen/Qwen3-8B'}}",
+        f"{TIME}] Init parallel begin.",
+        f"{TIME}] Load weight begin. avail mem=78.62 GB",
+        f"{TIME}] Load weight end. elapsed=2.10 s, type=Qwen3ForCausalLM, avail mem=63.14 GB",
+        f"{TIME}] Memory pool end. avail mem=8.41 GB",
+        f"{TIME}] INT2 KV cache: kernels ready after 21.4 s",
+        f"{TIME}] Capture target decode CUDA graph begin. backend=full, num_tokens=64",
+        f"{TIME}] max_total_num_tokens=2400000, chunked_prefill_size=8192",
+        f"{TIME}] INFO:     Application startup complete.",
+    ),
+}
+EXPECTED = [
+    "starting the workers",
+    "connecting the workers",
+    "loading weights",
+    "allocating the cache",
+    "compiling kernels",
+    "preparing to run",
+    "capturing CUDA graphs",
+    "starting the HTTP server",
+    "warming up",
+]
+
+
+@pytest.mark.parametrize("release", ON_A_GPU)
+def test_every_line_opens_its_phase(tmp_path: Path, release: str) -> None:
+    log, noise = tmp_path / "log", "Multi-thread loading shards:  50% Completed | 1/2\n"
+    reader = PhaseReader(log)
+    seen = [reader.current()]
+    for line in ON_A_GPU[release]:
+        with log.open("a") as stream:
+            stream.write(line + "\n" + noise)
+        seen.append(reader.current())
+    assert seen == [FIRST, *EXPECTED]
+
+
+def test_a_slower_worker_does_not_turn_it_back(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{TIME} TP0] Load weight end. elapsed=2 s\n{TIME} TP1] Load weight begin.\n")
+    assert PhaseReader(log).current() == "allocating the cache"
+
+
+def test_half_a_line_waits_for_the_other_half(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    reader = PhaseReader(log)
+    log.write_bytes(f"{TIME}] Load wei".encode())
+    assert reader.current() == FIRST
+    with log.open("a") as stream:
+        stream.write("ght begin. \ufffd\n")
+    assert reader.current() == "loading weights"
+
+
+def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    with phases_of(log, enabled=True) as tick:
+        for seconds in (0.0, 1.0, 2.0):
+            tick(seconds)
+        log.write_text(f"{TIME}] Load weight begin.\n")
+        tick(3.0)
+        tick(3.0 + EVERY_SECONDS - 1)
+        tick(3.0 + EVERY_SECONDS)
+    lines = ["starting SGLang (0 s)", "loading weights (3 s)", "loading weights (33 s)"]
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == lines and not captured.out
+    with phases_of(log, enabled=False) as tick:
+        tick(1.0)
+    assert not capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""The launch plan: flags as `--name=value`, a closed environment, refused engine flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.errors import UsageError
+
+RECIPE = ServingRecipe(
+    group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=16, recent=32)
+)
+
+
+def options(tmp_path: Path, **changes: object) -> plan.ServeOptions:
+    values: dict[str, object] = {
+        "model": "some/model",
+        "rotations": ArtifactSource(folder=str(tmp_path / "rotations")),
+        "rotations_sha256": "sha256:" + "a" * 64,
+        "recipe": RECIPE,
+        "kernels": tmp_path,
+        "device": "cuda",
+    }
+    return plan.ServeOptions(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
+    made = plan.plan(options(tmp_path, port=31000), {})
+    assert made.argv[1:3] == ("-m", "sglang.launch_server")
+    for flag in (
+        "--kv-cache-dtype=int2",
+        "--host=127.0.0.1",
+        "--port=31000",
+        "--oscar-sink-size=16",
+        "--oscar-recent-size=32",
+        "--oscar-k-clip=0.96",
+        "--oscar-v-clip=0.92",
+        "--oscar-group-size=64",
+        f"--oscar-rotation-path={tmp_path / 'rotations'}",
+    ):
+        assert flag in made.argv
+    assert made.url == "http://127.0.0.1:31000"
+
+
+def test_a_value_that_starts_with_a_dash_stays_a_value(tmp_path: Path) -> None:
+    made = plan.plan(options(tmp_path, model="--trust-remote-code"), {})
+    assert "--model-path=--trust-remote-code" in made.argv
+    assert "--trust-remote-code" not in made.argv
+
+
+def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
+    secret = {
+        "HF_TOKEN": "canary",
+        "MODELSCOPE_API_TOKEN": "canary",
+        "AWS_SECRET_ACCESS_KEY": "canary",
+        "PYTHONPATH": "canary",
+        "PYTHONSTARTUP": "canary",
+        "LD_PRELOAD": "canary",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "canary",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "canary",
+    }
+    env = plan.plan(options(tmp_path), secret | {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}).env
+    assert "canary" not in env.values()
+    assert env["PATH"] == "/bin" and env["CUDA_VISIBLE_DEVICES"] == "0"
+    asked = plan.plan(
+        options(tmp_path), {"OSCAR_KERNELS_CUDA_WRITE": "0", "OSCAR_KERNELS_ODD": "1"}
+    ).env
+    assert asked["OSCAR_KERNELS_CUDA_WRITE"] == "0" and "OSCAR_KERNELS_ODD" not in asked
+    assert env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    assert env["SGLANG_PLUGINS"] == "oscar"
+    assert env["TRITON_CACHE_DIR"].startswith(str(tmp_path))
+
+
+def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -> None:
+    made = plan.plan(options(tmp_path, device="cpu", extra=("--max-total-tokens=99",)), {})
+    assert made.env["TRITON_INTERPRET"] == "1"
+    assert (Path(made.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
+    assert "--device=cpu" in made.argv and "--dtype=float32" in made.argv
+    assert [a for a in made.argv if a.startswith("--max-total-tokens")][
+        -1
+    ] == "--max-total-tokens=99"
+    gpu = plan.plan(options(tmp_path, device="cuda"), {})
+    assert "TRITON_INTERPRET" not in gpu.env and "--device=cpu" not in gpu.argv
+
+
+def test_a_gpu_decodes_under_cuda_graphs_and_a_cpu_has_none(tmp_path: Path) -> None:
+    gpu = plan.plan(options(tmp_path, device="cuda", gpu=3), {}).argv
+    assert [a for a in gpu if "graph" in a] == ["--cuda-graph-backend-prefill=disabled"]
+    assert "--base-gpu-id=3" in gpu
+    cpu = plan.plan(options(tmp_path, device="cpu"), {}).argv
+    assert {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"} <= set(
+        cpu
+    )
+    assert not any(a.startswith("--base-gpu-id") for a in cpu)
+
+
+@pytest.mark.parametrize("denied", sorted(plan.DENIED_FLAGS))
+def test_denied_flags_are_refused_in_every_spelling(denied: str) -> None:
+    spellings = [
+        denied,
+        f"{denied}=x",
+        denied.replace("-", "_").replace("__", "--", 1),
+        denied[:-1],
+    ]
+    for spelling in spellings:
+        with pytest.raises(UsageError) as caught:
+            plan.check_extra_flags(["--tp=2", spelling])
+        assert "not allowed" in caught.value.message
+
+
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
+    try:
+        plan.check_extra_flags(extra)
+    except UsageError:
+        return
+    for token in extra:
+        assert token.split("=", 1)[0] not in plan.DENIED_FLAGS
+        assert not (token.startswith("-") and any(ord(c) < 32 for c in token))
+
+
+@pytest.mark.parametrize(
+    "flag", ["--tp=2", "--context-length=65536", "--chunked-prefill-size", "512", "-1"]
+)
+def test_ordinary_flags_pass(flag: str) -> None:
+    plan.check_extra_flags([flag])

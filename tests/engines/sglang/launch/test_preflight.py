@@ -1,0 +1,238 @@
+"""Memory before a start: a lower bound, whose advice is enough, and which never refuses what would
+have fitted."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.engines.sglang import config_refusals
+from oscar_zoo.engines.sglang.launch import preflight
+from oscar_zoo.errors import NotEnoughMemory, UnsupportedModel, UsageError
+from oscar_zoo.models import config_file
+from oscar_zoo.models.geometry import model_block
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.runtime.window_store import WindowShape
+
+GB = 10**9
+QWEN3_8B = Geometry(
+    num_layers=36,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    v_head_dim=128,
+    attention_layers=tuple(range(36)),
+)
+SERVER = preflight.ServerDemand(
+    "Qwen3-8B", QWEN3_8B, Windows(sink=64, recent=256), 16 * GB, 2, "cuda"
+)
+
+
+def refused(server: preflight.ServerDemand, free: int) -> NotEnoughMemory:
+    with pytest.raises(NotEnoughMemory) as caught:
+        preflight.check_memory(server, free)
+    assert "\n" not in caught.value.message and caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 8, 16])
+def test_windows_are_those_of_the_side_store(parallel: int) -> None:
+    """But for a few bytes per row that are no windows."""
+    need = replace(SERVER, tensor_parallel=parallel).demand()
+    heads = -(-8 // parallel)
+    store = WindowShape(36, need.requests + 1, heads, 128, 128, 64, 256, torch.bfloat16)
+    assert need.windows == store.nbytes - 12 * store.num_rows and need.requests == 64
+    assert need.weights == 16 * GB // parallel
+
+
+@pytest.mark.parametrize(
+    ("extra", "free", "advice"),
+    [
+        ((), 18 * GB, "--max-running-requests="),
+        ((), 12 * GB, "--tp=2"),
+        (("--max-running-requests=1000",), 40 * GB, "--max-running-requests="),
+        (("--tp=1", "--dtype", "float32"), 30 * GB, "--tp=2"),
+    ],
+)
+def test_what_the_error_advises_is_enough(extra: tuple[str, ...], free: int, advice: str) -> None:
+    server = replace(SERVER, extra=extra)
+    error = refused(server, free)
+    assert re.search(r"Qwen3-8B needs about \d+ GB on cuda:0, \d+ GB are free", error.message)
+    flag = re.search(r"-- (--[a-z-]+=\S+)", str(error.hint))
+    assert flag is not None and flag[1].startswith(advice)
+    better = replace(server, extra=(*extra, flag[1]))
+    better = replace(better, tensor_parallel=preflight.tensor_parallel(better.extra) or 1)
+    preflight.check_memory(better, free)
+
+
+def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
+    cpu = replace(SERVER, device="cpu")
+    assert cpu.demand().weights == 32 * GB and cpu.demand().requests == 16  # numbers of 32 bits
+    preflight.check_memory(cpu, 80 * GB)
+    assert "--mem-fraction-static=0.9" in str(refused(cpu, 45 * GB).hint)
+    assert "--dtype=bfloat16" in str(refused(cpu, 36 * GB).hint)
+    assert "smaller model" in str(refused(cpu, 8 * GB).hint)
+
+
+def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
+    small = replace(SERVER, memory=23034 << 20)
+    assert (
+        small.demand().requests == 16
+        and replace(SERVER, memory=143771 << 20).demand().requests == 128
+    )
+    assert replace(small, extra=("--max-running-requests=5",)).demand().requests == 5
+    assert replace(small, extra=("--dp=4",)).demand().requests == 16  # of every replica
+    told = ("--max-running-requests=40", "--tp=4", "--dp=4")
+    assert replace(small, extra=told, tensor_parallel=4).demand().requests == 40
+    shared = replace(small, extra=(*told, "--enable-dp-attention"), tensor_parallel=4).demand()
+    assert shared.requests == 10 and shared.row == small.demand().row  # every worker has all heads
+    preflight.check_memory(small, 18 * GB)
+    refused(SERVER, 18 * GB)
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_more_memory_never_hurts(less: int, more: int) -> None:
+    try:
+        preflight.check_memory(SERVER, less * GB)
+    except NotEnoughMemory:
+        return
+    preflight.check_memory(SERVER, (less + more) * GB)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--quantization=fp8", "--load-format=dummy", "--cpu-offload-gb=10", "--pp-size=2"]
+)
+def test_weights_that_cannot_be_told_are_not_counted(flag: str) -> None:
+    assert replace(SERVER, extra=(flag,)).demand().weights == 0
+    assert replace(SERVER, weights=None).demand().weights == 0
+    preflight.check_memory(SERVER, None)
+
+
+def test_quantized_weights_keep_their_size(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", 8 * GB)
+    for config, itemsize in (
+        ('{"torch_dtype": "float32"}', 4),
+        ('{"text_config": {"dtype": "bfloat16"}}', 2),
+        ('{"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}', None),
+    ):
+        (tmp_path / config_file.NAME).write_text(config)
+        assert preflight.stored_weights(tmp_path) == (8 * GB, itemsize)
+    assert replace(SERVER, weights=8 * GB, itemsize=None).demand().weights == 8 * GB
+    assert replace(SERVER, weights=32 * GB, itemsize=4).demand().weights == 16 * GB
+
+
+def test_the_zoo_knows_how_large_its_models_are() -> None:
+    """8.19 billion parameters, as the model card of Qwen3-8B says."""
+    recipe = Catalog.packaged().recipe("Qwen3-8B")
+    assert recipe is not None and recipe.parameters is not None
+    assert abs(recipe.parameters / 8.19e9 - 1) < 0.01
+
+
+def test_fewer_gpus_than_wanted(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    rows = ("0, GPU-a, NVIDIA H200, 143771, 140000", "1, GPU-b, NVIDIA H200, 143771, 1000")
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert preflight.free_memory("cuda", 0, 1, environ) == 140000 << 20
+    assert preflight.free_memory("cuda", 0, 2, environ) == 1000 << 20
+    with pytest.raises(UsageError, match="4 GPUs are wanted, 2 are here") as caught:
+        preflight.free_memory("cuda", 0, 4, environ)
+    assert "--tp=2" in str(caught.value.hint)
+    assert preflight.free_memory("cuda", 0, 1, {"PATH": "/nowhere"}) is None
+
+
+def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_path: Path) -> None:
+    from oscar_zoo.models.loading import inspect_model
+
+    example = Path(__file__).resolve().parents[4] / "examples/models/tiny-qwen3-hard"
+    assert (
+        config_file.describe_folder(example, "x").geometry == inspect_model(str(example)).geometry
+    )
+    rest = (
+        '"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "model_type":'
+        ' "qwen2"}'
+    )
+    said = '{"sliding_window": 4096, "use_sliding_window": false, "num_key_value_heads": 2, ' + rest
+    (tmp_path / "config.json").write_text(said)
+    written = config_file.describe_folder(tmp_path, "x").geometry
+    assert written == inspect_model(str(tmp_path)).geometry and written.attention_layers == (0, 1)
+    assert config_file.says_all(tmp_path) and config_file.says_all(example)
+    (tmp_path / "config.json").write_text(said.replace("qwen2", "qwen3"))
+    assert not config_file.says_all(tmp_path)  # the class has a head size of its own
+    assert (
+        inspect_model(str(tmp_path)).geometry.head_dim
+        != config_file.describe_folder(tmp_path, "x").head_dim
+    )
+
+
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"),
+    [
+        (
+            {"sliding_window": 262144, "max_position_embeddings": 131072},
+            (0, 1),
+        ),  # Phi-4-mini, Phi-3-128k
+        ({"sliding_window": 4096, "max_position_embeddings": 4096}, (0, 1)),
+        (
+            {"sliding_window": 131072, "max_position_embeddings": 131072, "layer_types": LAYERS},
+            (0, 1),
+        ),
+        (
+            {"sliding_window": 4096, "max_position_embeddings": 32768, "use_sliding_window": False},
+            (0, 1),
+        ),
+        ({"sliding_window": None, "max_position_embeddings": 32768}, (0, 1)),
+        (
+            {
+                "sliding_window": 4096,
+                "max_position_embeddings": 32768,
+                "layer_types": LAYERS[1:] * 2,
+            },
+            (0, 1),
+        ),
+        ({"sliding_window": 2047, "max_position_embeddings": 4096}, None),  # Phi-3-4k
+        ({"sliding_window": 4096, "max_position_embeddings": 32768}, None),
+        (
+            {"sliding_window": 4096, "max_position_embeddings": 32768, "use_sliding_window": True},
+            None,
+        ),
+        ({"sliding_window": 4096}, None),
+        ({"sliding_window": 4096, "max_position_embeddings": 32768, "layer_types": LAYERS}, (1,)),
+    ],
+)
+def test_a_window_counts_when_it_is_shorter_than_the_context(
+    said: dict[str, Any], layers: tuple[int, ...] | None
+) -> None:
+    """Compute and evaluation use the full-attention layers, a server needs all of them."""
+    shape = {
+        "model_type": "phi3",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    }
+    config = config_file.ConfigFile(shape | said)
+    if layers is None:
+        with pytest.raises(UnsupportedModel, match="sliding-window"):
+            model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
+    else:
+        block = model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
+        assert block.attention_layers == layers
+    if layers == (0, 1):
+        config_refusals.check_config(config)
+        return
+    with pytest.raises(UnsupportedModel, match="sliding-window"):
+        config_refusals.check_config(config)

@@ -1,0 +1,358 @@
+"""The child process: healthy or explained, and gone afterwards with everything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+from oscar_zoo.errors import PortInUse, ServerFailed
+
+SERVER = """
+import http.server, subprocess, sys
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[2], "w").write(str(grandchild.pid))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+    def log_message(self, *args): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
+    argv = (sys.executable, "-c", textwrap.dedent(code), *arguments)
+    return LaunchPlan(argv, {"PATH": os.environ["PATH"]}, f"http://127.0.0.1:{port}")
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().split(") ")[1][0] != "Z"
+
+
+def test_a_healthy_server_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
+    port, pid_file = free_port(), tmp_path / "pid"
+    with server.running(
+        plan(SERVER, str(port), str(pid_file), port=port), tmp_path / "log"
+    ) as child:
+        child.wait_until_healthy(30, lambda seconds: None)
+        grandchild = int(pid_file.read_text())
+        assert alive(grandchild)
+    assert not alive(grandchild)
+    assert child.returncode is not None
+    server.check_port_free("127.0.0.1", port)
+
+
+def test_an_exception_in_the_block_still_ends_the_server(tmp_path: Path) -> None:
+    port = free_port()
+    with pytest.raises(RuntimeError, match="stop here"):
+        with server.running(
+            plan(SERVER, str(port), str(tmp_path / "pid"), port=port), tmp_path / "log"
+        ) as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+            raise RuntimeError("stop here")
+    assert child.returncode is not None and not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_child_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GRACE_SECONDS", 0.5)
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up',"
+        " flush=True); time.sleep(600)"
+    )
+    with server.running(plan(stubborn), tmp_path / "log") as child:
+        while "up" not in (tmp_path / "log").read_text():
+            assert child.returncode is None
+            time.sleep(0.01)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> None:
+    dying = "print('loading'); raise ValueError('the int2 KV cache does not support --x')"
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(plan(dying), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+    assert "ValueError: the int2 KV cache does not support --x" in caught.value.message
+    assert str(tmp_path / "log") in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("dying", "status", "cause"),
+    [
+        (
+            "sys.exit('launch: error: unrecognized arguments: --frob.')",
+            "status 1",
+            "arguments: --frob",
+        ),
+        (
+            "raise oscar_zoo.errors.UsageError('--frob does not work.')",
+            "status 1",
+            ": --frob does not work",
+        ),
+        (
+            "print('server_args=', flush=True); os.kill(os.getpid(), 9)",
+            "killed by SIGKILL",
+            "no error in its log",
+        ),
+    ],
+)
+def test_how_a_child_ended_in_words(tmp_path: Path, dying: str, status: str, cause: str) -> None:
+    program = f"import os, sys, oscar_zoo.errors; print('loading', flush=True); {dying}"
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(plan(program), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+    assert caught.value.message.startswith(f"the server ended while starting ({status}): ")
+    assert caught.value.message.endswith(f"{cause}.")
+
+
+REFUSING = """
+import sys, traceback
+from oscar_zoo.errors import GeometryMismatch
+from oscar_zoo.engines.sglang import worker_errors
+worker_errors.install()
+refusal = GeometryMismatch("the artifact is for 8 layers.", hint="see: oscar-zoo list")
+"""
+
+
+@pytest.mark.parametrize(
+    ("dying", "status", "hints"),
+    [
+        ("raise refusal", "status 1", ("log: ",)),
+        (
+            (
+                "try: raise refusal\n"
+                "except Exception: print('Scheduler hit an exception: ' + traceback.format_exc())\n"
+                "print('ValueError: what another worker says next')\n"
+                "raise RuntimeError('Rank 0 scheduler died during initialization')"
+            ),
+            "status 1",
+            ("see: oscar-zoo list; log: ",),
+        ),
+    ],
+)
+def test_a_refusal_in_the_child_is_the_cause_whatever_follows(
+    tmp_path: Path, dying: str, status: str, hints: tuple[str, ...]
+) -> None:
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(plan(REFUSING + dying), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+    assert f"({status}): the artifact is for 8 layers." in caught.value.message
+    assert (
+        all(hint in str(caught.value.hint) for hint in hints) and "\n" not in caught.value.message
+    )
+
+
+@pytest.mark.parametrize(("debug", "lines"), [("0", 1), ("1", 4)])
+def test_a_refusal_that_nobody_catches_is_one_line(tmp_path: Path, debug: str, lines: int) -> None:
+    env = {"PATH": os.environ["PATH"], "OSCAR_ZOO_DEBUG": debug}
+    command = [sys.executable, "-c", REFUSING + "raise refusal"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == lines
+    if debug == "0":
+        assert done.stderr == "error: the artifact is for 8 layers. See: oscar-zoo list\n"
+    other = subprocess.run(
+        [*command[:2], REFUSING + "1 / 0"], env=env, capture_output=True, text=True
+    )
+    assert "Traceback" in other.stderr and "ZeroDivisionError" in other.stderr
+
+
+def test_what_follows_from_a_failure_is_not_its_cause(tmp_path: Path) -> None:
+    dying = "print('torch.OutOfMemoryError: tried to allocate 9 GiB'); raise EOFError('no answer')"
+    with pytest.raises(ServerFailed, match="OutOfMemoryError: tried to allocate 9 GiB"):
+        with server.running(plan(dying), tmp_path / "log") as child:
+            child.wait_until_healthy(30, lambda seconds: None)
+
+
+ASSERTING = """
+import traceback
+def check(x, y):
+    assert x == y
+try:
+    check(1, 2)
+except Exception:
+    print("Scheduler hit an exception: " + traceback.format_exc(), flush=True)
+print("SIGQUIT received. It usually means one child failed.", flush=True)
+raise EOFError
+"""
+
+
+def test_an_error_without_words_is_told_by_its_place(tmp_path: Path) -> None:
+    program = tmp_path / "lib" / "site-packages" / "sglang" / "layers.py"
+    program.parent.mkdir(parents=True)
+    program.write_text(ASSERTING)
+    child = LaunchPlan((sys.executable, str(program)), {}, "http://127.0.0.1:1")
+    with pytest.raises(ServerFailed) as caught:
+        with server.running(child, tmp_path / "log") as running:
+            running.wait_until_healthy(30, lambda seconds: None)
+    cause = "AssertionError at sglang/layers.py:4 in check: assert x == y."
+    assert caught.value.message == f"the server ended while starting (status 1): {cause}"
+
+
+def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="not ready after"):
+        with server.running(
+            plan("import time; time.sleep(600)", port=free_port()), tmp_path / "log"
+        ) as child:
+            child.wait_until_healthy(0.2, lambda seconds: None)
+    assert child.returncode is not None
+
+
+def test_a_program_that_does_not_exist_is_one_error(tmp_path: Path) -> None:
+    missing = LaunchPlan((str(tmp_path / "nothing"),), {}, "http://127.0.0.1:1")
+    with pytest.raises(ServerFailed, match="could not be started"):
+        with server.running(missing, tmp_path / "log"):
+            pass
+
+
+def test_a_taken_port_is_refused_with_a_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse) as caught:
+            server.check_port_free("127.0.0.1", port)
+        other = server.next_free_port("127.0.0.1", port)
+        later = server.next_free_port("127.0.0.1", port, avoid={other or 0})
+    assert str(port) in caught.value.message and f"--port {other}" in str(caught.value.hint)
+    assert other is not None and later is not None and later > other > port
+    server.check_port_free("127.0.0.1", other)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, "128+15"), (signal.SIGINT, "interrupt")]
+)
+def test_signals_to_us_end_the_child(tmp_path: Path, number: signal.Signals, status: str) -> None:
+    """A real parent in a process of its own gets the signal; the child and its child are gone
+    afterwards."""
+    port, pid_file = free_port(), tmp_path / "pid"
+    parent = f"""
+from pathlib import Path
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+plan = LaunchPlan({plan(SERVER, str(port), str(pid_file)).argv!r}, {{}}, "http://127.0.0.1:{port}")
+try:
+    with server.running(plan, Path({str(tmp_path / "log")!r})) as child:
+        child.wait_until_healthy(30, lambda seconds: None)
+        print("ready", flush=True)
+        child.wait()
+except SystemExit as stop:
+    print("128+" + str(stop.code - 128))
+except KeyboardInterrupt:
+    print("interrupt")
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.read().strip() == status
+    process.wait(timeout=30)
+    assert not alive(int(pid_file.read_text()))
+    server.check_port_free("127.0.0.1", port)
+
+
+def test_sigterm_lets_the_child_finish_what_its_workers_do(tmp_path: Path) -> None:
+    """The child waits for a worker that knows no signals, as SGLang waits for requests in its
+    scheduler."""
+    draining = (
+        "import signal, subprocess, sys\n"
+        "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1)'])\n"
+        "def drain(*_): print('worker ended with', worker.wait(), flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, drain)\n"
+        "print('up', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    parent = f"""
+import time
+from pathlib import Path
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+plan, log = LaunchPlan(({sys.executable!r}, "-c", {draining!r}), {{}}, ""), Path({str(tmp_path / "log")!r})
+with server.running(plan, log) as child:
+    while "up" not in log.read_text():
+        time.sleep(0.01)
+    begun = child._process.wait
+    def wait(*limit):
+        print("ready", flush=True)
+        return begun(*limit)
+    child._process.wait = wait
+    child.wait()
+"""  # noqa: E501
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "worker ended with 0" in (tmp_path / "log").read_text()
+
+
+def test_a_signal_while_the_child_is_being_started_still_ends_it(tmp_path: Path) -> None:
+    """The worst moment: the child runs, and nobody holds it yet."""
+    parent = f"""
+import os, signal
+from pathlib import Path
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+start = server._start
+def interrupted_start(plan, stream):
+    process = start(plan, stream)
+    os.kill(os.getpid(), signal.SIGINT)
+    print(process.pid, flush=True)
+    return process
+server._start = interrupted_start
+plan = LaunchPlan(({sys.executable!r}, "-c", "import time; time.sleep(600)"), {{}}, "http://127.0.0.1:1")
+with server.running(plan, Path({str(tmp_path / "log")!r})):
+    print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
+    assert not alive(int(done.stdout))
+
+
+def test_sigkill_to_us_ends_the_child_and_what_it_started(tmp_path: Path) -> None:
+    """Nobody is left to clean up but the watchdog; the grandchild ignores SIGTERM, and its parent
+    is gone before it."""
+    stubborn = (
+        "import signal, subprocess, sys, time\ncode = 'import signal, time;"
+        " signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " time.sleep(600)'\nprint(subprocess.Popen([sys.executable, '-c', code]).pid,"
+        " flush=True)\ntime.sleep(600)\n"
+    )
+    log = tmp_path / "log"
+    parent = f"""
+from pathlib import Path
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+plan = LaunchPlan(({sys.executable!r}, "-c", {stubborn!r}), {{}}, "http://127.0.0.1:1")
+with server.running(plan, Path({str(log)!r})) as child:
+    print(child.group, flush=True)
+    child.wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    group = int(process.stdout.readline())
+    while not log.read_text().strip():
+        assert process.poll() is None
+    grandchild = int(log.read_text())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while (alive(grandchild) or alive(group)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(grandchild) and not alive(group)

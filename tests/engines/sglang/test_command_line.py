@@ -1,0 +1,288 @@
+"""The flags on SGLang itself, read by its own parser and resolution: what they mean, and what is
+refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from card_command import NOTED, card
+from engines import MODEL, environment, needs_sglang
+from sglang_forks import shared
+from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.engines.sglang.launch import plan, server
+from oscar_zoo.registry.store import Store
+
+pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(300)]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
+FORK = {"SGLANG_OSCAR_K_CLIP_RATIO": "0.5", "SGLANG_MIXED_KV_RECENT_TOKENS": "128"}
+
+
+def given(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """A case of `server_args_child`."""
+    base = [
+        f"--model-path={MODEL}",
+        *(f"{n}={v}" for n, v in plan.CPU_FLAGS.items()),
+        "--kv-cache-dtype=int2",
+    ]
+    return {"argv": [*base, *flags], "env": env or {}}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What SGLang made of every command line, by name."""
+    folder = tmp_path_factory.mktemp("flags")
+    pair = write_folder(folder / "pair", payload())
+    changed = write_folder(folder / "changed", artifact_files())
+    (changed / V_NAME).write_bytes(payload(seed=1)[V_NAME])
+    cache = {"OSCAR_ZOO_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    identity = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
+    for name, files in (("cache", artifact_files()), ("rotten", artifact_files(seed=2))):
+        Store(folder / name).put(identity, files, source="test")
+    pair_files = {
+        "SGLANG_OSCAR_K_ROTATION_PATH": str(pair / K_NAME),
+        "SGLANG_OSCAR_V_ROTATION_PATH": str(pair / V_NAME),
+    }
+    for path in (folder / "rotten").rglob(K_NAME):
+        path.unlink()  # the blob has another name and stays
+        path.write_bytes(payload(seed=1)[K_NAME])
+    zoo = folder / "zoo"
+    for name in ("tiny-qwen3-hard/calibrated", "other-model/calibrated", "other-model/hadamard"):
+        write_folder(zoo / name, artifact_files(artifact=name, with_manifest=False))
+    twice = write_folder(folder / "twice" / "a" / "x", artifact_files())
+    write_folder(folder / "twice" / "b" / "x", artifact_files())
+    published = ("--oscar-sink-size", "64", "--oscar-recent-size", "256")
+    cases = {
+        "name": given("--oscar-artifact", NAME, env=cache),
+        "model name": given("--oscar-artifact", "tiny-qwen3-hard", env=cache),
+        "published": given("--oscar-rotation-path", str(pair), *published, "--tp", "2"),
+        "fork": given(env=pair_files | FORK),
+        "flag over fork": given("--oscar-recent-size=32", env=pair_files | FORK),
+        "bare": {
+            "argv": [f"--model-path={MODEL}", "--device=cpu", "--kv-cache-dtype=int2"],
+            "env": pair_files,
+        },
+        "own graphs": {
+            "argv": [*given()["argv"], "--cuda-graph-backend-prefill=breakable"],
+            "env": pair_files,
+        },
+        "card": card(MODEL, pair),
+        "one group size twice": card(MODEL, pair, "--oscar-group-size=64"),
+        "the last group size": given(
+            "--oscar-group-size=64", "--oscar-group-size=32", env=pair_files
+        ),
+        "two group sizes": card(MODEL, pair, "--oscar-group-size=32"),
+        "Lloyd-Max": card(MODEL, pair, SGLANG_LLOYD_MAX="1"),
+        "no windows": card(MODEL, pair, SGLANG_ENABLE_MIXED_KV_WINDOWS="0"),
+        "triton": given("--attention-backend=triton", env=pair_files),
+        "flashinfer": given("--prefill-attention-backend=flashinfer", env=pair_files),
+        "tree": given(f"--oscar-rotation-path={zoo}"),
+        "tree without the model": given(f"--oscar-rotation-path={zoo / 'other-model'}"),
+        "tree with two": given(f"--oscar-rotation-path={twice.parents[1]}"),
+        "no artifact": given(),
+        "both": given("--oscar-artifact", NAME, "--oscar-rotation-path", str(pair), env=cache),
+        "unknown name": given("--oscar-artifact", "no-such-model", env=cache),
+        "misspelt": given(
+            "--oscar-artifact", NAME, env=cache | {"SGLANG_OSCAR_K_CLIPRATIO": "0.5"}
+        ),
+        "rotten store": given(
+            "--oscar-artifact", NAME, env={"OSCAR_ZOO_CACHE": str(folder / "rotten")}
+        ),
+        "changed file": given("--oscar-rotation-path", str(changed)),
+        "other digest": given(
+            "--oscar-artifact", NAME, f"--oscar-rotation-sha256={'0' * 64}", env=cache
+        ),
+        "clip": given("--oscar-artifact", NAME, "--oscar-k-clip=1.5", env=cache),
+        "without int2": {
+            "argv": [f"--model-path={MODEL}", "--device=cpu", "--oscar-sink-size=1"],
+            "env": {},
+        },
+    }
+    out, log = folder / "out.json", folder / "log"
+    code = shared().call(
+        "server_args_child:read", folder, log, cases=list(cases.values()), out=str(out)
+    )
+    assert code == 0, log.read_text()[-4000:]
+    result = json.loads(out.read_text())
+    return {
+        "flags": result["flags"],
+        "log": log.read_text(),
+        **dict(zip(cases, result["cases"], strict=True)),
+    }
+
+
+@pytest.mark.parametrize("case", ["name", "model name"])
+def test_a_name_means_the_artifact_in_the_local_store(answers: dict[str, Any], case: str) -> None:
+    answer, manifest = answers[case], Manifest.from_bytes(artifact_files()[FILE_NAME])
+    assert answer["digest"] == manifest.digest and answer["backend"] == "oscar_int2"
+    assert (
+        "(flag)" in answer["settings"]
+        and f"sink {manifest.recipe.windows.sink} (recipe)" in answer["settings"]
+    )
+
+
+def test_the_published_flags(answers: dict[str, Any]) -> None:
+    answer = answers["published"]
+    assert answer["tp"] == 2
+    for part in (
+        "sink 64 (flag)",
+        "recent 256 (flag)",
+        "k_clip 0.96 (default)",
+        "v_clip 0.92 (default)",
+    ):
+        assert part in answer["settings"]
+
+
+def test_prefill_runs_without_graphs_unless_the_user_says_otherwise(
+    answers: dict[str, Any],
+) -> None:
+    assert answers["bare"]["graphs"] == [None, "disabled"]
+    assert answers["own graphs"]["graphs"] == ["disabled", "breakable"]
+
+
+def test_variables_of_the_fork_are_fallbacks(answers: dict[str, Any]) -> None:
+    assert "k_clip 0.5 (environment)" in answers["fork"]["settings"]
+    assert "recent 128 (environment)" in answers["fork"]["settings"]
+    assert answers["fork"]["digest"] == answers["published"]["digest"]
+    over = answers["flag over fork"]
+    assert "recent 32 (flag)" in over["settings"] and any(
+        "128 is ignored" in said for said in over["warnings"]
+    )
+
+
+def test_the_published_launch_command_is_understood(answers: dict[str, Any]) -> None:
+    answer = answers["card"]
+    assert answer["backends"] == ["oscar_int2", None, None]
+    for part in ("group_size 64 (flag)", "sink 64 (environment)", "v_clip 0.92 (environment)"):
+        assert part in answer["settings"]
+    assert [warning.split("=")[0].split()[0] for warning in answer["warnings"]] == list(NOTED)
+    for chosen in ("--prefill-attention-backend fa3", "--decode-attention-backend triton"):
+        assert f"INT2 KV cache: {chosen}: oscar_int2 is used instead." in answers["log"]
+    assert answers["one group size twice"] == answer
+    assert "group_size 32 (flag)" in answers["the last group size"]["settings"]
+    assert answers["triton"]["backends"] == ["oscar_int2", None, None]
+
+
+def test_the_artifact_of_the_model_is_found_in_a_folder_of_several(answers: dict[str, Any]) -> None:
+    assert answers["tree"]["where"].endswith("/zoo/tiny-qwen3-hard/calibrated")
+
+
+@pytest.mark.parametrize(
+    ("case", "message", "hint"),
+    [
+        ("no artifact", "needs the rotations of an artifact", "--oscar-artifact NAME"),
+        ("both", "exclude each other", "give one"),
+        ("unknown name", "no-such-model is not in the local store", "oscar-zoo pull no-such-model"),
+        ("misspelt", "no setting is called SGLANG_OSCAR_K_CLIPRATIO", "SGLANG_OSCAR_K_CLIP_RATIO"),
+        ("rotten store", K_NAME, ""),
+        ("changed file", V_NAME, ""),
+        ("other digest", "expected " + "0" * 64, ""),
+        ("clip", "exit 2", ""),
+        ("two group sizes", "exit 2", ""),
+        ("Lloyd-Max", "SGLANG_LLOYD_MAX=1 is not supported", "unset"),
+        ("no windows", "SGLANG_ENABLE_MIXED_KV_WINDOWS=0 is not supported", "unset"),
+        ("flashinfer", "--attention-backend does not work with an INT2 KV cache", "oscar_int2"),
+        (
+            "tree without the model",
+            "tiny-qwen3-hard: it has calibrated, hadamard",
+            "other-model/calibrated",
+        ),
+        ("tree with two", "tiny-qwen3-hard' could be any of", "name one"),
+        ("without int2", "--oscar-sink-size needs --kv-cache-dtype int2", "add it"),
+    ],
+)
+def test_what_is_refused_before_a_worker_starts(
+    answers: dict[str, Any], case: str, message: str, hint: str
+) -> None:
+    answer = answers[case]
+    assert (
+        message in answer["error"]
+        and hint in (answer["hint"] or "")
+        and "\n" not in answer["error"]
+    )
+
+
+def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str, Any]) -> None:
+    """An abbreviation that is refused must not be the whole name of another flag."""
+    flags = [flag for flag in answers["flags"] if flag.startswith("--")]
+    refused = {flag for flag in flags if plan._reason_against(flag) is not None}
+    meant = {
+        flag
+        for flag in flags
+        if flag in plan.DENIED_FLAGS or flag.startswith(tuple(plan.DENIED_FAMILIES))
+    }
+    assert refused == meant and len(flags) > 300
+    for flag in (
+        "--ssl-keyfile",
+        "--tp-size",
+        "--context-length",
+        "--chat-template",
+        "--enable-metrics",
+    ):
+        assert flag in flags and flag not in refused
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch supports CUDA")
+@pytest.mark.timeout(900)
+def test_the_documented_command_answers_on_a_cpu(tmp_path: Path) -> None:
+    """In an environment like the one `make install` makes: nothing but its script prepares the
+    command."""
+    home = tmp_path / "venv"
+    venv.create(home, symlinks=True)
+    python = home / "bin" / "python"
+    (packages,) = home.glob("lib/python*/site-packages")
+    shared_packages = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (packages / "base.pth").write_text(
+        "".join(f"import site; site.addsitedir({f!r})\n" for f in shared_packages)
+    )
+    env = {
+        name: value
+        for name, value in environment().items()
+        if name not in ("PYTHONPATH", "TRITON_INTERPRET")
+    }
+    subprocess.run([python, REPOSITORY / "requirements" / "cpu_site.py"], env=env, check=True)
+    zoo = tmp_path / "zoo"
+    for name in ("tiny-qwen3-hard/calibrated", "other-model/calibrated"):
+        write_folder(zoo / name, artifact_files(artifact=name))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        python,
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        MODEL,
+        "--kv-cache-dtype",
+        "int2",
+    ]
+    command += ["--oscar-rotation-path", zoo, "--device", "cpu", "--port", port]
+    made = plan.LaunchPlan(tuple(map(str, command)), env, f"http://127.0.0.1:{port}")
+    with server.running(made, tmp_path / "log") as child:
+        child.wait_until_healthy(600, lambda seconds: None)
+        order = {
+            "text": "The access code",
+            "sampling_params": {"temperature": 0, "max_new_tokens": 4},
+        }
+        request = urllib.request.Request(f"{made.url}/generate", json.dumps(order).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=300) as reply:
+            answer = json.load(reply)
+    assert answer["meta_info"]["completion_tokens"] == 4
+    assert (
+        f"has the artifact of {MODEL} in {zoo / 'tiny-qwen3-hard' / 'calibrated'}"
+        in (tmp_path / "log").read_text()
+    )

@@ -1,0 +1,108 @@
+"""Which releases of SGLang the plugin accepts, and what it says about others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import RELEASES, REPOSITORY, environment, needs_sglang
+
+from oscar_zoo.engines.sglang.compat import versions
+from oscar_zoo.engines.sglang.register import register
+from oscar_zoo.errors import OscarZooError, UnsupportedMachine
+
+
+@pytest.fixture(autouse=True)
+def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A plugin changes how its process shows errors; this process goes on with other tests."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    yield
+    if "__notes__" in vars(OscarZooError):
+        del OscarZooError.__notes__
+
+
+def pretend(folder: Path, release: str) -> Path:
+    """A folder that, in front of the others, makes the installed SGLang say it is `release`."""
+    place = folder / f"sglang-{release}.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "release", [*RELEASES, "0.5.20", "0.5.22rc1", "0.5.23.post1", "0.5.21+cpu"]
+)
+def test_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(pretend(tmp_path, release))
+    assert versions.sglang_version() == release
+
+
+@pytest.mark.parametrize(
+    "release", ["0.4.9", "0.5.16", "0.5.2rc3", "0.5.24", "0.5.24rc1", "0.6.0", "1.0"]
+)
+def test_not_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(pretend(tmp_path, release))
+    with pytest.raises(UnsupportedMachine) as caught:
+        versions.sglang_version()
+    assert (
+        caught.value.message == f"sglang {release} is outside the supported range >=0.5.17,<0.5.24."
+    )
+    assert caught.value.hint == "pip install 'sglang>=0.5.17,<0.5.24'"
+
+
+def test_the_package_asks_for_what_the_plugin_supports() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert f"sglang>={RELEASES[0]},<0.5.24" in extras["serve"]
+
+
+@pytest.mark.parametrize(
+    "given", [["--kv-cache-dtype", "int2"], ["--kv-cache-dtype=int2"]], ids=str
+)
+def test_a_server_that_is_asked_for_int2_ends(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(pretend(tmp_path, "0.5.24"))
+    monkeypatch.setattr(sys, "argv", ["launch_server", *given])
+    with pytest.raises(SystemExit, match=r"^error: sglang 0\.5\.24 is outside"):
+        register()
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["--kv-cache-dtype", "auto", "int2"], ["--kv-cache-dtype"]], ids=str
+)
+def test_any_other_server_is_told_once(
+    given: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.syspath_prepend(pretend(tmp_path, "0.5.24"))
+    monkeypatch.setattr(sys, "argv", ["launch_server", *given])
+    register()
+    (record,) = caplog.records
+    assert record.message.startswith("No INT2 KV cache: sglang 0.5.24 is outside")
+
+
+@pytest.mark.sglang
+@needs_sglang
+def test_sglang_does_not_swallow_it(tmp_path: Path) -> None:
+    path = f"{pretend(tmp_path, '0.5.24')}:{environment()['PYTHONPATH']}"
+    code = "from sglang.srt.plugins import load_plugins; load_plugins()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--kv-cache-dtype=int2"],
+        env=environment(PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    said = (
+        "error: sglang 0.5.24 is outside the supported range >=0.5.17,<0.5.24. Pip install"
+        " 'sglang>=0.5.17,<0.5.24'"
+    )
+    assert done.stderr.splitlines()[-1] == said

@@ -1,0 +1,151 @@
+"""Requests at a time: by the memory of the GPUs that a real executable called nvidia-smi names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from engines import MODEL
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_artifacts import payload, write_folder
+
+from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.engines.sglang import concurrency, worker
+from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.hooks import server_args
+
+ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L40S, 46068, 40000")
+WINDOWS = Windows(sink=64, recent=256)
+QWEN3_8B = {"layers": 36, "num_kv_heads": 8, "dims": 256, "itemsize": 2}
+QWEN3_32B = QWEN3_8B | {"layers": 64}
+UNSET = {
+    "kv_cache_dtype": "int2",
+    "attention_backend": None,
+    "prefill_attention_backend": None,
+    "decode_attention_backend": None,
+    "max_running_requests": None,
+    "cuda_graph_backend_prefill": None,
+    "cuda_graph_config": None,
+    "device": None,
+    "tp_size": 1,
+    "pp_size": 1,
+    "dp_size": 1,
+    "enable_dp_attention": False,
+    "base_gpu_id": 0,
+    "model_path": "someone/a-model",
+    "dtype": "auto",
+}
+
+
+def usual(mib: int, model: dict[str, int] = QWEN3_8B, layout: Layout = Layout()) -> int:  # noqa: B008
+    return concurrency.usual_requests(mib << 20, layout.token_bytes(**model), WINDOWS, layout)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in ROWS))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An artifact with the shapes of Qwen3-8B, without a manifest."""
+    shape = Geometry(
+        num_layers=36,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        v_head_dim=128,
+        attention_layers=tuple(range(36)),
+    )
+    write_folder(tmp_path / "rotation", payload(geometry=shape))
+    monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", str(tmp_path / "rotation"))
+    yield
+    worker.served.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("given", "requests"),
+    [
+        ({}, 128),
+        ({"tp_size": 2}, 80),  # the L40S, half of the heads
+        ({"base_gpu_id": 1}, 40),
+        ({"dp_size": 2}, 40),  # of each replica
+        (
+            {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+            80,
+        ),  # two workers with all heads share them
+        ({"tp_size": 2, "attn_dp_size": 2}, 80),
+        ({"pp_size": 2}, 80),
+        ({"dtype": "float32"}, 64),
+        ({"device": "cpu"}, 64),
+        ({"base_gpu_id": 7}, 64),
+        ({"max_running_requests": 5}, 5),
+    ],
+)
+def test_the_smallest_gpu_of_a_server_decides(
+    machine: None, served: None, given: dict[str, object], requests: int
+) -> None:
+    args = SimpleNamespace(**UNSET | given)
+    server_args.set_defaults(args)
+    assert args.max_running_requests == requests
+
+
+def test_an_artifact_that_cannot_be_read_is_told_later(
+    machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", "/nowhere")
+    args = SimpleNamespace(**UNSET)
+    server_args.set_defaults(args)
+    assert args.max_running_requests == 64
+
+
+def test_a_model_in_a_folder_says_its_heads(machine: None, served: None) -> None:
+    """Two in place of the usual eight: four times as many requests have the same memory."""
+    args = SimpleNamespace(**UNSET | {"model_path": str(MODEL), "base_gpu_id": 1})
+    server_args.set_defaults(args)
+    assert args.max_running_requests == 128
+
+
+def test_gpus_that_the_server_does_not_see_do_not_count(
+    machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert concurrency.gpu_memory(0, 2) == 46068 << 20
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
+    assert concurrency.gpu_memory(0, 1) is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert concurrency.gpu_memory(0, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("mib", "requests", "larger"),
+    [(23034, 16, 16), (46068, 40, 16), (81559, 72, 40), (143771, 128, 72)],
+)
+def test_gpus_of_today(mib: int, requests: int, larger: int) -> None:
+    """An L4, L40S, H100 and H200, as their driver names their memory; Qwen3-8B and Qwen3-32B."""
+    assert (usual(mib), usual(mib, QWEN3_32B)) == (requests, larger)
+
+
+def test_flags_say_how_a_server_is_spread() -> None:
+    flags = ["--dp-size", "4", "--pp=2", "--attention-backend=x"]
+    assert (
+        Layout.of_flags(flags, tp=4) == Layout(tp=4, pp=2, replicas=4)
+        and Layout.of_flags(flags, tp=4).gpus == 32
+    )
+    assert Layout.of_flags([*flags, "--enable-dp-attention"], tp=4) == Layout(tp=4, pp=2, workers=4)
+    assert Layout.of_flags(["--attn-dp-size=2"], tp=4) == Layout(tp=4, workers=2)
+    assert Layout.of_flags(["--dp=x", "--pp=0"], tp=1) == Layout()
+
+
+@given(st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+def test_a_larger_gpu_never_runs_fewer(less: int, more: int) -> None:
+    assert 16 <= usual(less) <= usual(less + more) <= 128

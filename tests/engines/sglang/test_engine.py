@@ -1,0 +1,485 @@
+"""The plugin inside stock SGLang on the CPU, with the example model: plumbing, inertness, refusals,
+memory.
+
+In lossless mode the slots hold float32 rows, so greedy tokens must equal those of the stock backend
+through chunked prefill, prefix hits, second turns and queues, with a transform that is not
+orthogonal. Two runs are there to show that this comparison can fail, and that rings and sinks are
+really read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from cache_oracle import general_set
+from engines import (
+    CHUNK,
+    ENGINE,
+    MODEL,
+    Engines,
+    eviction_groups,
+    needs_sglang,
+    plumbing_groups,
+    recall_prompts,
+    text_tokens,
+    window_groups,
+)
+from reference_server import ReferenceServer, equal_tokens
+from tiny_artifacts import artifact_files, manifest, payload, write_folder
+
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.sglang.metrics import INFO_LABELS, METRICS
+from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import load_model
+
+# An Engine starts in 10 to 20 seconds on two idle cores, and in minutes on busy ones.
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
+
+SINK, RECENT = 16, 32
+INT2 = {"kv_cache_dtype": "int2"}
+STOCK = {"attention_backend": "torch_native"}
+WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
+NEW = 24
+GROUPS = ["first", "again", "turn2", "longer", "many"]
+WINDOW_GROUPS = ["alone", "donor", "sharing"]
+EVICTION_GROUPS = ["made", "shared", "others", "gone"]
+
+
+def test_mode(mode: str, **extra: str) -> dict[str, str]:
+    """Variables of a test mode."""
+    return {**WINDOWS, "OSCAR_INT2_TEST_MODE": mode, "OSCAR_INT2_ALLOW_TEST_MODES": "1", **extra}
+
+
+test_mode.__test__ = False  # type: ignore[attr-defined]
+
+REFUSED: list[tuple[dict[str, Any], dict[str, str], str]] = [
+    ({}, {}, "--kv-cache-dtype int2 needs the rotations of an artifact"),
+    (
+        {"enable_hierarchical_cache": True},
+        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"},
+        "--enable-hierarchical-cache",
+    ),
+    (
+        {"attention_backend": "torch_native"},
+        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"},
+        "--attention-backend",
+    ),
+    (
+        {"enable_memory_saver": True},
+        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"},
+        "--enable-memory-saver",
+    ),
+    (
+        {},
+        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL", "SGLANG_OSCAR_K_CLIP": "1"},
+        "no setting is called",
+    ),
+    ({}, {"OSCAR_INT2_ROTATION_PATH": "/nowhere"}, "no such folder of rotations"),
+    (
+        {"kv_cache_dtype": "auto", **STOCK},
+        {"OSCAR_INT2_SINK_SIZE": "3", "OSCAR_INT2_FROM_FLAGS": "OSCAR_INT2_SINK_SIZE"},
+        "--oscar-sink-size needs --kv-cache-dtype int2",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    folder = tmp_path_factory.mktemp("engines")
+    orthogonal = write_folder(folder / "orthogonal", artifact_files())
+    general = write_folder(
+        folder / "general",
+        {f"{s}.pt": rotation_bytes(general_set(s, 4, 2, 64, seed=i)) for i, s in enumerate("kv")},
+    )
+    groups, windows = plumbing_groups(text_tokens()), window_groups(text_tokens(), SINK)
+    evictions = eviction_groups(text_tokens(), 96)
+    few_blocks = {
+        "OSCAR_INT2_SINK_SIZE": "96",
+        "OSCAR_INT2_RECENT_SIZE": "8",
+        "OSCAR_INT2_IDLE_SINKS": "0",
+    }
+    tail_off = {"OSCAR_INT2_ROTATION_PATH": str(orthogonal), "OSCAR_INT2_WINDOW_ON_HIT": "int2"}
+    runs = Engines(folder)
+    refused = [
+        {
+            "engine": {**INT2, **engine},
+            "env": {n: v.replace("ORTHOGONAL", str(orthogonal)) for n, v in env.items()},
+        }
+        for engine, env, _ in REFUSED
+    ]
+    runs.start(
+        "stock",
+        env={"SGLANG_PLUGINS": "none"},
+        job={"engine": STOCK, "groups": [*groups, *windows, *evictions], "probe": True},
+    )
+    runs.start(
+        "lossless",
+        env=test_mode("lossless", OSCAR_INT2_ROTATION_PATH=str(general)),
+        job={"engine": {**INT2, "max_running_requests": None}, "groups": groups},
+    )
+    idle = {"engine": STOCK, "groups": groups, "probe": True, "heads": True, "refused": refused}
+    runs.start("idle", env={}, job=idle)
+    runs.start(
+        "tail_off", env=test_mode("lossless", **tail_off), job={"engine": INT2, "groups": groups}
+    )
+    runs.start(
+        "mutant",
+        env=test_mode("lossless", OSCAR_INT2_TEST_MUTANT="keep_stale_rows", **tail_off),
+        job={"engine": INT2, "groups": groups},
+    )
+    runs.start(
+        "poison",
+        env={**test_mode("poison", **tail_off), "OSCAR_INT2_RECENT_SIZE": "512"},
+        job={"engine": INT2, "groups": windows},
+    )
+    for name, mutant in (("few_blocks", ""), ("early", "publish_early")):
+        mode = test_mode(
+            "lossless", OSCAR_INT2_ROTATION_PATH=str(orthogonal), OSCAR_INT2_TEST_MUTANT=mutant
+        )
+        engine = {**INT2, "max_running_requests": 3}
+        runs.start(name, env={**mode, **few_blocks}, job={"engine": engine, "groups": evictions})
+    runs.start(
+        "int2",
+        env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
+        job={"engine": {**INT2, "enable_metrics": True}, "groups": one_at_a_time()},
+        spawn=True,  # prometheus_client looks at the environment when it is imported
+    )
+    runs.start(
+        "clip",
+        env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
+        job={"engine": INT2, "groups": one_at_a_time(), "mutant": "clip_one_rank_lower"},
+    )
+    yield runs
+    runs.close()
+
+
+def one_at_a_time() -> list[dict[str, Any]]:
+    """Requests that never share a batch, so that every chunk has the full size: recall prompts,
+    hits, second turns."""
+    prompts = recall_prompts()
+    groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
+    groups += [{"name": f"hit{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
+    turn = {"of": ["new0", 0], "append": prompts[1][40:90]}
+    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
+
+
+def answers(
+    run: dict[str, Any], what: str = "tokens", names: Sequence[str] = GROUPS
+) -> dict[str, Any]:
+    return {name: run["groups"][name][what] for name in names}
+
+
+def report_of(run: dict[str, Any]) -> dict[str, Any]:
+    (report,) = run["reports"]
+    return dict(report)
+
+
+def test_every_hook_has_its_place_in_this_version(engines: Engines) -> None:
+    probe = engines.result("idle")["probe"]
+    assert probe["missing"] == [] and probe["unpatched"] == []
+    assert (probe["dtype"], probe["written"], probe["attribute"]) == ("int2", "3", False)
+
+
+def test_heads_of_a_rank_are_those_that_it_loads(engines: Engines) -> None:
+    """For 2, 4 and 8 KV heads on 1, 2, 4 and 8 ranks, also where several ranks hold one head."""
+    for found in engines.result("idle")["heads"]:
+        assert found["ours"] == found["k"] == found["v"], found
+
+
+def test_an_installed_plugin_changes_nothing_while_it_is_not_used(engines: Engines) -> None:
+    stock, idle = engines.result("stock"), engines.result("idle")
+    assert answers(idle) == answers(stock)
+    assert answers(idle, "cached") == answers(stock, "cached")
+    assert stock["probe"]["patched"] == [] and idle["probe"]["unpatched"] == []
+
+
+def test_what_cannot_be_served_does_not_start(engines: Engines) -> None:
+    for said, (_, _, text) in zip(engines.result("idle")["refused"], REFUSED, strict=True):
+        assert text in said
+
+
+def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> None:
+    assert answers(engines.result("lossless")) == answers(engines.result("stock"))
+
+
+def test_a_hit_leaves_the_window_to_prefill(engines: Engines) -> None:
+    stock, ours = (answers(engines.result(name), "cached") for name in ("stock", "lossless"))
+    prompts = answers(engines.result("stock"), "prompts")
+    for name in ("again", "turn2", "longer"):
+        for length, hit, capped in zip(
+            map(len, prompts[name]), stock[name], ours[name], strict=True
+        ):
+            assert capped == max(0, min(hit, length - RECENT))
+    assert ours["turn2"][0] > 100
+    assert ours["longer"] == [63 - RECENT]  # the first tokens are a prompt of 9 and its answer
+
+
+@pytest.mark.parametrize("name", ["lossless", "int2", "few_blocks"])
+def test_a_hit_keeps_its_first_tokens(engines: Engines, name: str) -> None:
+    report = report_of(engines.result(name))
+    assert report["reads"]["slot"] > report["reads"]["slot_sink"] == 0
+    assert report["sinks"]["hits"] > 0 == report["sinks"]["lost"]
+
+
+def test_a_lost_block_makes_the_prompt_start_again(engines: Engines) -> None:
+    run, stock = engines.result("few_blocks"), engines.result("stock")
+    assert answers(run, names=EVICTION_GROUPS) == answers(stock, names=EVICTION_GROUPS)
+    prompts, cached = (answers(run, what, EVICTION_GROUPS) for what in ("prompts", "cached"))
+    assert cached["shared"] == [len(prompt) - 8 for prompt in prompts["shared"]]
+    assert cached["gone"][:2] == [0, 0]
+    assert answers(stock, "cached", EVICTION_GROUPS)["gone"][1] > 96
+    report = report_of(run)
+    assert report["sinks"]["forced_misses"] >= 1
+
+
+def test_a_block_shared_too_early_is_noticed(engines: Engines) -> None:
+    """By the hit: in one batch the plain executor writes the rest of the block before the next
+    request reads it, so the tokens may be right by luck."""
+    early, right = (
+        answers(engines.result(name), "cached", EVICTION_GROUPS) for name in ("early", "few_blocks")
+    )
+    assert {name for name in early if early[name] != right[name]} == {"gone"}
+
+
+def test_rings_alone_stay_right_without_the_tail(engines: Engines) -> None:
+    assert answers(engines.result("tail_off")) == answers(engines.result("stock"))
+    assert answers(engines.result("tail_off"), "cached") == answers(
+        engines.result("stock"), "cached"
+    )
+
+
+def test_the_comparison_notices_stale_rows(engines: Engines) -> None:
+    assert answers(engines.result("mutant")) != answers(engines.result("stock"))
+
+
+def test_windows_are_really_read(engines: Engines) -> None:
+    """Every slot holds nonsense; the last two prompts find exactly their first tokens in the prefix
+    cache."""
+    run, stock = engines.result("poison"), engines.result("stock")
+    assert answers(run, names=WINDOW_GROUPS) == answers(stock, names=WINDOW_GROUPS)
+    assert run["groups"]["sharing"]["cached"] == [SINK, SINK]
+    report = report_of(run)
+    assert report["sinks"]["hits"] == 2
+    assert report["reads"]["slot"] == 0
+    assert min(report["reads"][name] for name in ("extend", "decode", "ring", "sink")) > 0
+
+
+@pytest.mark.parametrize("name", ["lossless", "tail_off", "poison"])
+def test_every_hook_ran_in_the_worker(engines: Engines, name: str) -> None:
+    (report,) = engines.result(name)["reports"]
+    wanted = {
+        "kv_dtype",
+        "slot_bytes",
+        "budget",
+        "rows",
+        "pool",
+        "alloc",
+        "match",
+        "admit",
+        "release",
+    }
+    assert {*report["fired"]} - {"flush"} == (wanted | {"tail"} if name == "lossless" else wanted)
+
+
+@pytest.mark.parametrize("name", ["lossless", "poison", "few_blocks"])
+def test_memory_is_what_was_taken_from_the_budget(engines: Engines, name: str) -> None:
+    (report,) = engines.result(name)["reports"]
+    facts = report["facts"]
+    assert facts["subtracted"] == report["side_store"] + report["transforms"]
+    assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
+    assert report["kv_size"] == report["slot_store"] + report["side_store"]
+    rows = {"lossless": 65, "few_blocks": 4}.get(name, ENGINE["max_running_requests"] + 1)
+    assert report["rows"] == rows
+    assert report["blocks"] == (rows if name == "few_blocks" else 2 * rows - 1)
+
+
+def test_the_pool_keeps_its_contract(engines: Engines) -> None:
+    pool = engines.result("idle")["pool"]
+    assert pool["bytes"] == pool["allocated"] > 0
+    assert pool["slots"] == 32 + 4
+    assert pool["probes"] == [[0, 2, 64]] * 4
+    assert pool["moved"]
+    assert pool["fused_write"] == {"ours": False, "bfloat16": True}
+    assert len(pool["refused"]) == 5
+    assert all(
+        text == f"oscar-zoo INT2 KV cache: {name} is not supported"
+        for name, text in pool["refused"].items()
+    )
+
+
+def test_start_up_tells_artifact_settings_and_memory(engines: Engines) -> None:
+    log = engines.log("lossless")
+    for part in (
+        "INT2 KV cache: artifact sha256:",
+        "sink 16 (environment)",
+        "k_clip 0.96 (default)",
+        "token slots of",
+    ):
+        assert part in log
+
+
+def test_metrics_count_what_requests_did(engines: Engines) -> None:
+    """One request after the other, and their prefix hits are known, so every number is."""
+    run = engines.result("int2")
+    found = {sample["name"]: sample for sample in run["metrics"]}
+    value = {name: sample["value"] for name, sample in found.items()}
+    requests = [(len(g["prompts"][0]), g["cached"][0]) for g in run["groups"].values()]
+    hits = [(length, cached) for length, cached in requests if cached]
+    assert len(hits) == 4
+    # A second turn hits all of the first, so the cut is not what ended it.
+    tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
+    rows = ENGINE["max_running_requests"]
+    assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
+        "capacity_tokens": ENGINE["max_total_tokens"],
+        "used_tokens": 0,
+        "evictable_tokens": value["sglang:kv_evictable_tokens"],
+        "capacity_ring_rows": rows,
+        "used_ring_rows": 0,
+        "capacity_sink_blocks": 2 * rows,
+        "used_sink_blocks": 0,
+        "idle_sink_blocks": 3,
+        "sink_hits_total": len(hits),
+        "sink_misses_total": 0,
+        "tail_tokens_total": tails,
+        "bits_per_element": 2 + 32 / 64,
+        "artifact_info": 1,
+    }
+    assert tails == 3 * RECENT and value["sglang:kv_evictable_tokens"] > 1000
+    labels = found["sglang:kv_used_tokens"]["labels"]
+    for metric in METRICS:
+        own = INFO_LABELS if metric.name == "artifact_info" else ()
+        assert found[metric.full_name]["labels"].keys() == {*labels, *own}
+    shown = found["oscar_int2_artifact_info"]["labels"]
+    assert shown["digest"] == manifest(payload()).digest
+    assert (shown["sink"], shown["recent"], shown["k_clip"], shown["group_size"]) == (
+        "16",
+        "32",
+        "0.96",
+        "64",
+    )
+
+
+@pytest.mark.parametrize("name", ["stock", "lossless", "tail_off"])
+def test_nothing_is_exported_unless_asked(engines: Engines, name: str) -> None:
+    assert "metrics" not in engines.result(name)
+    assert all("metrics" not in report["fired"] for report in engines.result(name)["reports"])
+
+
+def test_the_server_says_what_it_serves(engines: Engines) -> None:
+    run = engines.result("int2")
+    (info,), (report,) = run["info"], run["reports"]
+    given = manifest(payload())
+    assert info["artifact"] == {
+        "name": None,
+        "digest": given.digest,
+        "id": given.id,
+        "format_version": 1,
+        "transform": {"k": "oscar", "v": "oscar"},
+    }
+    clip = given.recipe.clip
+    recipe = {
+        "sink": SINK,
+        "recent": RECENT,
+        "k_clip": clip.k,
+        "v_clip": clip.v,
+        "window_on_hit": "recompute",
+    }
+    assert recipe.items() <= info["recipe"].items()
+    assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
+        ("k_clip", "v_clip", "group_size"), "recipe"
+    )
+    assert info["bits_per_element"] == 2.5 and info["test_mode"] is None
+    memory = info["memory"]
+    assert (
+        memory["token_slots"] == report["tokens"]
+        and memory["side_store_bytes"] == report["side_store"]
+    )
+    assert (
+        memory["transform_bytes"] == report["transforms"]
+        and memory["request_rows"] == report["rows"]
+    )
+    elements = 4 * 2 * (64 + 64) * memory["token_slots"]
+    spent = (
+        memory["slot_bytes"] * memory["token_slots"] + report["side_store"] + report["transforms"]
+    )
+    assert info["bits_per_element_in_all"] == pytest.approx(8 * spent / elements)
+    assert engines.result("lossless")["info"][0]["test_mode"] == "lossless"
+    assert engines.result("idle")["info"] == [None]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceServer:
+    model = load_model(str(MODEL), dtype="float32")
+    recipe = manifest(payload()).recipe.model_copy(
+        update={"windows": Windows(sink=SINK, recent=RECENT)}
+    )
+    k, v = (read_rotation(data, what=name) for name, data in payload().items())
+    return ReferenceServer(model, CacheSpec(k, v, recipe), CHUNK)
+
+
+def test_int2_tokens_are_those_of_the_reference(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    """Chunked prefill over INT2 history; then the same prompts again and a second turn, whose
+    prefix is a cache hit."""
+    groups = engines.result("int2")["groups"]
+    donors = [reference.generate(ids, NEW) for ids in recall_prompts()]
+    equal = 0
+    for i, donor in enumerate(donors):
+        assert donor.prompt > SINK + RECENT + 100 and groups[f"new{i}"]["cached"] == [0]
+        equal += equal_tokens(groups[f"new{i}"]["tokens"][0], donor)
+        cached = donor.prompt - RECENT
+        assert groups[f"hit{i}"]["cached"] == [cached]
+        equal += equal_tokens(
+            groups[f"hit{i}"]["tokens"][0],
+            reference.generate(donor.ids[: donor.prompt], NEW, donor, cached),
+        )
+    (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]
+    if groups["new0"]["tokens"] == [donors[0].answer]:
+        assert len(turn) - 50 - cached in (0, 1)
+        equal += equal_tokens(
+            groups["turn2"]["tokens"][0], reference.generate(turn, NEW, donors[0], cached)
+        )
+    assert equal > 0.7 * NEW * len(groups)
+
+
+def test_the_reference_is_the_librarys(reference: ReferenceServer) -> None:
+    """The reference adds prefix hits to `evaluate.generate`; without a hit the two must agree."""
+    ids = recall_prompts()[0]
+    tokens = greedy_generate(
+        reference.model, ids, cache=reference.spec, max_new_tokens=NEW, chunk_size=CHUNK
+    )
+    equal_tokens(tokens, reference.generate(ids, NEW))
+
+
+def test_another_chunk_size_gives_other_tokens(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    """So the comparison above does depend on which tokens are read as INT2."""
+    other = ReferenceServer(reference.model, reference.spec, 300)
+    answers = [other.generate(ids, NEW).answer for ids in recall_prompts()]
+    assert answers != [
+        engines.result("int2")["groups"][f"new{i}"]["tokens"][0] for i in range(len(answers))
+    ]
+
+
+def test_the_reference_notices_a_clip_one_rank_lower(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    with pytest.raises(AssertionError, match="which leads by"):
+        for i, ids in enumerate(recall_prompts()):
+            equal_tokens(
+                engines.result("clip")["groups"][f"new{i}"]["tokens"][0],
+                reference.generate(ids, NEW),
+            )
+
+
+def test_int2_reads_every_tier(engines: Engines) -> None:
+    report = report_of(engines.result("int2"))
+    assert min(number for tier, number in report["reads"].items() if tier != "slot_sink") > 0
+    assert report["facts"]["slot_bytes"] == 4 * 2 * 2 * (16 + 4)

@@ -1,0 +1,169 @@
+"""Metrics: what is counted, how it is published, and that the documentation lists all of it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oscar_zoo.engines.sglang.compat import request_rows
+from oscar_zoo.engines.sglang.metrics import (
+    INFO_LABELS,
+    METRICS,
+    PREFIX,
+    Exporter,
+    PrefixHits,
+    sink_sources,
+)
+from oscar_zoo.runtime.sink_blocks import PromptKey, SinkBlocks
+
+prometheus = pytest.importorskip("prometheus_client")
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+LABELS = {"model_name": "tiny", "tp_rank": 0}
+INFO = dict.fromkeys(INFO_LABELS, 1) | {"digest": "sha256:ab"}
+
+
+def exporter(
+    sources: dict[str, Callable[[], float]], labels: dict[str, Any] = LABELS
+) -> tuple[Exporter, Any]:
+    registry = prometheus.CollectorRegistry()
+    made = Exporter(
+        labels,
+        {**{metric.name: lambda: 0 for metric in METRICS}, **sources},
+        INFO,
+        gauge=functools.partial(prometheus.Gauge, registry=registry),
+        counter=functools.partial(prometheus.Counter, registry=registry),
+    )
+    return made, registry
+
+
+def test_everything_is_there_from_the_start() -> None:
+    _, registry = exporter({"capacity_tokens": lambda: 512})
+    text = prometheus.generate_latest(registry).decode()
+    values = dict(re.findall(r"^(oscar_int2_[a-z_]+)\{.*\} (\S+)$", text, re.MULTILINE))
+    assert set(values) - {f"{name.removesuffix('_total')}_created" for name in values} == {
+        m.full_name for m in METRICS
+    }
+    assert (
+        values["oscar_int2_capacity_tokens"] == "512.0"
+        and values["oscar_int2_artifact_info"] == "1.0"
+    )
+
+
+def test_an_update_reads_the_sources() -> None:
+    now = {"used_tokens": 3, "sink_misses_total": 2}
+    made, registry = exporter({name: functools.partial(now.__getitem__, name) for name in now})
+    for used, misses, shown in ((7, 5, 5), (1, 5, 5), (2, 4, 5), (2, 6, 7)):
+        now.update(used_tokens=used, sink_misses_total=misses)
+        made.update()
+        assert registry.get_sample_value("oscar_int2_used_tokens", labels()) == used
+        # A source that starts again from less never makes a counter fall.
+        assert registry.get_sample_value("oscar_int2_sink_misses_total", labels()) == shown
+
+
+def test_a_label_of_the_user_with_one_of_our_names_is_no_accident() -> None:
+    _, registry = exporter({}, {**LABELS, "digest": "mine"})
+    shown = {name: str(value) for name, value in INFO.items()}
+    assert registry.get_sample_value("oscar_int2_artifact_info", {**labels(), **shown}) == 1
+
+
+def test_a_metric_without_a_source_is_a_mistake() -> None:
+    with pytest.raises(KeyError):
+        Exporter(LABELS, {}, INFO, gauge=prometheus.Gauge, counter=prometheus.Counter)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_requests_of_all_versions_are_counted_alike(kept: bool) -> None:
+    tokens = {"origin_input_ids": [1] * 90, "output_ids": [2] * 10}
+    row = 3 if kept else None
+    requests = (  # 0.5.17, 0.5.21, 0.5.23
+        SimpleNamespace(**tokens, kv=None, req_pool_idx=row, prefix_indices=[0] * 68),
+        SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_indices=[0] * 68),
+        SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_len=68),
+    )
+    assert list(request_rows.new_requests(requests)) == ([] if kept else [(100, 68)] * 3)
+
+
+def labels() -> dict[str, str]:
+    return {name: str(value) for name, value in LABELS.items()}
+
+
+@pytest.mark.parametrize(
+    ("page", "length", "cached", "tail"),
+    [
+        (1, 100, 0, 0),
+        (1, 100, 68, 32),
+        (1, 100, 40, 0),
+        (16, 100, 64, 36),
+        (16, 100, 48, 0),
+        (16, 33, 0, 0),
+    ],
+)
+def test_a_hit_that_was_cut_leaves_a_tail(page: int, length: int, cached: int, tail: int) -> None:
+    hits = PrefixHits(recent=32, page_size=page)
+    hits.see([(length, cached)])
+    assert hits.tail_tokens == tail
+    off = PrefixHits(recent=0, page_size=page)
+    off.see([(length, cached), (length, length)])
+    assert off.tail_tokens == 0
+
+
+def test_sinks_are_counted_by_their_blocks() -> None:
+    sinks = SinkBlocks(2, num_blocks=4, recent=8)
+    prompts = [PromptKey((), ids, 20) for ids in ((1, 2), (1, 2), (3, 4))]
+    sinks.expect([1], prompts[:1])
+    sinks.begin([(1, 0)])
+    sinks.launched([1], [20])
+    sinks.expect([2, 3], prompts[1:])
+    sinks.begin([(2, 12), (3, 0)])
+    sinks.free(1, prompts[0])
+    sinks.free(2, prompts[1])
+    assert {name: read() for name, read in sink_sources(sinks).items()} == {
+        "capacity_sink_blocks": 3,
+        "used_sink_blocks": 1,
+        "idle_sink_blocks": 1,
+        "sink_hits_total": 1,
+        "sink_misses_total": 0,
+    }
+    assert not any(read() for read in sink_sources(SinkBlocks(0, num_blocks=4, recent=8)).values())
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert (
+            re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
+            and metric.full_name == PREFIX + metric.name
+        )
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.help.endswith(".")
+
+
+def test_the_documentation_lists_every_metric() -> None:
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \| ([a-z]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(metric.full_name, metric.kind, metric.help) for metric in METRICS]
+    assert all(f"`{label}`" in PAGE.read_text() for label in INFO_LABELS)
+
+
+def test_a_server_without_metrics_does_not_import_the_client() -> None:
+    code = """
+import sys
+from types import SimpleNamespace
+from oscar_zoo.engines.sglang.hooks import observation
+from oscar_zoo.engines.sglang import fired_hooks
+fired_hooks.FIRED.add("pool")
+observation.metrics(None, SimpleNamespace(current_scheduler_metrics_enabled=False))
+observation.update_metrics(None, SimpleNamespace())
+observation.prefix_hits(SimpleNamespace(), None)
+assert "metrics" not in fired_hooks.FIRED
+assert "prometheus_client" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

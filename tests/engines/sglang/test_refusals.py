@@ -1,0 +1,345 @@
+"""Refusals: each row is hit by the configuration it is about, and its sentence says what and why.
+
+First with plain objects, then with what the installed SGLang makes of a command line, a model and
+an attention layer.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engines import environment, needs_sglang
+from sglang_forks import shared
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.engines.sglang import config_refusals, refusals
+from oscar_zoo.engines.sglang.settings import BACKEND
+from oscar_zoo.errors import UnsupportedModel, UsageError
+
+NORMAL: dict[str, Any] = {
+    "attention_backend": BACKEND,
+    "prefill_attention_backend": None,
+    "decode_attention_backend": None,
+    "speculative_algorithm": None,
+    "disaggregation_mode": "null",
+    "enable_hierarchical_cache": False,
+    "dcp_size": 1,
+    "device": "cuda",
+    "cuda_graph_config": SimpleNamespace(
+        decode=SimpleNamespace(backend="disabled"), prefill=SimpleNamespace(backend="disabled")
+    ),
+}
+
+
+def graphs(decode: str, prefill: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        decode=SimpleNamespace(backend=decode), prefill=SimpleNamespace(backend=prefill)
+    )
+
+
+SERVER_CASES = {
+    "--attention-backend": {"attention_backend": "triton"},
+    "--speculative-algorithm": {"speculative_algorithm": "EAGLE"},
+    "--disaggregation-mode": {"disaggregation_mode": "decode"},
+    "--enable-hierarchical-cache": {"enable_hierarchical_cache": True},
+    "--enable-lmcache": {"enable_lmcache": True},
+    "--enable-flexkv": {"enable_flexkv": True},
+    "--enable-unified-cache-external-linker": {"enable_unified_cache_external_linker": True},
+    "--radix-cache-backend": {"radix_cache_backend": "another"},
+    "--enable-hisparse": {"enable_hisparse": True},
+    "--enable-kv-cache-sharding": {"enable_kv_cache_sharding": True},
+    "--enable-unified-memory": {"enable_unified_memory": True},
+    "--enable-page-major-kv-layout": {"enable_page_major_kv_layout": True},
+    "--enable-memory-saver": {"enable_memory_saver": True},
+    "--enable-pdmux": {"enable_pdmux": True},
+    "--enable-two-batch-overlap": {"enable_two_batch_overlap": True},
+    "--enable-streaming-session": {"enable_streaming_session": True},
+    "--dcp-size": {"dcp_size": 2},
+    "--attn-cp-size": {"attn_cp_size": 2},
+    "--enable-prefill-cp": {"enable_prefill_cp": True},
+    "--dllm-algorithm": {"dllm_algorithm": "LowConfidence"},
+    "--prefill-only-disable-kv-cache": {"prefill_only_disable_kv_cache": True},
+    "--enable-mis": {"enable_mis": True},
+    "--kv-canary": {"kv_canary": "log"},
+    "--enable-nvidia-megakernel": {"enable_nvidia_megakernel": True},
+    "--cuda-graph-backend-prefill full": {"cuda_graph_config": graphs("disabled", "full")},
+}
+MODEL_CASES = {
+    "MLA": {"attention_arch": SimpleNamespace(name="MLA")},
+    "a sliding-window hybrid model": {"is_hybrid_swa": True},
+    "a model with attention sinks as weights": {"has_attention_sinks": True},
+    "an encoder-decoder model": {"is_encoder_decoder": True},
+    "chunked local attention": {"attention_chunk_size": 8192},
+}
+LAYER_CASES = {
+    "sliding_window_size": {"sliding_window_size": 127},
+    "logit_cap": {"logit_cap": 30.0},
+    "xai_temperature_len": {"xai_temperature_len": 1024},
+    "cross attention": {"is_cross_attention": True},
+    "attention that is not causal": {"attn_type": SimpleNamespace(value="encoder_only")},
+}
+
+
+SINCE = {
+    "--enable-kv-cache-sharding": (0, 5, 23),
+    "--enable-nvidia-megakernel": (0, 5, 23),
+    "--enable-unified-cache-external-linker": (0, 5, 21),
+}
+"""Flags that the oldest supported SGLang does not have yet."""
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "": QWEN3,
+    "MLA": {
+        **QWEN3,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+    },
+    "a sliding-window hybrid model": {
+        **QWEN3,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 128,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "a model with linear-attention layers": {
+        **QWEN3,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+}
+
+
+def test_an_ordinary_server_passes() -> None:
+    refusals.check_server(SimpleNamespace(**NORMAL), {}, eager_only=True)
+    refusals.check_server(SimpleNamespace(), {}, eager_only=True)
+    refusals.check_model(
+        SimpleNamespace(attention_arch=SimpleNamespace(name="MHA"), is_hybrid_swa=False)
+    )
+    decoder = SimpleNamespace(
+        sliding_window_size=-1,
+        logit_cap=0.0,
+        xai_temperature_len=-1,
+        attn_type=SimpleNamespace(value="decoder"),
+    )
+    refusals.check_layers([decoder, SimpleNamespace()])
+
+
+def test_every_row_has_a_case() -> None:
+    for rows, cases in (
+        (refusals.SERVER, SERVER_CASES),
+        (refusals.MODEL, MODEL_CASES),
+        (refusals.LAYER, LAYER_CASES),
+    ):
+        assert [row.name for row in rows] == list(cases)
+
+
+@pytest.mark.parametrize("name", SERVER_CASES)
+def test_server_rows(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        refusals.check_server(
+            SimpleNamespace(**{**NORMAL, **SERVER_CASES[name]}), {}, eager_only=False
+        )
+    assert_says(name, caught.value)
+
+
+@pytest.mark.parametrize("name", MODEL_CASES)
+def test_model_rows(name: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        refusals.check_model(SimpleNamespace(**MODEL_CASES[name]))
+    assert_says(name, caught.value)
+
+
+@pytest.mark.parametrize("name", LAYER_CASES)
+def test_layer_rows(name: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        refusals.check_layers([SimpleNamespace(), SimpleNamespace(**LAYER_CASES[name])])
+    assert_says(name, caught.value)
+
+
+def test_the_plain_executor_refuses_cuda_graphs_and_only_on_a_gpu() -> None:
+    config = SimpleNamespace(**{**NORMAL, "cuda_graph_config": graphs("full", "disabled")})
+    refusals.check_server(config, {}, eager_only=False)
+    with pytest.raises(UsageError, match="CUDA graphs") as caught:
+        refusals.check_server(config, {}, eager_only=True)
+    assert "--disable-cuda-graph" in str(caught.value.hint)
+    config.device = "cpu"
+    refusals.check_server(config, {}, eager_only=True)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in refusals.ENVIRONMENT])
+def test_environment_rows(name: str) -> None:
+    refusals.check_server(SimpleNamespace(**NORMAL), {name: "0"}, eager_only=False)
+    with pytest.raises(UsageError, match=f"{name} does not work with an INT2 KV cache: ") as caught:
+        refusals.check_server(SimpleNamespace(**NORMAL), {name: "true"}, eager_only=False)
+    assert caught.value.hint == f"unset {name}"
+
+
+@pytest.mark.parametrize("value", ["on", "false", "0", ""])
+def test_a_variable_that_sglang_reads_as_false_is_not_refused(value: str) -> None:
+    for name, _ in refusals.ENVIRONMENT:
+        refusals.check_server(SimpleNamespace(**NORMAL), {name: value}, eager_only=False)
+
+
+def test_beam_search_is_refused_per_request() -> None:
+    assert [row.name for row in refusals.REQUEST] == ["beam_width"]
+    for params in (
+        SimpleNamespace(),
+        SimpleNamespace(beam_width=None),
+        SimpleNamespace(beam_width=1),
+    ):
+        refusals.check_request(params)
+    with pytest.raises(
+        UsageError, match=r"beam_width does not work with an INT2 KV cache: .* Instead: n, "
+    ):
+        refusals.check_request(SimpleNamespace(beam_width=2))
+
+
+def test_what_to_do_instead_works_for_everybody() -> None:
+    """`oscar-zoo serve` takes no other KV cache after `--`, so the stock cache is offered with a
+    command of its own."""
+    rows = (
+        *refusals.SERVER,
+        *refusals.MODEL,
+        *refusals.LAYER,
+        *config_refusals.CONFIG,
+        refusals.LINEAR,
+    )
+    for row in rows:
+        assert (
+            "--kv-cache-dtype" not in row.instead
+            or "python -m sglang.launch_server --model-path" in row.instead
+        )
+    assert sum("--kv-cache-dtype auto" in row.instead for row in refusals.MODEL) == len(
+        refusals.MODEL
+    )
+
+
+def test_linear_layers_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="linear-attention"):
+        refusals.check_model(SimpleNamespace(), linear_layers=True)
+
+
+def model_folder(folder: Path, config: dict[str, Any]) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str | None]]:
+    """What is said to the command lines, models and layers of the installed SGLang."""
+    folder = tmp_path_factory.mktemp("refusals")
+
+    def argv(name: str, attributes: dict[str, Any]) -> list[str]:
+        (value,) = attributes.values()
+        return [*name.split(), *([] if value is True or " " in name else [str(value)])]
+
+    def plain(attributes: dict[str, Any]) -> dict[str, Any]:
+        return {name: getattr(value, "value", value) for name, value in attributes.items()}
+
+    cases = {
+        "flags": {
+            "": [],
+            **{name: argv(name, attributes) for name, attributes in SERVER_CASES.items()},
+        },
+        "models": {
+            name: model_folder(folder / str(i), config)
+            for i, (name, config) in enumerate(MODELS.items())
+        },
+        "layers": {"": {}, **{name: plain(attributes) for name, attributes in LAYER_CASES.items()}},
+    }
+    out, log = folder / "out.json", folder / "log"
+    env = {"SGLANG_PLUGINS": "none"}
+    code = shared().call("refusal_child:collect", folder, log, env, cases=cases, out=str(out))
+    assert code == 0, log.read_text()[-2000:]
+    said: dict[str, dict[str, str | None]] = json.loads(out.read_text())
+    return said
+
+
+@needs_sglang
+@pytest.mark.sglang
+@pytest.mark.parametrize("kind", ["flags", "models", "layers"])
+def test_what_sglang_makes_of_it_is_refused_by_name(
+    installed: dict[str, dict[str, str | None]], kind: str
+) -> None:
+    number = tuple(map(int, version("sglang").split(".")[:3]))
+    for name, said in installed[kind].items():
+        if number < SINCE.get(name, number):
+            assert said is None
+        else:
+            assert said is not None, f"this SGLang has no {name}"
+            assert (
+                said.startswith(f"{name} does not work with an INT2 KV cache: ")
+                if name
+                else said == ""
+            )
+
+
+@needs_sglang
+@pytest.mark.sglang
+def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
+    """There are none to load: the folder holds nothing but the configuration."""
+    rotations = write_folder(tmp_path / "rotations", artifact_files())
+    model = model_folder(tmp_path / "model", MODELS["a sliding-window hybrid model"])
+    flags = {
+        "model-path": model,
+        "kv-cache-dtype": "int2",
+        "oscar-rotation-path": rotations,
+        "device": "cpu",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "sglang.launch_server",
+        "--skip-tokenizer-init",
+        "--disable-cuda-graph",
+    ]
+    done = subprocess.run(
+        [*command, *(f"--{name}={value}" for name, value in flags.items())],
+        env=environment(SGLANG_PLUGINS="oscar"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert (
+        "\nerror: a sliding-window hybrid model does not work with an INT2 KV cache: "
+        in done.stderr
+    )
+
+
+def assert_says(name: str, error: UsageError) -> None:
+    assert error.message.startswith(f"{name} does not work with an INT2 KV cache: ")
+    reason = error.message.removeprefix(f"{name} does not work with an INT2 KV cache: ")
+    assert len(reason) > 10 and reason.endswith(".")
+    assert str(error.hint).startswith("instead: ")

@@ -1,0 +1,204 @@
+"""Settings: precedence, origins, and that no variable is ever ignored in silence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscar_zoo.engines.sglang import fork_environment
+from oscar_zoo.engines.sglang.settings import (
+    FORK_NAMES,
+    FROM_FLAGS,
+    MODEL,
+    OPTIONS,
+    EnvironmentAction,
+    RecipeValues,
+    Setting,
+    flags_given,
+    read_settings,
+    write_flag,
+)
+from oscar_zoo.errors import UsageError
+
+DIR = {"OSCAR_INT2_ROTATION_PATH": "/artifact"}
+RECIPE = RecipeValues(sink=32, recent=128, k_clip=0.9, v_clip=0.8, group_size=64)
+
+
+def flags(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment after a command line."""
+    environ = {} if environ is None else environ
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    for option in OPTIONS.values():
+        parser.add_argument(option.flag)
+    given_flags = vars(parser.parse_args(arguments))
+    for option in OPTIONS.values():
+        value = given_flags[option.flag[2:].replace("-", "_")]
+        if value is not None:
+            write_flag(option, value, environ)
+    return environ
+
+
+def test_defaults_are_the_published_recipe() -> None:
+    chosen = read_settings(DIR)
+    assert (chosen.sink, chosen.recent) == (Setting(64, "default"), Setting(256, "default"))
+    assert (chosen.k_clip, chosen.v_clip) == (Setting(0.96, "default"), Setting(0.92, "default"))
+    assert chosen.group_size == Setting(None, "default")
+    assert chosen.window_on_hit == Setting("recompute", "default")
+    assert chosen.source.value.folder == "/artifact"
+
+
+def test_flag_beats_environment_beats_recipe_beats_default() -> None:
+    environ = {**DIR, "OSCAR_INT2_SINK_SIZE": "8", "SGLANG_MIXED_KV_RECENT_TOKENS": "99"}
+    flags("--oscar-sink-size=16", environ=environ)
+    chosen = read_settings(environ, RECIPE)
+    assert chosen.sink == Setting(16, "flag")
+    assert chosen.recent == Setting(99, "environment")
+    assert chosen.k_clip == Setting(0.9, "recipe")
+    assert read_settings(environ, RecipeValues()).v_clip == Setting(0.92, "default")
+
+
+@pytest.mark.parametrize("name", FORK_NAMES)
+def test_a_variable_of_the_fork_loses_against_ours_with_one_warning(name: str) -> None:
+    environ = {**DIR, FORK_NAMES[name]: "0.25" if "clip" in name else "7"}
+    assert read_settings(environ, RECIPE).warnings == ()
+    environ[OPTIONS[name].variable] = "0.5" if "clip" in name else "9"
+    chosen = read_settings(environ, RECIPE)
+    assert getattr(chosen, name).value in (0.5, 9)
+    assert len(chosen.warnings) == 1 and FORK_NAMES[name] in chosen.warnings[0]
+
+
+def test_flags_survive_in_the_environment_of_a_child() -> None:
+    environ = flags("--oscar-rotation-path=/x", "--oscar-recent-size=32")
+    assert environ[FROM_FLAGS] == "OSCAR_INT2_ROTATION_PATH,OSCAR_INT2_RECENT_SIZE"
+    assert flags_given(environ) == ("--oscar-rotation-path", "--oscar-recent-size")
+    chosen = read_settings(environ)
+    assert chosen.source.origin == chosen.recent.origin == "flag"
+    assert "recent 32 (flag)" in chosen.describe() and "sink 64 (default)" in chosen.describe()
+
+
+def test_the_action_writes_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FROM_FLAGS, "")
+    monkeypatch.setenv("OSCAR_INT2_SINK_SIZE", "1")
+    parser = argparse.ArgumentParser()
+    option = OPTIONS["sink"]
+    parser.add_argument(
+        option.flag, action=EnvironmentAction, const=option, default=argparse.SUPPRESS
+    )
+    assert vars(parser.parse_args(["--oscar-sink-size", "5"])) == {}
+    assert os.environ["OSCAR_INT2_SINK_SIZE"] == "5"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--oscar-sink-size", "five"])
+    assert "--oscar-sink-size 'five'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "needs the rotations of an artifact"),
+        ({**DIR, "OSCAR_INT2_ARTIFACT": "Qwen3-8B"}, "exclude each other"),
+        ({"SGLANG_OSCAR_K_ROTATION_PATH": "k.pt"}, "one is missing"),
+        ({**DIR, "OSCAR_INT2_SINK_SIZE": "-1"}, "OSCAR_INT2_SINK_SIZE '-1'"),
+        ({**DIR, "OSCAR_INT2_RECENT_SIZE": "0"}, "must be at least 1"),
+        ({**DIR, "SGLANG_OSCAR_K_CLIP_RATIO": "1.5"}, "SGLANG_OSCAR_K_CLIP_RATIO '1.5'"),
+        ({**DIR, "OSCAR_INT2_WINDOW_ON_HIT": "maybe"}, "must be recompute or int2"),
+        ({**DIR, "OSCAR_INT2_TEST_MODE": "lossless"}, "is for the test suite"),
+        (
+            {**DIR, "OSCAR_INT2_TEST_MODE": "exact", "OSCAR_INT2_ALLOW_TEST_MODES": "1"},
+            "no test mode",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text) as caught:
+        read_settings(environ)
+    assert caught.value.hint
+
+
+def test_the_two_files_of_the_fork_are_a_source() -> None:
+    environ = {"SGLANG_OSCAR_K_ROTATION_PATH": "k.pt", "SGLANG_OSCAR_V_ROTATION_PATH": "v.pt"}
+    assert read_settings(environ).source.value.files == ("k.pt", "v.pt")
+    chosen = read_settings({**environ, **DIR})
+    assert chosen.source.value.folder == "/artifact" and len(chosen.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("SGLANG_OSCAR_K_CLIP", "SGLANG_OSCAR_K_CLIP_RATIO"),
+        ("SGLANG_MIXED_KV_PREFIX_TOKEN", "SGLANG_MIXED_KV_PREFIX_TOKENS"),
+        ("OSCAR_INT2_SINKSIZE", "OSCAR_INT2_SINK_SIZE"),
+    ],
+)
+def test_a_misspelt_name_is_an_error_with_the_nearest_one(name: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=name) as caught:
+        read_settings({**DIR, name: "1"})
+    assert nearest in str(caught.value.hint)
+
+
+@given(st.sampled_from(fork_environment.PREFIXES), st.from_regex(r"[A-Z_]{1,20}", fullmatch=True))
+def test_no_name_with_our_prefixes_passes_unread(prefix: str, rest: str) -> None:
+    name = prefix + rest
+    known = {
+        *fork_environment.HONOURED,
+        *fork_environment.NO_EFFECT,
+        *fork_environment.TEST_NAMES,
+        FROM_FLAGS,
+        MODEL,
+    }
+    known |= {
+        *fork_environment.ONLY,
+        fork_environment.SCALE_DTYPE,
+        *(o.variable for o in OPTIONS.values()),
+    }
+    if name not in known:
+        with pytest.raises(UsageError, match=name):
+            read_settings({**DIR, name: "1"})
+
+
+@pytest.mark.parametrize("name", sorted(fork_environment.NO_EFFECT))
+def test_settings_that_choose_an_implementation_only_warn(name: str) -> None:
+    assert [w for w in read_settings({**DIR, name: "1"}).warnings if "no effect here" in w]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("SGLANG_OSCAR_K_QUANTIZER", "pq", "int2"),
+        ("SGLANG_OSCAR_V_QUANTIZER", "lloyd", "INT2"),
+        ("SGLANG_MIXED_KV_HP_DTYPE", "float16", "bfloat16"),
+        ("SGLANG_LLOYD_MAX", "1", "0"),
+        ("SGLANG_LLOYD_MAX", "yes", "False"),
+        ("SGLANG_ENABLE_MIXED_KV_WINDOWS", "0", "1"),
+        ("SGLANG_ENABLE_MIXED_KV_WINDOWS", "off", "true"),
+    ],
+)
+def test_a_choice_of_the_fork_we_do_not_have(name: str, bad: str, good: str) -> None:
+    assert read_settings({**DIR, name: good}).warnings == ()
+    with pytest.raises(UsageError, match=f"{name}={bad} is not supported"):
+        read_settings({**DIR, name: bad})
+
+
+@pytest.mark.parametrize("family", sorted(fork_environment.REFUSED_FAMILIES))
+def test_families_we_do_not_have(family: str) -> None:
+    with pytest.raises(UsageError, match=f"{family}X is not supported"):
+        read_settings({**DIR, f"{family}X": "1"})
+
+
+def test_scales_are_16_bit() -> None:
+    assert "16 bit" in read_settings({**DIR, fork_environment.SCALE_DTYPE: "float32"}).warnings[0]
+
+
+def test_other_variables_of_sglang_are_not_ours() -> None:
+    assert read_settings({**DIR, "SGLANG_PLUGINS": "oscar", "PATH": "/bin"}).warnings == ()
+    assert fork_environment.present(
+        {"SGLANG_OSCAR_A": "", "SGLANG_MIXED_KV_B": "", "SGLANG_PLUGINS": ""}
+    ) == (
+        "SGLANG_MIXED_KV_B",
+        "SGLANG_OSCAR_A",
+    )

@@ -1,0 +1,161 @@
+"""The client against a real HTTP server on loopback that answers what SGLang answers, and much
+else."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.evaluate.server_client import Answer, Scored, ServerClient
+
+INFO = {
+    "version": "0.5.17",
+    "kv_cache_dtype": "int2",
+    "dtype": "float32",
+    "device": "cpu",
+    "chunked_prefill_size": 512,
+    "page_size": 16,
+    "disable_radix_cache": False,
+    "tp_size": 2,
+    "max_total_num_tokens": 1000,
+    "max_req_input_len": 90,
+}
+LOADS = {
+    "loads": [
+        {"max_total_num_tokens": 1000, "num_used_tokens": 30},
+        {"max_total_num_tokens": 9, "num_used_tokens": 0},
+    ]
+}
+Serve = Callable[[dict[str, Any]], ServerClient]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server with an answer (a status, or JSON, or text) per path."""
+    running: list[http.server.ThreadingHTTPServer] = []
+
+    def start(answers: dict[str, Any]) -> ServerClient:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                answer = answers[self.path.split("?")[0]]
+                if callable(answer):
+                    answer = answer(json.loads(body))
+                status = answer if isinstance(answer, int) else 200
+                text = answer if isinstance(answer, str) else json.dumps(answer)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            do_POST = do_GET
+
+            def log_message(self, *_: object) -> None: ...
+
+        running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=10)
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def scored(values: list[float | None], tokens: list[int], cached: int = 3) -> dict[str, Any]:
+    pairs = [[value, token, None] for value, token in zip(values, tokens, strict=True)]
+    return {"meta_info": {"input_token_logprobs": pairs, "cached_tokens": cached}}
+
+
+def test_it_reads_what_a_server_says_of_itself(serve: Serve) -> None:
+    client = serve(
+        {"/get_server_info": INFO, "/v1/loads": LOADS, "/health": 503, "/flush_cache": 200}
+    )
+    facts = client.facts()
+    assert (facts.chunk, facts.page_size, facts.radix, facts.tp, facts.capacity) == (
+        512,
+        16,
+        True,
+        2,
+        1000,
+    )
+    assert [
+        serve({"/get_server_info": {**INFO, "chunked_prefill_size": n}}).facts().chunk
+        for n in (-1, None)
+    ] == [1000] * 2
+    assert client.free_tokens() == (970, 9)
+    assert facts.recipe == {}
+    told = {**INFO, "internal_states": [{"oscar_int2": {"recipe": {"sink": 64}}}]}
+    assert serve({"/get_server_info": told}).facts().recipe == {"sink": 64}
+    assert not client.healthy()
+    client.flush()
+
+
+def test_scores_belong_to_the_tokens_that_were_asked_for(serve: Serve) -> None:
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        assert body["return_logprob"] and body["sampling_params"]["max_new_tokens"] == 1
+        start, ids = body["logprob_start_len"], body["input_ids"]
+        return scored([None, *(-0.5 * token for token in ids[start + 1 :])], ids[start:])
+
+    client = serve({"/generate": answer})
+    assert client.score([7, 8, 9]) == Scored((-4.0, -4.5), 3)
+    assert client.score([7, 8, 9], start=1) == Scored((-4.5,), 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        scored([None, -1.0], [7, 8]),
+        scored([None, -1.0, -2.0], [7, 8, 10]),
+        scored([None, -1.0, float("nan")], [7, 8, 9]),
+        scored([None, -1.0, None], [7, 8, 9]),
+        {"meta_info": {}},
+        {"text": "hello"},
+        [1],
+        "no JSON",
+    ],
+)
+def test_other_answers_are_no_scores(serve: Serve, answer: Any) -> None:
+    with pytest.raises(ServerFailed, match="is not the SGLang server it should be"):
+        serve({"/generate": answer}).score([7, 8, 9])
+
+
+def test_generation_has_a_fixed_length_unless_it_may_stop(serve: Serve) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body["sampling_params"])
+        return {"output_ids": [4, 5], "meta_info": {"cached_tokens": 1}}
+
+    client = serve({"/generate": answer})
+    assert (
+        client.generate([1, 2], 2) == Answer((4, 5), 1) == client.generate([1, 2], 2, stop=[9, 3])
+    )
+    fixed = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
+    assert bodies == [fixed, {**fixed, "stop_token_ids": [3, 9]}]
+
+
+def test_refusals_and_silence_are_one_line(serve: Serve) -> None:
+    with pytest.raises(ServerFailed, match=r"/flush_cache.* answered 400"):
+        serve({"/flush_cache": 400}).flush()
+    with pytest.raises(ServerFailed, match="its description lacks 'chunked_prefill_size'"):
+        serve(
+            {"/get_server_info": {k: v for k, v in INFO.items() if k != "chunked_prefill_size"}}
+        ).facts()
+    with pytest.raises(ServerFailed, match="does not answer"):
+        ServerClient("http://127.0.0.1:9").facts()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:30000", "https://127.0.0.1", "http://", "http://h:x", "http://h/v1", "file:///x"],
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of a server"):
+        ServerClient(url)

@@ -1,0 +1,187 @@
+"""Loading: what a configuration says, what is refused, and the tap in the attention."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from random_qwen3 import EXAMPLE, write_model
+from torch import Tensor
+
+from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
+from oscar_zoo.models.loading import attention_scope, inspect_model, load_model
+
+
+def with_config(folder: Path, **changes: object) -> str:
+    folder.mkdir(exist_ok=True)
+    config = json.loads((EXAMPLE / "config.json").read_bytes()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def causal(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    logits = query @ key.repeat_interleave(group, 1).mT * scaling
+    allowed = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
+    return logits.masked_fill(~allowed, -torch.inf).softmax(-1) @ value.repeat_interleave(group, 1)
+
+
+def test_inspect_reads_the_geometry_of_the_example() -> None:
+    block = inspect_model(str(EXAMPLE), model_id="tiny")
+    assert (block.id, block.num_layers, block.num_q_heads, block.num_kv_heads, block.head_dim) == (
+        "tiny",
+        4,
+        4,
+        2,
+        64,
+    )
+    assert block.attention_layers == (0, 1, 2, 3)
+    assert block.config_sha256 == hashlib.sha256((EXAMPLE / "config.json").read_bytes()).hexdigest()
+    assert block.qk_norm is True
+    assert block.output_gate is False
+    assert block.rope is not None
+    assert (block.rope.type, block.rope.theta, block.rope.max_position) == (
+        "default",
+        10000.0,
+        2048,
+    )
+
+
+def test_inspect_needs_no_weights_and_names_the_folder(tmp_path: Path) -> None:
+    assert inspect_model(with_config(tmp_path / "my-model")).id == "my-model"
+
+
+def test_hybrid_models_list_only_full_attention_layers(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    assert inspect_model(with_config(tmp_path, layer_types=kinds)).attention_layers == (1, 3)
+
+
+def test_yarn_is_recorded(tmp_path: Path) -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    rope = inspect_model(with_config(tmp_path, rope_parameters=yarn)).rope
+    assert rope is not None
+    assert (rope.type, rope.scaling, rope.factor) == ("yarn", "yarn", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding-window"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "MLA"),
+    ],
+)
+def test_other_caches_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        inspect_model(with_config(tmp_path, **changes))
+
+
+def test_contradicting_heads_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="multiple of num_kv_heads"):
+        inspect_model(with_config(tmp_path, num_attention_heads=5))
+
+
+@pytest.mark.parametrize(
+    ("remove", "error"),
+    [
+        ("config.json", InvalidModel),
+        ("model.safetensors", InvalidModel),
+        ("tokenizer.json", InvalidModel),
+        (".", PathNotFound),
+    ],
+)
+def test_an_incomplete_folder_is_one_line(
+    tmp_path: Path, remove: str, error: type[OscarZooError]
+) -> None:
+    folder = shutil.copytree(EXAMPLE, tmp_path / "model")
+    shutil.rmtree(folder) if remove == "." else (folder / remove).unlink()
+    with pytest.raises(error) as caught:
+        load_model(str(folder))
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    folder = shutil.copytree(EXAMPLE, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InvalidModel, match=r"pytorch_model\.bin"):
+        load_model(str(folder))
+
+
+def test_damaged_and_partial_weights_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(EXAMPLE, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidModel):
+        load_model(str(folder))
+    weights.write_bytes(whole)
+    tensors = load_file(weights)
+    del tensors["model.layers.2.self_attn.k_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(InvalidModel, match=r"layers\.2\.self_attn\.k_proj"):
+        load_model(str(folder))
+
+
+def test_weights_of_another_shape_are_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(EXAMPLE, folder)
+    with_config(folder, hidden_size=384)
+    with pytest.raises(
+        InvalidModel, match=r"has shape \[.*256.*\], the configuration wants \[.*384.*\]"
+    ):
+        load_model(str(folder))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_configuration_with_values_of_wrong_kinds_is_one_line(tmp_path: Path) -> None:
+    for changes in (
+        {"num_hidden_layers": "four"},
+        {"num_hidden_layers": -3},
+        {"rope_parameters": 5},
+    ):
+        with pytest.raises(InvalidModel, match="its config"):
+            inspect_model(with_config(tmp_path / "model", **changes))
+
+
+def test_the_scope_sees_heads_before_repetition_and_changes_no_logit(tmp_path: Path) -> None:
+    model = load_model(str(write_model(tmp_path)), dtype="float32")
+    ids = torch.arange(3, 90)[None]
+    shapes: dict[int, tuple[int, ...]] = {}
+
+    def watch(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        shapes[layer_id] = (*query.shape, *key.shape, *value.shape)
+        return causal(layer_id, query, key, value, scaling)
+
+    with torch.inference_mode():
+        plain = model.model(ids).logits
+        with attention_scope(model, watch):
+            tapped = model.model(ids).logits
+        after = model.model(ids).logits
+    assert shapes == dict.fromkeys((0, 1), (1, 4, 87, 16, 1, 2, 87, 16, 1, 2, 87, 16))
+    torch.testing.assert_close(tapped, plain, atol=1e-5, rtol=1e-5)
+    assert torch.equal(after, plain)
+
+
+def test_the_scope_is_left_when_the_body_fails(tmp_path: Path) -> None:
+    model = load_model(str(write_model(tmp_path)))
+    before = model.model.config._attn_implementation
+    with pytest.raises(ZeroDivisionError), attention_scope(model, causal):
+        raise ZeroDivisionError
+    assert model.model.config._attn_implementation == before
+    with pytest.raises(UnsupportedModel, match=r"\[0, 1\]"), attention_scope(model, causal):
+        pass

@@ -1,0 +1,75 @@
+"""A hub that cannot be reached is found out once, quickly and quietly."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.models import model_hub
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_one_attempt_tells(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert model_hub.unreachable() is None and model_hub.search_limits() == {}
+    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    assert model_hub.unreachable() == "connection refused"
+    assert model_hub.search_limits() == {"local_files_only": True}
+    monkeypatch.setenv("HF_ENDPOINT", "http://[")
+    assert model_hub.unreachable() == "no connection"
+
+
+@pytest.mark.parametrize(
+    "name, value", [("HF_HUB_OFFLINE", "1"), ("HTTPS_PROXY", "http://127.0.0.1:1")]
+)
+def test_nobody_looks_offline_or_behind_a_proxy(
+    free: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    monkeypatch.setenv(name, value)
+    assert model_hub.unreachable() is None
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path) -> None:
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.lower().endswith("_proxy") and k != "HF_HUB_OFFLINE"
+    }
+    variables = {
+        "HF_ENDPOINT": closed_port(),
+        "HF_HOME": str(tmp_path / "hf"),
+        "PYTHONPATH": str(ROOT),
+    }
+    code = (
+        "from oscar_zoo.cli.main import run; raise SystemExit(run(['compute',"
+        " 'org/no-such-model']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (
+        "org/no-such-model is not complete on this machine, and Hugging Face cannot be reached:"
+        " connection refused" in done.stderr
+    )

@@ -1,0 +1,84 @@
+"""GPUs as a real executable called nvidia-smi names them, and what follows for a server."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.errors import UnsupportedMachine, UsageError
+from oscar_zoo.models import nvidia_smi
+
+ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L4, 23034, 100")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a machine with two GPUs and a torch that can use them."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in ROWS))
+    tool.chmod(0o755)
+    monkeypatch.setattr(nvidia_smi, "torch_without_cuda", lambda: False)
+    monkeypatch.setattr(nvidia_smi, "driver_models", list)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_the_driver_names_them(machine: dict[str, str]) -> None:
+    first, second = nvidia_smi.gpus(machine)
+    assert (first.name, first.memory, first.free) == ("NVIDIA H200", 143771 << 20, 140000 << 20)
+    assert (second.index, second.uuid) == (1, "GPU-bb")
+    assert nvidia_smi.gpus({"PATH": "/nowhere"}) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [
+        (None, [0, 1]),
+        ("1,0", [1, 0]),
+        ("GPU-b", [1]),
+        ("0,7,1", [0]),
+        ("", []),
+        ("-1", []),
+        ("MIG-aa/1/0", [0, 1]),
+    ],
+)
+def test_which_of_them_a_server_sees(
+    machine: dict[str, str], variable: str | None, seen: list[int]
+) -> None:
+    environ = machine if variable is None else machine | {"CUDA_VISIBLE_DEVICES": variable}
+    assert [gpu.index for gpu in nvidia_smi.visible(nvidia_smi.gpus(machine), environ)] == seen
+
+
+def test_the_device_when_nobody_chose_one(
+    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nvidia_smi.default_device(machine) == "cuda"
+    assert nvidia_smi.default_device(machine | {"CUDA_VISIBLE_DEVICES": ""}) == "cpu"
+    assert nvidia_smi.default_device({"PATH": "/nowhere"}) == "cpu"
+    monkeypatch.setattr(nvidia_smi, "driver_models", lambda: ["NVIDIA H200"])
+    assert nvidia_smi.default_device({"PATH": "/nowhere"}) == "cuda"
+    monkeypatch.undo()
+    assert nvidia_smi.torch_without_cuda() == version("torch").endswith("+cpu")
+
+
+def test_a_gpu_that_is_not_there(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi.check_gpu(1, machine)
+    with pytest.raises(UnsupportedMachine, match="no device cuda:2, only 2"):
+        nvidia_smi.check_gpu(2, machine)
+    with pytest.raises(UnsupportedMachine, match="no GPU here"):
+        nvidia_smi.check_gpu(0, {"PATH": "/nowhere"})
+    monkeypatch.setattr(nvidia_smi, "torch_without_cuda", lambda: True)
+    with pytest.raises(UnsupportedMachine, match="build for CPUs"):
+        nvidia_smi.check_gpu(0, machine)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", ""])
+def test_what_is_no_device(name: str) -> None:
+    with pytest.raises(UsageError, match="is not a device"):
+        nvidia_smi.parse_device(name)
+    assert nvidia_smi.parse_device("cuda:3") == ("cuda", 3) and nvidia_smi.parse_device("cpu") == (
+        "cpu",
+        0,
+    )

@@ -1,0 +1,310 @@
+"""The plain executor against the float64 oracle, over the lengths where tiers begin and end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from cache_oracle import Cut, expected, general_set, matrices, near_a_tie
+from tiny_artifacts import rotation
+from torch import Tensor
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.step import Step, StepRequest
+from oscar_zoo.runtime.torch_executor import TorchExecutor
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 64, 4, 6
+SPEC = QuantSpec(
+    DIM, DIM // 2, 0.9, "float32"
+)  # 16-bit scales round too, and have ties of their own
+SCALING = DIM**-0.5
+ORTHOGONAL = rotation("qqt_r_h_pbr", spread=0.5), rotation("sst_r_h_pbr", spread=0.5)
+GENERAL = tuple(general_set(role, 1, HEADS, DIM, seed=3) for role in ("k", "v"))
+
+
+@dataclass
+class Machine:
+    """One layer of a worker: an executor over its own stores, and requests that come and go in
+    rows."""
+
+    sets: tuple[RotationSet, ...] = ORTHOGONAL
+    dtype: torch.dtype = torch.float32
+    sink: int = SINK
+    recent: int = RECENT
+    mode: str = "int2"
+    mutant: str = ""
+    device: str = "cpu"
+    next_slot: int = 1
+    slots_of: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        side = WindowShape(1, 4, HEADS, DIM, DIM, self.sink, self.recent, self.dtype)
+        self.side = WindowStore(side, self.device)
+        for buffer in self.side.buffers():
+            buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
+        store = SlotStore(SlotShape(1, 400, HEADS, SPEC, SPEC), self.device, self.mode)
+        table = TransformTable.build(
+            *self.sets, range(1), kv_heads=range(HEADS), device=self.device
+        )
+        self.executor = TorchExecutor(store, self.side, table, self.mutant)
+
+    def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
+        """A new owner of `row`, whose first `prefix` tokens lie in the slots of an earlier
+        request."""
+        self.slots_of[row] = [] if prefix_of is None else self.slots_of[prefix_of][:prefix]
+        self.side.begin({row: prefix})
+
+    def step(self, row: int, q: Tensor, k: Tensor, v: Tensor, *, decode: bool) -> Tensor:
+        """One step of one request."""
+        prefix, new = len(self.slots_of[row]), k.shape[0]
+        own = list(range(self.next_slot, self.next_slot + new))
+        self.next_slot += new
+        self.slots_of[row] += own
+        (cover,) = self.side.coverage([row], [prefix + 1 if decode else prefix])
+        slots = torch.tensor(
+            self.slots_of[row][: cover.length], dtype=torch.int64, device=self.device
+        )
+        step = Step(
+            (StepRequest(row, prefix, new, cover, slots),),
+            torch.tensor(own, device=self.device),
+            decode,
+        )
+        assert step.num_tokens == new
+        run = self.executor.decode if decode else self.executor.extend
+        return run(0, q, k, v, step, scaling=SCALING)
+
+    def run(self, row: int, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
+        """All steps of a request; outputs of the positions from `cut.prefix` on."""
+        out, at = [], cut.prefix
+        for size, decode in [(size, False) for size in cut.chunks] + [(1, True)] * cut.decode:
+            part = slice(at, at + size)
+            out.append(self.step(row, q[part], k[part], v[part], decode=decode))
+            at += size
+        return torch.cat(out)
+
+
+def tokens(number: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q, k, v whose codes are the same whatever rounds them: rows on a tie are dropped."""
+    g = torch.Generator().manual_seed(seed)
+    q = torch.randn(number, HEADS * GROUP, DIM, generator=g)
+    k, v = torch.randn(2, 2 * number + 20, HEADS, DIM, generator=g).unbind()
+    k = k + 0.5
+    for sets in (ORTHOGONAL, GENERAL):
+        pair_k, pair_v = (matrices(s, 0, HEADS) for s in sets)
+        k, v = k[~near_a_tie(k, pair_k, SPEC)], v[~near_a_tie(v, pair_v, SPEC)]
+    return q, k[:number], v[:number]
+
+
+def oracle(machine: Machine, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
+    pair_k, pair_v = (matrices(s, 0, HEADS) for s in machine.sets)
+    return expected(
+        q,
+        k,
+        v,
+        cut,
+        pair_k,
+        pair_v,
+        spec=SPEC,
+        sink=machine.sink,
+        recent=machine.recent,
+        dtype=machine.dtype,
+        scaling=SCALING,
+    )
+
+
+CUTS = [
+    Cut([1], 2),
+    Cut([SINK - 1], 8),
+    Cut([SINK], 2),
+    Cut([RECENT], 3),
+    Cut([RECENT + 1], 3),
+    Cut([SINK + RECENT], 3),
+    Cut([5, 7, 3], 4),
+    Cut([1, 1, 1, 9], 2),
+    Cut([30], 14),
+]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("sets", [ORTHOGONAL, GENERAL], ids=["orthogonal", "general"])
+def test_outputs_are_those_of_the_oracle(cut: Cut, sets: tuple[RotationSet, ...]) -> None:
+    machine = Machine(sets)
+    machine.begin(1)
+    given = tokens(cut.total)
+    torch.testing.assert_close(
+        machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("sets", [ORTHOGONAL, GENERAL], ids=["orthogonal", "general"])
+def test_a_gpu_computes_the_same(sets: tuple[RotationSet, ...]) -> None:
+    cut = Cut([9, 9], 8)
+    machine = Machine(sets, device="cuda")
+    machine.begin(1)
+    given = tokens(cut.total)
+    out = machine.run(1, *(x.cuda() for x in given), cut)
+    torch.testing.assert_close(out.double().cpu(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("sink", "recent"), [(0, 1), (0, 5), (3, 1), (40, 2)])
+def test_any_window_sizes(sink: int, recent: int) -> None:
+    cut = Cut([6, 5], 6)
+    machine = Machine(sink=sink, recent=recent)
+    machine.begin(1)
+    given = tokens(cut.total)
+    torch.testing.assert_close(
+        machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0
+    )
+
+
+def test_windows_are_rounded_to_the_type_of_the_model_and_codes_are_not() -> None:
+    cut = Cut([9, 9], 5)
+    machine = Machine(dtype=torch.bfloat16)
+    machine.begin(1)
+    given = tokens(cut.total)
+    out = machine.run(1, *given, cut)
+    torch.testing.assert_close(out.double(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("prefix", [2, SINK, 11])
+def test_a_shared_prefix_is_read_as_int2_and_never_from_a_foreign_ring(prefix: int) -> None:
+    machine = Machine()
+    q, k, v = tokens(40)
+    machine.begin(1)
+    machine.run(1, q, k, v, Cut([16], 4))
+    other = tokens(20, seed=1)
+    machine.begin(2)
+    machine.run(2, *other, Cut([20], 0))
+    # A row that had another owner; its ring and sinks are full of that owner's tokens.
+    machine.begin(2, prefix_of=1, prefix=prefix)
+    cut = Cut([5, 4], 6, prefix)
+    q2, k2, v2 = (
+        torch.cat([mine[:prefix], theirs])
+        for mine, theirs in zip((q, k, v), tokens(15, seed=2), strict=True)
+    )
+    out = machine.run(2, q2, k2, v2, cut)
+    torch.testing.assert_close(out.double(), oracle(machine, q2, k2, v2, cut), atol=2e-5, rtol=0)
+
+
+def test_two_requests_in_one_batch_do_not_meet() -> None:
+    first, second = tokens(20), tokens(20, seed=1)
+    alone = Machine()
+    alone.begin(1)
+    want = [alone.run(1, *first, Cut([12], 3))]
+    alone = Machine()
+    alone.begin(2)
+    want.append(alone.run(2, *second, Cut([7], 3)))
+    both = Machine()
+    got: list[list[Tensor]] = [[], []]
+    both.begin(1)
+    both.begin(2)
+    for size, decode in ((None, False), (1, True), (1, True), (1, True)):
+        parts, requests, out_slots = [], [], []
+        for i, (given, prompt) in enumerate(((first, 12), (second, 7))):
+            row, at = i + 1, len(both.slots_of[i + 1])
+            new = prompt if size is None else size
+            own = list(range(both.next_slot, both.next_slot + new))
+            both.next_slot += new
+            both.slots_of[row] += own
+            (cover,) = both.side.coverage([row], [at + 1 if decode else at])
+            requests.append(
+                StepRequest(
+                    row, at, new, cover, torch.tensor(both.slots_of[row][: cover.length]).long()
+                )
+            )
+            parts.append([x[at : at + new] for x in given])
+            out_slots += own
+        q, k, v = (torch.cat(x) for x in zip(*parts, strict=True))
+        run = both.executor.decode if decode else both.executor.extend
+        out = run(
+            0, q, k, v, Step(tuple(requests), torch.tensor(out_slots), decode), scaling=SCALING
+        )
+        for i, piece in enumerate(out.split([r.new for r in requests])):
+            got[i].append(piece)
+    for pieces, whole in zip(got, want, strict=True):
+        torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-6, rtol=0)
+
+
+def test_the_same_token_gets_the_same_codes_from_prefill_and_decode() -> None:
+    given = tokens(12)
+    by_chunk, by_token = Machine(), Machine()
+    for machine, cut in ((by_chunk, Cut([12], 0)), (by_token, Cut([1], 11))):
+        machine.begin(1)
+        machine.run(1, *given, cut)
+    one, other = by_chunk.executor.slots, by_token.executor.slots
+    for a, b in ((one.k_codes, other.k_codes), (one.v_codes, other.v_codes)):
+        assert a[0][:13].any() and torch.equal(a[0], b[0])
+    # A matrix product sums in another order for one row than for twelve.
+    for a, b in ((one.k_affine, other.k_affine), (one.v_affine, other.v_affine)):
+        torch.testing.assert_close(a[0], b[0], atol=2e-6, rtol=0)
+
+
+def test_lossless_slots_give_dense_attention() -> None:
+    cut = Cut([9, 8], 9)
+    machine = Machine(GENERAL, mode="lossless")
+    machine.begin(1)
+    q, k, v = tokens(cut.total)
+    out = machine.run(1, q, k, v, cut)
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        *(
+            x.double().transpose(0, 1)
+            for x in (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1))
+        ),
+        is_causal=True,
+        scale=SCALING,
+    )
+    torch.testing.assert_close(out.double(), dense.transpose(0, 1), atol=2e-5, rtol=0)
+
+
+def test_poisoned_slots_are_not_read_inside_the_window() -> None:
+    cut = Cut([9, 8], 9)
+    given = tokens(cut.total)
+    machine = Machine(recent=64, mode="poison")
+    machine.begin(1)
+    out = machine.run(1, *given, cut)
+    assert machine.executor.reads["slot"] == 0 < machine.executor.reads["ring"]
+    clean = Machine(recent=64)
+    clean.begin(1)
+    torch.testing.assert_close(out, clean.run(1, *given, cut), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("mutant", ["ring_before_attention", "partner_is_forward"])
+def test_the_oracle_notices_a_deliberate_bug(mutant: str) -> None:
+    cut = Cut([9, 8], 4)
+    given = tokens(cut.total)
+    machine = Machine(GENERAL, mutant=mutant)
+    machine.begin(1)
+    out = machine.run(1, *given, cut)
+    assert (out.double() - oracle(machine, *given, cut)).abs().max() > 1e-3
+
+
+def test_a_row_that_was_not_reset_reads_its_former_owner() -> None:
+    machine = Machine()
+    machine.begin(1)
+    machine.run(1, *tokens(20), Cut([20], 0))
+    cut, given = Cut([5], 6, 3), tokens(14, seed=2)
+    machine.slots_of[2] = machine.slots_of[1][:3]
+    machine.slots_of[1] = machine.slots_of[2]
+    out = machine.run(1, *given, cut)
+    assert (out.double() - oracle(machine, *given, cut)).abs().max() > 1e-3
+
+
+def test_reads_are_counted_per_tier() -> None:
+    machine = Machine()
+    machine.begin(1)
+    machine.run(1, *tokens(21), Cut([20], 1))
+    assert machine.executor.reads == {
+        "extend": 1,
+        "decode": 1,
+        "sink": SINK,
+        "ring": RECENT,
+        "slot": 21 - SINK - RECENT,
+        "slot_sink": 0,
+    }

@@ -1,0 +1,112 @@
+"""Pairs: scores and outputs unchanged by them, slices by layer and head, and a pair that is none is
+refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cache_oracle import general_set
+from tiny_artifacts import rotation
+
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.errors import GeometryMismatch, VerificationFailed
+from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
+
+ORTHOGONAL = rotation("qqt_r_h_pbr", spread=0.5), rotation("sst_r_h_pbr", spread=0.5)
+GENERAL = general_set("k", 4, 2, 64, seed=1), general_set("v", 4, 2, 64, seed=2)
+
+
+@pytest.mark.parametrize("sets", [ORTHOGONAL, GENERAL], ids=["orthogonal", "general"])
+@pytest.mark.parametrize("layer", [0, 3])
+def test_attention_does_not_change(sets: tuple, layer: int) -> None:
+    table = TransformTable.build(*sets, range(4), kv_heads=range(2), device="cpu")
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(5, heads, 64, generator=g) for heads in (6, 2, 2))
+    pair_k, pair_v = table.k[layer], table.v[layer]
+    mean = 0 if pair_k.mean is None else pair_k.mean
+    want = torch.einsum("qhgd,khd->hgqk", q.double().unflatten(1, (2, 3)), (k - mean).double())
+    got = torch.einsum("qhgd,khd->hgqk", pair_k.query(q).unflatten(1, (2, 3)), pair_k.cached(k))
+    torch.testing.assert_close(got.double(), want, atol=5e-4, rtol=0)
+    back = pair_v.output(pair_v.cached(v).repeat_interleave(3, 1))
+    torch.testing.assert_close(back, v.repeat_interleave(3, 1), atol=1e-5, rtol=0)
+
+
+def test_a_worker_gets_its_own_layers_and_heads() -> None:
+    whole = TransformTable.build(*GENERAL, range(4), kv_heads=range(2), device="cpu")
+    part = TransformTable.build(*GENERAL, range(1, 3), kv_heads=range(1, 2), device="cpu")
+    assert len(part.k) == len(part.v) == 2
+    for i, layer in enumerate((1, 2)):
+        assert torch.equal(part.k[i].forward, whole.k[layer].forward[1:])
+        assert torch.equal(part.v[i].partner, whole.v[layer].partner[1:])
+        assert part.k[i].mean is not None and torch.equal(part.k[i].mean, whole.k[layer].mean[1:])
+
+
+def per_head(version: int, heads: int) -> tuple[RotationSet, RotationSet]:
+    """Both sides with a matrix per KV head: orthogonal ones (format 2) or general pairs (format
+    3)."""
+    k, v = general_set("k", 1, heads, 16, seed=3), general_set("v", 1, heads, 16, seed=4)
+    return (
+        (k, v)
+        if version == 3
+        else (orthogonal_heads(k, "qqt_r_h_pbr"), orthogonal_heads(v, "sst_r_h_pbr"))
+    )
+
+
+def orthogonal_heads(side: RotationSet, objective: str) -> RotationSet:
+    """Format 2 from the orthogonal factors of a general set."""
+    layers = []
+    for layer in side.layers:
+        matrix = np.linalg.qr(layer.forward)[0].astype(np.float32)
+        layers.append(LayerTransform(layer.layer_id, matrix, matrix))
+    return RotationSet(2, objective, "kv_head", "oscar", True, False, tuple(layers), {})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("heads", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks: int) -> None:
+    """With more ranks than heads, `ranks / heads` neighbours hold the same one. `compat.geometry`
+    has the same rule, and `test_engine.py` compares it with what SGLang loads."""
+    sets = per_head(version, heads)
+    held = []
+    for rank in range(ranks):
+        begin = rank * heads // ranks
+        own = range(begin, begin + max(1, heads // ranks))
+        table = TransformTable.build(*sets, range(1), kv_heads=own, device="cpu")
+        for pair, layer in ((table.k[0], sets[0].layers[0]), (table.v[0], sets[1].layers[0])):
+            assert torch.equal(pair.forward, torch.from_numpy(layer.forward[own.start : own.stop]))
+            assert torch.equal(pair.partner, torch.from_numpy(layer.partner[own.start : own.stop]))
+            assert (pair.mean is None) == (layer.mean is None)
+            if pair.mean is not None:
+                assert torch.equal(pair.mean, torch.from_numpy(layer.mean[own.start : own.stop]))
+        assert table.nbytes == transform_bytes(*sets, 1, len(own))
+        held += own
+    assert held == sorted(list(range(heads)) * max(1, ranks // heads))
+
+
+def test_an_orthogonal_side_holds_one_tensor() -> None:
+    table = TransformTable.build(*ORTHOGONAL, range(4), kv_heads=range(2), device="cpu")
+    assert all(pair.partner is pair.forward and pair.mean is None for pair in (*table.k, *table.v))
+
+
+def test_a_pair_that_is_none_is_refused() -> None:
+    k, v = GENERAL
+    broken = replace(k.layers[2], partner=k.layers[2].forward)
+    with pytest.raises(VerificationFailed, match="K layer 2: forward and partner are no pair"):
+        TransformTable.build(
+            replace(k, layers=(*k.layers[:2], broken, k.layers[3])),
+            v,
+            range(4),
+            kv_heads=range(2),
+            device="cpu",
+        )
+
+
+def test_layers_and_heads_that_are_missing() -> None:
+    with pytest.raises(GeometryMismatch, match="K side of the artifact has no layer 4"):
+        TransformTable.build(*ORTHOGONAL, range(5), kv_heads=range(2), device="cpu")
+    with pytest.raises(GeometryMismatch, match="has 2 KV heads, this worker needs head 3"):
+        TransformTable.build(*GENERAL, range(4), kv_heads=range(2, 4), device="cpu")

@@ -1,0 +1,82 @@
+"""The steps before a server is ready: they touch nobody's tokens, and compile every kernel that a
+prefill will need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from cache_oracle import general_set
+
+from oscar_kernels.decode_attention import tuning
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.runtime import executor
+from oscar_zoo.runtime.executor import Executor
+from oscar_zoo.runtime.plain_prefill import PlainPrefill
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.warm_up import steps, warm_up
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "SHORT", 4)
+    heads, dim = 1, 32
+    spec = QuantSpec(dim, dim, 0.9, "float16")
+    slots = SlotStore(SlotShape(1, 40, heads, spec, spec), "cpu")
+    side = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
+    sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
+    table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
+    built = Executor(
+        slots, side, table, num_q_heads=2, max_batch=2, scratch_tokens=16, prefill=PlainPrefill()
+    )  # fmt: skip
+    stores = (
+        slots.codes[0],
+        slots.affine[0],
+        side.ring_k[0],
+        side.ring_v[0],
+        side.sink_k[0],
+        side.sink_v[0],
+    )
+    for store in stores:
+        store.fill_(7)
+    warm_up(built, torch.zeros(3, 20, dtype=torch.int32), scaling=0.2, scratch_tokens=16)
+    assert all(bool((store[1:] == 7).all()) for store in stores)
+    assert not (slots.affine[0][0] == 7).all()  # it did write
+
+
+def test_all_but_the_first_and_the_last_step_are_fused() -> None:
+    first, *fused, last = steps()
+    assert first.prefix == 0
+    for step in fused:
+        assert (
+            step.prefix
+            and step.new <= tuning.FUSED_TOKENS
+            and step.requests * step.new <= executor.SHORT
+        )
+    assert max(step.requests * step.new for step in fused) > executor.SHORT * 0.95
+    assert last.requests * last.new > executor.SHORT
+
+
+def test_no_step_of_a_server_compiles_anything_after_it() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = str(SUPPORT)
+    ran = subprocess.run(
+        [sys.executable, str(SUPPORT / "compiled_child.py")],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    before, after = (set(line.split("\t")) for line in ran.stdout.splitlines())
+    assert len(before) < 25, "a server compiles too much before it is ready"
+    assert after - before == set()
