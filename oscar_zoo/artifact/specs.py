@@ -121,6 +121,12 @@ class ServingRecipe(Spec):
         16 bit each."""
         return self.bits + 32 / self.group_size
 
+    def override(self, *, clip: Clip | None = None, group_size: int | None = None) -> ServingRecipe:
+        """A copy of this recipe in which the given settings replace its own; `None` keeps them."""
+        given = {"clip": clip, "group_size": group_size}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return ServingRecipe(**(self.model_dump() | changes)) if changes else self
+
 
 class Harness(Spec):
     """Name, version and commit of a tool that produced something."""

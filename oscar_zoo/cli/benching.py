@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oscar_zoo import paths
+from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.bench import dummy, run, sides
@@ -18,7 +19,6 @@ from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.cli import machine
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model
-from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.bench import print_report

@@ -7,12 +7,13 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oscar_zoo.app.devices import pick_serving_device
 from oscar_zoo.artifact.names import Reference, is_path, path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.tree import artifact_of_model
 from oscar_zoo.artifact.verify import find_artifacts
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
-from oscar_zoo.cli.loading import pick_serving_device, with_overrides
+from oscar_zoo.cli.loading import with_overrides
 from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
 from oscar_zoo.cli.offering import (
     ComputeWish,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.bench import load_run
 from oscar_zoo.bench.load_clients import Load
 from oscar_zoo.bench.load_memory import Usage
 from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.cli.benching import Subject, check_subject, find_subject
 from oscar_zoo.cli.choosing import recipe_for_model
-from oscar_zoo.cli.loading import pick_serving_device, require_serve
 from oscar_zoo.cli.own_server import Wanted, own_server
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang.launch import plan, preflight, staging

@@ -3,15 +3,16 @@ printing."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.app.devices import pick_device
+from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli.models import ModelChoice, check_model_id, choose_model, serving_recipe
-from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
+from oscar_zoo.cli.options import parse_clip
+from oscar_zoo.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.job import ComputeOptions
@@ -20,85 +21,11 @@ if TYPE_CHECKING:
 DEFAULT_CALIB_TOKENS = 16_384
 
 
-def require_compute() -> None:
-    """Raise `MissingDependency` when torch or transformers is not installed; imports neither."""
-    for library in ("torch", "transformers"):
-        if importlib.util.find_spec(library) is None:
-            raise MissingDependency.for_extra(library, "compute")
-
-
-def require_serve() -> None:
-    """Refuse to serve without torch, or without an sglang of a supported version; imports neither.
-
-    Raises:
-        MissingDependency: one is not installed.
-        UnsupportedMachine: sglang is outside the supported range.
-    """
-    from oscar_zoo.engines.sglang.compat.versions import sglang_version
-
-    for library in ("torch", "sglang"):
-        if importlib.util.find_spec(library) is None:
-            raise MissingDependency.for_extra(library, "serve")
-    sglang_version()
-
-
-def parse_clip(text: str) -> Clip:
-    """`K,V` as two ratios; raises `UsageError`."""
-    try:
-        k, v = (float(part) for part in text.split(","))
-        return Clip(k=k, v=v)
-    except ValueError:
-        raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.",
-            hint="for example --clip 0.96,0.92; 0 turns it off",
-        ) from None
-
-
-def pick_device(wanted: str | None, *, several: bool = False) -> str:
-    """The device to run on: what was asked for, else the first GPU, else the CPU; raises
-    `UsageError`.
-
-    Args:
-        several: `auto`, for all GPUs, is allowed.
-    """
-    from oscar_zoo.models.device import check_device, default_device
-
-    if wanted is None:
-        return default_device()
-    check_device(wanted, several=several)
-    return wanted
-
-
-def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str, int]:
-    """Kind and number of the device a server runs on, as `pick_device` but without torch.
-
-    Args:
-        check: refuse a GPU that is not there; off for a command that another machine will run.
-
-    Raises:
-        UsageError: no device.
-        UnsupportedMachine: none that is here.
-    """
-    from oscar_zoo.models import nvidia_smi
-
-    if wanted is None:
-        return nvidia_smi.default_device(), 0
-    kind, number = nvidia_smi.parse_device(wanted)
-    if kind == "cuda" and check:
-        nvidia_smi.check_gpu(number)
-    return kind, number
-
-
 def with_overrides(
     recipe: ServingRecipe, *, clip: str | None, group_size: int | None = None
 ) -> ServingRecipe:
     """`recipe` with what the user gave on the command line."""
-    changes: dict[str, Any] = {}
-    if clip is not None:
-        changes["clip"] = parse_clip(clip)
-    if group_size is not None:
-        changes["group_size"] = group_size
-    return ServingRecipe(**(recipe.model_dump() | changes)) if changes else recipe
+    return recipe.override(clip=parse_clip(clip), group_size=group_size)
 
 
 def compute_options(

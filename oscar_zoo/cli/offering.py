@@ -159,13 +159,9 @@ def plan_computing(choice: ModelChoice, wish: ComputeWish, error: OscarZooError)
         UnsupportedModel: it is wanted for a server, which would refuse the model.
         OscarZooError: as `compute`, for what can be found wrong before it starts.
     """
+    from oscar_zoo.app.devices import require_compute
     from oscar_zoo.cli.commands.compute import command
-    from oscar_zoo.cli.loading import (
-        compute_options,
-        refused_by_serve,
-        require_compute,
-        will_be_refused,
-    )
+    from oscar_zoo.cli.loading import compute_options, refused_by_serve, will_be_refused
 
     require_compute()
     if isinstance(error, NetworkError):  # there may be one after all

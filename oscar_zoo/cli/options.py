@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from oscar_zoo.cli import completing
 from oscar_zoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -284,3 +287,23 @@ def refuse_server_options(choices: dict[str, Any], flags: tuple[str, ...]) -> No
         raise UsageError(
             f"{flags[0]} is for an engine.", hint="add --engine sglang, or leave it out"
         )
+
+
+def parse_clip(text: str | None) -> Clip | None:
+    """The value of `--clip K,V`, or `None` where the option was not given.
+
+    Raises:
+        UsageError: `text` is not two ratios between 0 and 1.
+    """
+    from oscar_zoo.artifact.specs import Clip
+
+    if text is None:
+        return None
+    try:
+        k, v = (float(part) for part in text.split(","))
+        return Clip(k=k, v=v)
+    except ValueError:
+        raise UsageError(
+            f"--clip {text!r} is not two ratios between 0 and 1.",
+            hint="for example --clip 0.96,0.92; 0 turns it off",
+        ) from None

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.app.devices import pick_device, pick_serving_device, require_serve
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.benching import check_file, numbers, write_file
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model, with_folder
-from oscar_zoo.cli.loading import pick_device, pick_serving_device, require_serve, with_overrides
+from oscar_zoo.cli.loading import with_overrides
 from oscar_zoo.cli.models import ModelChoice
 from oscar_zoo.cli.own_server import Wanted, own_server
 from oscar_zoo.cli.render import server_evaluation, terminal

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo import paths
+from oscar_zoo.app.devices import require_serve
 from oscar_zoo.cli import server_records
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
-from oscar_zoo.cli.loading import require_serve
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.ready import print_ready, ready_facts
 from oscar_zoo.cli.serve_command import command_line

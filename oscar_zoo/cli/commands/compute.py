@@ -151,13 +151,9 @@ def command(
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
     """
+    from oscar_zoo.app.devices import require_compute
     from oscar_zoo.cli.computing import watched
-    from oscar_zoo.cli.loading import (
-        compute_options,
-        refused_by_serve,
-        require_compute,
-        will_be_refused,
-    )
+    from oscar_zoo.cli.loading import compute_options, refused_by_serve, will_be_refused
     from oscar_zoo.cli.pasting import model_argument, pasted, saved, typed
     from oscar_zoo.cli.render.choice import print_choice
     from oscar_zoo.registry.summary import artifact_summary

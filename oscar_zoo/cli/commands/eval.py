@@ -121,7 +121,7 @@ def command(
         }
         return server_eval(ServerEvalRequest(**named, **choices, quiet=quiet, as_json=as_json))  # type: ignore[arg-type]
     options.refuse_server_options(choices, engine_flags)
-    from oscar_zoo.cli.loading import require_compute
+    from oscar_zoo.app.devices import require_compute
     from oscar_zoo.cli.measuring import PHASES, measure, print_report
     from oscar_zoo.cli.render.progress import course
 

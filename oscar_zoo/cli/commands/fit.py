@@ -59,7 +59,8 @@ def command(
       oscar-zoo fit ./Qwen3-8B/seq16384_prompt4_group128.moments.safetensors --method wush
       oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
     """
-    from oscar_zoo.cli.loading import refit_options, require_compute
+    from oscar_zoo.app.devices import require_compute
+    from oscar_zoo.cli.loading import refit_options
     from oscar_zoo.cli.pasting import measuring, saved, typed
     from oscar_zoo.cli.render.progress import course
     from oscar_zoo.registry.summary import artifact_summary

@@ -33,7 +33,7 @@ def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -
       oscar-zoo merge-moments monday.safetensors tuesday.safetensors --output both.safetensors
       oscar-zoo fit both.safetensors --method wush
     """
-    from oscar_zoo.cli.loading import require_compute
+    from oscar_zoo.app.devices import require_compute
     from oscar_zoo.cli.pasting import typed
 
     require_compute()

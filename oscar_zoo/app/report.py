@@ -1,0 +1,122 @@
+"""Draw the report of a fit again from its numbers, or the spectra of a moments file.
+
+Only a moments file needs torch; a report is drawn from the JSON that `compute` wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oscar_zoo.errors import PathNotFound, UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.compute.report.data import ReportData
+
+_MOMENTS = ".safetensors"
+_FORMATS = (".html", ".png")
+_SOURCES = "give NAME.report.json or a moments file, as `oscar-zoo compute` writes them"
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """What to draw, and where to.
+
+    Attributes:
+        source: a report in JSON, a moments file, the folder of an artifact with its report beside
+            it, or a folder that holds exactly one report or moments file.
+        output: an .html or .png file; `None` for a page beside the source.
+    """
+
+    source: str
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A report that was drawn.
+
+    Attributes:
+        source: the file that was read.
+        path: the file that was written.
+        data: the numbers in it.
+    """
+
+    source: Path
+    path: Path
+    data: ReportData
+
+
+def draw(request: ReportRequest) -> Drawn:
+    """Draw a report as a page or as a picture.
+
+    Raises:
+        PathNotFound: the source, or the folder of the output, does not exist.
+        UsageError: the source is of another kind or holds several reports, or the output names
+            neither format.
+        MalformedFile: the source breaks the rules of its format.
+        MissingDependency: a moments file needs torch.
+        StorageError: the disk refused.
+    """
+    from oscar_zoo.artifact import durable
+    from oscar_zoo.compute.report.page import render_html, render_png
+
+    source = _find_source(request.source)
+    target = _check_output(request.output or source.with_suffix(".html"))
+    data = _read(source)
+    content = render_html(data) if target.suffix.lower() == ".html" else render_png(data)
+    with durable.storage_errors(f"cannot write {target}"):
+        durable.replace_file(target, content)
+    return Drawn(source, target, data)
+
+
+def _find_source(text: str) -> Path:
+    """The file to draw: `text` itself, or the one that lies beside or in the folder `text`."""
+    from oscar_zoo.compute.report.data import SUFFIX
+    from oscar_zoo.registry.verification import existing_path
+
+    path = existing_path(text)
+    if path.is_file():
+        if path.suffix not in (".json", _MOMENTS):
+            raise UsageError(f"{text} is neither a report nor a moments file.", hint=_SOURCES)
+        return path
+    beside = path.resolve().parent / f"{path.resolve().name}{SUFFIX}"
+    if beside.is_file():
+        return beside
+    found = sorted(path.glob(f"*{SUFFIX}")) or sorted(path.glob(f"*moments{_MOMENTS}"))
+    if not found:
+        raise PathNotFound(f"no report in or beside {text}.", hint=_SOURCES)
+    if len(found) > 1:
+        raise UsageError(
+            f"{text} holds {len(found)} reports.", hint=f"name one, for example {found[0]}"
+        )
+    return found[0]
+
+
+def _check_output(path: Path) -> Path:
+    """`path`, if it names a format and its folder exists."""
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(
+            f"--output {path} says no format.", hint=f"end it in {' or '.join(_FORMATS)}"
+        )
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", hint="name a file")
+    if not path.parent.is_dir():
+        raise PathNotFound.for_path(path.parent, "folder")
+    return path
+
+
+def _read(path: Path) -> ReportData:
+    """The report in a JSON file, or that of a moments file."""
+    from oscar_zoo.app.devices import require_compute
+    from oscar_zoo.artifact.files import read_file
+    from oscar_zoo.compute.report.data import MAX_BYTES, ReportData
+
+    if path.suffix != _MOMENTS:
+        return ReportData.from_bytes(read_file(path, max_bytes=MAX_BYTES), what=str(path))
+    require_compute()
+    from oscar_zoo.compute.moments_file import load_moments
+    from oscar_zoo.compute.report.of_moments import report_of_moments
+
+    return report_of_moments(*load_moments(path))
