@@ -8,7 +8,6 @@ group and a parent that is killed are `server.running`'s business.
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 
 from oscar_zoo.bench.timing import Figures, figures
 from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.offline_job import Case, OfflineJob
 from oscar_zoo.errors import ServerFailed
 
@@ -90,13 +89,6 @@ class SideResult:
     def of(self, case: Case) -> CaseResult | None:
         """The result of `case`, or `None` when the side ended before it."""
         return next((result for result in self.cases if result.case == case), None)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def measure(

@@ -17,6 +17,7 @@ from typing import Literal
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import settings
+from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import UsageError
@@ -115,7 +116,7 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
         )
     else:
         flags["--attention-backend"] = engines.baseline
-    flags |= plan.device_flags(engines.device)
+    flags |= device_flags(engines.device)
     flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
     flags["--max-running-requests"] = str(_rows(cache, engines))
     talks = engines.bulk is not None and engines.bulk.turns > 1
@@ -161,5 +162,5 @@ def _pool_flags(engines: Engines) -> dict[str, str]:
     """Slots of the pool on a CPU: there is no memory fraction that fits all cases."""
     needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
     need = max([*needs, engines.bulk.longest if engines.bulk else 1])
-    usual = int(plan.CPU_FLAGS["--max-total-tokens"])
+    usual = int(CPU_FLAGS["--max-total-tokens"])
     return {"--max-total-tokens": str(max(usual, 2 * need))}

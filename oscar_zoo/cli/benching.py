@@ -22,8 +22,8 @@ from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model
 from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.bench import print_report
-from oscar_zoo.engines.sglang import concurrency
-from oscar_zoo.engines.sglang.launch import preflight, staging
+from oscar_zoo.engines.sglang import concurrency, flags
+from oscar_zoo.engines.sglang.launch import preflight, server, staging
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.models import config_file
@@ -269,7 +269,7 @@ def _compare(request: BenchRequest, subject: Subject, private: Path) -> Report:
         cases=request.cases,
         new_tokens=request.new_tokens,
         requests=_usual_requests(subject, recipe, request.extra, device, gpu),
-        port=run.free_port(),
+        port=server.free_port(),
         revision=request.revision,
         extra=request.extra,
         bulk=request.bulk,
@@ -316,9 +316,9 @@ def _usual_requests(
     """Requests at a time of an INT2 server with these flags on this machine."""
     if subject.geometry is None:
         return concurrency.UNKNOWN
-    parallel = preflight.tensor_parallel(extra) or 1
+    parallel = flags.tensor_parallel(extra) or 1
     memory = concurrency.gpu_memory(gpu, concurrency.Layout.of_flags(extra, tp=parallel).gpus)
-    server = preflight.ServerDemand(
+    demand = preflight.ServerDemand(
         subject.choice.name,
         subject.geometry,
         recipe.windows,
@@ -330,7 +330,7 @@ def _usual_requests(
         extra,
         memory,
     )
-    return server.usual_requests
+    return demand.usual_requests
 
 
 def _side(

@@ -27,7 +27,7 @@ from oscar_zoo.cli.offering import (
 from oscar_zoo.cli.pasting import model_argument
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.targets import model_folder
-from oscar_zoo.engines.sglang import concurrency, config_refusals
+from oscar_zoo.engines.sglang import concurrency, config_refusals, flags
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, preflight, staging
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
@@ -147,7 +147,7 @@ def choose(request: ServeRequest, *, here: bool = True) -> Chosen:
     if stock and geometry is not None:
         config_refusals.check_geometry(geometry)
     recipe = with_overrides(recipe_for_model(artifact, choice, geometry), clip=request.clip)
-    wanted = preflight.tensor_parallel(request.extra)
+    wanted = flags.tensor_parallel(request.extra)
     parallel = wanted or (
         _usual_parallel(choice, gpu, here=here or request.device is None) if device == "cuda" else 1
     )

@@ -11,9 +11,11 @@ from oscar_zoo.bench.load_memory import Usage
 from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.cli.benching import Subject, check_subject, find_subject
 from oscar_zoo.cli.choosing import recipe_for_model
-from oscar_zoo.cli.own_server import Wanted, own_server
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang.launch import plan, preflight, staging
+from oscar_zoo.cli.starting import Told
+from oscar_zoo.engines.sglang import flags
+from oscar_zoo.engines.sglang.launch import plan, staging
+from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ def load_test(request: LoadRequest) -> int:
     with staging.private_folder() as private:
         subject = find_subject(request, private)
         wanted = _wanted(request, subject)
-        with own_server(wanted, silent=request.silent) as (child, client):
+        with own_server(wanted, Told(subject.choice.name, silent=request.silent)) as started:
             with terminal.progress("s", enabled=not request.silent) as advance:
                 limits = LoadLimits(growth=request.growth << 20)
                 report = load_run.measure(
-                    child, client, request.load, limits, advance, gpus=_gpus(wanted)
+                    started.child, started.client, request.load, limits, advance, gpus=_gpus(wanted)
                 )
     if request.as_json:
         terminal.emit_json({"model": subject.choice.name, **report.to_json()})
@@ -74,14 +76,13 @@ def load_test(request: LoadRequest) -> int:
     return 1 if report.violations else 0
 
 
-def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
+def _wanted(request: LoadRequest, subject: Subject) -> WantedServer:
     device, gpu = pick_serving_device(request.device)
     random_weights = (
         ("--load-format=dummy", "--skip-tokenizer-init") if request.dummy_weights else ()
     )
-    return Wanted(
-        label=subject.choice.name,
-        log="bench-load",
+    return WantedServer(
+        log=log_file("bench-load"),
         model=subject.source,
         revision=request.revision,
         verified=subject.artifact.verified,
@@ -93,9 +94,9 @@ def _wanted(request: LoadRequest, subject: Subject) -> Wanted:
     )
 
 
-def _gpus(wanted: Wanted) -> range:
+def _gpus(wanted: WantedServer) -> range:
     """Numbers of the GPUs that the server runs on."""
-    count = 0 if wanted.device == "cpu" else preflight.tensor_parallel(wanted.flags) or 1
+    count = 0 if wanted.device == "cpu" else flags.tensor_parallel(wanted.flags) or 1
     return range(wanted.gpu, wanted.gpu + count)
 
 

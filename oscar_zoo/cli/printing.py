@@ -15,8 +15,8 @@ from oscar_zoo.artifact.formats import Role
 from oscar_zoo.cli.artifacts import OpenArtifact
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang import served_artifact
-from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, preflight
+from oscar_zoo.engines.sglang import flags, served_artifact
+from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 
@@ -100,7 +100,7 @@ def _fork(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[
         head_dim=verified.k.head_dim,
         recipe=chosen.recipe,
         tensor_parallel=(
-            chosen.tensor_parallel if preflight.tensor_parallel(request.extra) is None else None
+            chosen.tensor_parallel if flags.tensor_parallel(request.extra) is None else None
         ),
         host=plan.LOOPBACK,
         port=request.port,

@@ -19,9 +19,10 @@ from oscar_zoo.cli.benching import check_file, numbers, write_file
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model, with_folder
 from oscar_zoo.cli.loading import with_overrides
 from oscar_zoo.cli.models import ModelChoice
-from oscar_zoo.cli.own_server import Wanted, own_server
 from oscar_zoo.cli.render import server_evaluation, terminal
+from oscar_zoo.cli.starting import Told
 from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.server_client import ServerClient
@@ -224,12 +225,9 @@ def _ask(
     for variant in wanted:
         try:
             wanted_server = _wanted_server(request, subject, variant)
-            variables = variant.environment(subject.device)
-            with own_server(wanted_server, environment=variables, silent=request.silent) as (
-                _,
-                client,
-            ):
-                runs.append(_answers(request, subject, client, radix=variant.radix))
+            news = Told(str(variant), silent=request.silent)
+            with own_server(wanted_server, news) as started:
+                runs.append(_answers(request, subject, started.client, radix=variant.radix))
         except OscarZooError as error:
             if len(wanted) == 1 or not isinstance(error, ServerFailed):
                 raise
@@ -264,12 +262,13 @@ def _answers(
         return ask(client, subject.questions, tick)
 
 
-def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: ServerVariant) -> Wanted:
+def _wanted_server(
+    request: ServerEvalRequest, subject: _Subject, variant: ServerVariant
+) -> WantedServer:
     tokens = max(POOL_TOKENS, 2 * subject.questions.longest)
     pool = () if subject.device == "cpu" else (f"--max-total-tokens={tokens}",)
-    return Wanted(
-        label=str(variant),
-        log="eval-server",
+    return WantedServer(
+        log=log_file("eval-server"),
         model=subject.choice.source,
         revision=request.revision,
         verified=subject.artifact.verified,
@@ -278,6 +277,7 @@ def _wanted_server(request: ServerEvalRequest, subject: _Subject, variant: Serve
         flags=(*variant.flags, f"--dtype={subject.dtype}", *pool, *request.extra),
         timeout=request.timeout,
         gpu=subject.gpu,
+        environment=variant.environment(subject.device),
     )
 
 

@@ -49,3 +49,31 @@ def telling(current: Callable[[], str], *, enabled: bool) -> Iterator[Callable[[
             told = what, seconds
 
     yield tell
+
+
+class Told:
+    """The start of one server on a terminal, for `own_server`.
+
+    Args:
+        label: what to call the server.
+        silent: show nothing.
+    """
+
+    def __init__(self, label: str, *, silent: bool) -> None:
+        self._label = label
+        self._silent = silent
+        self._told: tuple[str, float] = ("", 0.0)
+
+    def starting(self, log: Path) -> None:
+        """See `StartNews`."""
+        terminal.note(f"Starting SGLang: {self._label} (log: {log})", quiet=self._silent)
+
+    def phase(self, name: str, seconds: float) -> None:
+        """See `StartNews`."""
+        if name != self._told[0] or seconds - self._told[1] >= EVERY_SECONDS:
+            terminal.note(f"{name} ({seconds:.0f} s)", quiet=self._silent)
+            self._told = name, seconds
+
+    def warn(self, text: str) -> None:
+        """See `StartNews`."""
+        terminal.note(f"note: {text}", quiet=self._silent)

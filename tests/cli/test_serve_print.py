@@ -22,7 +22,6 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang import served_artifact, settings
-from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
@@ -279,9 +278,3 @@ def test_a_model_of_the_zoo_that_cannot_be_served(
         )
         == 0
     )
-
-
-def test_values_of_flags_in_every_spelling() -> None:
-    assert plan.flag_value(["--tp", "2", "--tp-size=4"], *plan.TENSOR_PARALLEL) == "4"
-    assert plan.flag_value(["--tensor_parallel_size=8"], *plan.TENSOR_PARALLEL) == "8"
-    assert plan.flag_value([], "--tp") is None and plan.flag_value(["--tp"], "--tp") is None

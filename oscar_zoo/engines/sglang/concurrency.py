@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.flags import flag_value
 from oscar_zoo.models import nvidia_smi
 
 SHARE = 0.05
@@ -55,7 +55,7 @@ class Layout:
         """From engine flags of the user; SGLang says what is wrong with one that is no number."""
 
         def number(names: Sequence[str]) -> int:
-            text = plan.flag_value(extra, *names) or "1"
+            text = flag_value(extra, *names) or "1"
             return max(1, int(text)) if text.isdecimal() else 1
 
         return cls.make(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo.engines.sglang.compat import offline_engine
 from oscar_zoo.engines.sglang.offline_job import FOLLOW_UP, Bulk, Case, OfflineJob
 
 PACE = 0.5
@@ -53,13 +54,8 @@ def _main() -> None:
 
 
 def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
-    import sglang
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-
-    load_plugins()  # before the command line is read, which has our flags
     began = time.perf_counter()
-    engine = sglang.Engine(server_args=prepare_server_args(list(job.arguments)))
+    engine = offline_engine.open_engine_of_command_line(job.arguments)
     try:
         info = engine.get_server_info()
         state = (info.get("internal_states") or [{}])[0]
@@ -70,7 +66,7 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
         facts = {name: str(info[name]) for name in FACTS if info.get(name) is not None}
         tell(
             up=time.perf_counter() - began,
-            sglang=str(sglang.__version__),
+            sglang=offline_engine.release(),
             capacity=room.tokens,
             engine=facts,
         )

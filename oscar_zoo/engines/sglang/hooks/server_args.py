@@ -13,7 +13,7 @@ from typing import Any
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.engines.sglang import concurrency, fork_environment, refusals, settings, worker
 from oscar_zoo.engines.sglang.compat import server_arguments
-from oscar_zoo.engines.sglang.launch.preflight import ITEMSIZES
+from oscar_zoo.engines.sglang.flags import ITEMSIZES
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.models import config_file
 
@@ -50,7 +50,7 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     if args.max_running_requests is None:
         args.max_running_requests = _requests(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
-        args.cuda_graph_backend_prefill = "disabled"  # see `launch.GPU_FLAGS`
+        args.cuda_graph_backend_prefill = "disabled"  # see `flags.GPU_FLAGS`
 
 
 def _take_backend(args: Any) -> None:

@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.flags import (
+    SERVED_NAME,
+    TENSOR_PARALLEL,
+    device_flags,
+    flag_value,
+)
 from oscar_zoo.engines.sglang.settings import OPTIONS, ArtifactSource
 from oscar_zoo.errors import UsageError
 
@@ -68,25 +74,6 @@ DENIED_FLAGS = {
 }
 """Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section
 9)."""
-
-SERVED_NAME = "--served-model-name"
-TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
-"""Names of one flag."""
-GPU_FLAGS = {"--cuda-graph-backend-prefill": "disabled"}
-"""On a GPU the kernels decode under CUDA graphs. Prefill runs without: its attention reads lengths
-on the host, and it was measured so."""
-CPU_FLAGS = {
-    "--device": "cpu",
-    "--dtype": "float32",
-    "--cuda-graph-backend-decode": "disabled",
-    "--cuda-graph-backend-prefill": "disabled",
-    "--mem-fraction-static": "0.5",
-    "--max-total-tokens": "16384",
-    "--max-running-requests": "16",
-    "--watchdog-timeout": "3600",
-}
-"""On a CPU: numbers of 32 bits, the plain executor, which no graph can hold, a small pool, and
-patience."""
 
 DENIED_FAMILIES = {
     "--disaggregation-": "disaggregation with an INT2 cache is not supported",
@@ -227,17 +214,6 @@ def _reason_against(name: str) -> str | None:
     return None
 
 
-def flag_value(extra: Sequence[str], *names: str) -> str | None:
-    """The value of an engine flag in `extra` under any of its `names`, after `=` or a space; the
-    last wins."""
-    found = None
-    for place, token in enumerate(extra):
-        name, equals, value = token.partition("=")
-        if name.replace("_", "-") in names:
-            found = value if equals else next(iter(extra[place + 1 :]), None)
-    return found
-
-
 def child_environment(
     parent: Mapping[str, str], *, device: str | None, kernels: Path
 ) -> dict[str, str]:
@@ -292,12 +268,6 @@ def cache_flags(
         "--oscar-v-clip": repr(recipe.clip.v),
         "--oscar-group-size": str(recipe.group_size),
     }
-
-
-def device_flags(device: str) -> dict[str, str]:
-    """The engine's flags for the executor of `device`, `cpu` or `cuda`: the same for every server
-    and measurement."""
-    return dict(CPU_FLAGS if device == "cpu" else GPU_FLAGS)
 
 
 def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:

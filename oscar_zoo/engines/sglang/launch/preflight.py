@@ -8,20 +8,17 @@ itself; what is refused here could not have worked.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import concurrency, config_refusals
 from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.flags import ITEMSIZES, device_flags, flag_value
 from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.models import config_file, host_memory, model_folder, nvidia_smi
 
-ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-"""Bytes of one number by the values of SGLang's `--dtype`, and of `torch_dtype` in a
-`config.json`."""
 UNKNOWN_WEIGHTS = (
     "--quantization",
     "--cpu-offload-gb",
@@ -92,8 +89,8 @@ class ServerDemand:
     @property
     def dtype_bytes(self) -> int:
         """Bytes of one number in the type of the model when it runs."""
-        usual = plan.device_flags(self.device).get("--dtype", "auto")
-        return ITEMSIZES.get(plan.flag_value(self.extra, "--dtype") or usual, 2)
+        usual = device_flags(self.device).get("--dtype", "auto")
+        return ITEMSIZES.get(flag_value(self.extra, "--dtype") or usual, 2)
 
     @property
     def layout(self) -> Layout:
@@ -113,14 +110,14 @@ class ServerDemand:
     @property
     def usual_requests(self) -> int:
         """Its `--max-running-requests` when nobody says."""
-        on_cpu = plan.device_flags(self.device).get("--max-running-requests")
+        on_cpu = device_flags(self.device).get("--max-running-requests")
         if on_cpu is not None:
             return int(on_cpu)
         return concurrency.usual_requests(self.memory, self.token, self.windows, self.layout)
 
     def demand(self) -> Demand:
         """The least that one device has to hold."""
-        asked = plan.flag_value(self.extra, "--max-running-requests") or ""
+        asked = flag_value(self.extra, "--max-running-requests") or ""
         # SGLang says what is wrong with one that is no number.
         requests = int(asked) if asked.isdecimal() else self.usual_requests
         row = (self.windows.sink + self.windows.recent) * self.token
@@ -128,7 +125,7 @@ class ServerDemand:
 
     def _weights(self) -> int:
         if self.weights is None or any(
-            plan.flag_value(self.extra, name) is not None for name in UNKNOWN_WEIGHTS
+            flag_value(self.extra, name) is not None for name in UNKNOWN_WEIGHTS
         ):
             return 0
         scale = 1.0 if self.itemsize is None else self.dtype_bytes / self.itemsize
@@ -209,21 +206,9 @@ def free_memory(
     return min(card.free for card in seen[gpu : gpu + number])
 
 
-def tensor_parallel(extra: Sequence[str]) -> int | None:
-    """The number of GPUs that the user's flags say, or `None`.
-
-    Raises:
-        UsageError: that is no number.
-    """
-    text = plan.flag_value(extra, *plan.TENSOR_PARALLEL)
-    if text is not None and not (text.isdecimal() and int(text) > 0):
-        raise UsageError(f"--tp {text!r} is not a number of GPUs.", hint="for example -- --tp=2")
-    return None if text is None else int(text)
-
-
 def _fraction(server: ServerDemand) -> float:
-    usual = plan.device_flags(server.device).get("--mem-fraction-static", str(ALL_OF_A_GPU))
-    text = plan.flag_value(server.extra, "--mem-fraction-static") or usual
+    usual = device_flags(server.device).get("--mem-fraction-static", str(ALL_OF_A_GPU))
+    text = flag_value(server.extra, "--mem-fraction-static") or usual
     try:
         return min(1.0, float(text))
     except ValueError:

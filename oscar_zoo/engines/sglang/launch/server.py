@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -25,10 +26,12 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import watchdog
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.errors import OscarZooError, PortInUse, ServerFailed, UsageError
 
 PR_SET_PDEATHSIG = 1
+WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
+"""Addresses that mean every address of a machine, and one that a client on it can ask."""
 GRACE_SECONDS = 15.0
 DRAIN_SECONDS = 300.0
 """How long requests may take to end after SIGTERM; a second signal ends them at once."""
@@ -105,6 +108,20 @@ def next_free_port(host: str, port: int, *, avoid: Collection[int] = ()) -> int 
     return next((other for other in near if _bind_error(host, other) is None), None)
 
 
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def client_url(url: str) -> str:
+    """Where a client on this machine reaches a server that listens at `url`."""
+    for wildcard, address in WILDCARDS.items():
+        url = url.replace(f"://{wildcard}:", f"://{address}:")
+    return url
+
+
 def _bind_error(host: str, port: int) -> OSError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -163,9 +180,9 @@ class Server:
 
     def healthy(self) -> bool:
         """Whether `GET /health` answers 200 now."""
-        address = urlsplit(self.url)
-        host = "127.0.0.1" if address.hostname in ("0.0.0.0", None) else address.hostname
-        connection = http.client.HTTPConnection(host or "127.0.0.1", address.port, timeout=5)
+        address = urlsplit(client_url(self.url))
+        host = address.hostname or LOOPBACK
+        connection = http.client.HTTPConnection(host, address.port, timeout=5)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
@@ -256,7 +273,8 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     happens inside.
 
     SIGTERM and SIGINT to this process are passed on as an orderly stop of the child while the block
-    runs.
+    runs. Only the main thread can take signals; a server that another thread starts ends with its
+    block, or with the process.
 
     Raises:
         ServerFailed: the program could not be started.
@@ -283,9 +301,8 @@ class _Signals:
     def __init__(self) -> None:
         self._pending: int | None = None
         self._deliver = False
-        self._previous = {
-            name: signal.signal(name, self._handle) for name in (signal.SIGTERM, signal.SIGINT)
-        }
+        names = (signal.SIGTERM, signal.SIGINT) if _in_main_thread() else ()
+        self._previous = {name: signal.signal(name, self._handle) for name in names}
 
     def _handle(self, number: int, frame: object) -> None:
         self._pending = number
@@ -316,6 +333,8 @@ class _Signals:
 
 
 def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
+    # To the kernel the parent is the thread, which may end before the process does.
+    mortal = sys.platform == "linux" and _in_main_thread()
     try:
         return subprocess.Popen(
             plan.argv,
@@ -324,7 +343,7 @@ def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=(_die_with_parent if sys.platform == "linux" else None),  # noqa: PLW1509 (no threads of ours)
+            preexec_fn=_die_with_parent if mortal else None,  # noqa: PLW1509 (no threads of ours)
         )
     except OSError as error:
         raise ServerFailed(f"the server could not be started: {error.strerror}.") from error
@@ -355,6 +374,10 @@ def _watchdog(server: Server) -> Iterator[None]:
             guard.stdin.write(b".")
             guard.stdin.close()
         guard.wait()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _die_with_parent() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Geometry, Windows
-from oscar_zoo.engines.sglang import config_refusals
+from oscar_zoo.engines.sglang import config_refusals, flags
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.errors import NotEnoughMemory, UnsupportedModel, UsageError
 from oscar_zoo.models import config_file
@@ -70,7 +70,7 @@ def test_what_the_error_advises_is_enough(extra: tuple[str, ...], free: int, adv
     flag = re.search(r"-- (--[a-z-]+=\S+)", str(error.hint))
     assert flag is not None and flag[1].startswith(advice)
     better = replace(server, extra=(*extra, flag[1]))
-    better = replace(better, tensor_parallel=preflight.tensor_parallel(better.extra) or 1)
+    better = replace(better, tensor_parallel=flags.tensor_parallel(better.extra) or 1)
     preflight.check_memory(better, free)
 
 

@@ -1,0 +1,157 @@
+"""The one way to start a server of our own: stage the rotations, plan the command, start, watch.
+
+`serve`, `bench load` and `eval` all start their servers here. A server is gone when the block
+ends, whatever happens inside. Nothing here prints; the caller hears of the start through
+`StartNews`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server, staging
+from oscar_zoo.engines.sglang.launch.phases import PhaseReader
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.evaluate.server_client import ServerClient
+
+
+class StartNews(Protocol):
+    """Hears what happens while a server starts."""
+
+    def starting(self, log: Path) -> None:
+        """The server is about to start and writes to `log`."""
+
+    def phase(self, name: str, seconds: float) -> None:
+        """About twice a second: what the server is doing, and the seconds since its start."""
+
+    def warn(self, text: str) -> None:
+        """A warning about the environment, as one sentence."""
+
+
+@dataclass(frozen=True)
+class WantedServer:
+    """A server to start.
+
+    Attributes:
+        model: local folder or hub id, at `revision`.
+        verified: the artifact; it must hold K and V.
+        recipe: serving recipe in force.
+        device: `cpu` or `cuda`.
+        log: file for everything that the server prints.
+        timeout: seconds that its start may take, and that one answer to `client` may take.
+        gpu: number of the first GPU.
+        tensor_parallel: number of GPUs, unless `flags` say one.
+        flags: engine flags of the user.
+        host: address to listen on.
+        port: port to listen on, or `None` for any free one.
+        api_key: key that requests must carry, or `None`.
+        name: how the server calls the artifact to those who ask.
+        served_name: what requests call the model, unless `flags` say it.
+        environment: variables for the server beside those of this process.
+    """
+
+    model: str
+    revision: str | None
+    verified: Verified
+    recipe: ServingRecipe
+    device: str
+    log: Path
+    timeout: float
+    gpu: int = 0
+    tensor_parallel: int = 1
+    flags: tuple[str, ...] = ()
+    host: str = plan.LOOPBACK
+    port: int | None = None
+    api_key: str | None = field(default=None, repr=False)
+    name: str | None = None
+    served_name: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class StartedServer:
+    """A server that is ready.
+
+    Attributes:
+        child: the process.
+        url: where a client on this machine reaches it, without `/v1`.
+        client: a client that carries the key of the server.
+    """
+
+    child: server.Server
+    url: str
+    client: ServerClient
+
+
+@contextmanager
+def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]:
+    """Start `wanted` and wait until it is healthy.
+
+    Raises:
+        ServerFailed: the server did not start.
+        UsageError: a flag or a variable that an INT2 cache refuses.
+        VerificationFailed: the artifact holds only one of K and V.
+        DigestMismatchError: somebody changed the staged files during the start.
+    """
+    with staging.private_folder() as private:
+        staged = private / "rotations"
+        digest = staging.stage_rotations(wanted.verified, staged)
+        planned = plan.plan(
+            _options(wanted, staged, digest, private), {**os.environ, **wanted.environment}
+        )
+        for warning in flag_refusals.check_environment(planned.env):
+            news.warn(warning)
+        news.starting(wanted.log)
+        with server.running(planned, wanted.log) as child:
+            child.wait_until_healthy(wanted.timeout, _told(wanted.log, news))
+            staging.check_unchanged(staged, digest)
+            url = server.client_url(planned.url)
+            yield StartedServer(
+                child, url, ServerClient(url, timeout=wanted.timeout, key=wanted.api_key)
+            )
+
+
+def log_file(name: str) -> Path:
+    """The log called `name`, in a folder that only this user may enter.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    folder = paths.state_dir() / "logs"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"{name}.log"
+
+
+def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> plan.ServeOptions:
+    key = wanted.api_key
+    return plan.ServeOptions(
+        model=wanted.model,
+        revision=wanted.revision,
+        rotations=ArtifactSource(folder=str(staged)),
+        rotations_sha256=digest,
+        recipe=wanted.recipe,
+        kernels=staging.kernels_folder(),
+        device=wanted.device,
+        gpu=wanted.gpu,
+        tensor_parallel=wanted.tensor_parallel,
+        host=wanted.host,
+        port=server.free_port() if wanted.port is None else wanted.port,
+        config_file=None if key is None else staging.write_key_file(private, key),
+        name=wanted.name,
+        served_name=wanted.served_name,
+        extra=wanted.flags,
+    )
+
+
+def _told(log: Path, news: StartNews) -> Callable[[float], None]:
+    """The callback for the seconds of a start, which adds the phase that `log` shows."""
+    phases = PhaseReader(log)
+    return lambda seconds: news.phase(phases.current(), seconds)
