@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from oscar_zoo.evaluate.phases import Phase
 
@@ -21,18 +21,23 @@ class Note:
         code: stable name of the kind of remark, such as `pull.yanked`.
         text: the remark as one plain sentence.
         facts: the values that the sentence mentions, for programs.
+        kind: `step` says what the use case does now; it is shown without the word "note".
     """
 
     code: str
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["note", "step"] = "note"
 
 
 class Observer(Protocol):
     """Takes the news of one use case; any method may be called from several threads."""
 
     def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
-        """Say which phases will come; `timed` says that their seconds are an estimate."""
+        """Say which phases will come; `timed` says that their seconds are an estimate.
+
+        Without phases, the work that was shown has ended.
+        """
 
     def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
         """Say how far the work called `label` is; a `total` of 0 says only that it has begun."""

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.cli.render import progress, terminal
-from oscar_zoo.cli.render.course import EVERY_SECONDS, Course, Rarely
+from oscar_zoo.app.progress import Note
+from oscar_zoo.cli.render.course import EVERY_SECONDS, Course
+from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.evaluate.phases import Phase
 
 PHASES = (
@@ -85,51 +86,77 @@ def test_a_line_for_every_later_phase_and_every_thirty_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
-    with progress.course(PHASES, timed=True, enabled=True, clock=clock) as shown:
-        shown(0, 0, "load")
+    with TerminalObserver(clock=clock) as observer:
+        observer.begin(PHASES, timed=True)
+        observer.advance("load", 0, 0)
         for done in range(5):
             clock.now += 10
-            shown(100 * done, 400, "capture")
-        shown.note("a remark")
-        shown(2, 8, "perplexity")
+            observer.advance("capture", 100 * done, 400)
+        for _ in range(2):
+            observer.note(Note("test.remark", "this is a remark."))
+        observer.advance("perplexity", 2, 8)
     out, err = capsys.readouterr()
     assert not out
     assert err.splitlines() == [
         "capture (2 of 3): 0 of 400 tokens, 10 % of all, about 2 minutes left",
         "capture (2 of 3): 300 of 400 tokens, 32 % of all, about 2 minutes left",
-        "a remark",
+        "note: this is a remark.",
         "perplexity (3 of 3): 2 of 8 sequences, 55 % of all, about 50 s left",
     ]
 
 
 def test_quiet_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.course(PHASES, timed=True, enabled=False) as shown:
-        shown(0, 0, "load")
-        shown.note("a remark")
+    with TerminalObserver(quiet=True) as observer:
+        observer.begin(PHASES, timed=True)
+        observer.advance("load", 0, 0)
+        observer.note(Note("test.remark", "this is a remark."))
     assert capsys.readouterr() == ("", "")
 
 
-def test_files_that_are_fetched_are_told_of_rarely(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_question_is_a_no_where_nobody_can_answer() -> None:
+    with TerminalObserver() as observer:
+        assert observer.confirm(Note("test.question", "Go on?")) is False
+
+
+def test_a_wait_is_a_line_for_every_label_and_every_thirty_seconds(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(terminal, "Rarely", lambda _: Rarely(clock))
-    with terminal.progress("bytes", enabled=True) as advance:
+    with TerminalObserver(clock=clock) as observer:
+        for seconds in range(0, 50, 10):
+            observer.advance("loading weights", seconds, 0, "s")
+            clock.now += 10
+        observer.advance("capturing graphs", 50, 0, "s")
+        observer.advance("no seconds are counted", 0, 0)
+    assert capsys.readouterr().err.splitlines() == [
+        "loading weights (0 s)",
+        "loading weights (30 s)",
+        "capturing graphs (50 s)",
+    ]
+
+
+def test_files_that_are_fetched_are_told_of_rarely(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock()
+    with TerminalObserver(clock=clock) as observer:
         for done in (0, 4_000_000, 8_000_000):
-            advance(done, 8_000_000, "k.pt")
+            observer.advance("k.pt", done, 8_000_000, "bytes")
             clock.now += 0.6 * EVERY_SECONDS
     assert capsys.readouterr().err == "k.pt: 8.0 MB of 8.0 MB\n"
 
 
 CHILD = """
 import time
-from oscar_zoo.cli import watching
+from oscar_zoo.app.progress import Note
+from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.evaluate.phases import Phase
 phases = (Phase("load", "", 10), Phase("capture", "tokens", 30), Phase("perplexity", "sequences", 60))
-with watching.course(phases, timed=True, enabled=True) as shown:
-    shown(0, 0, "load")
-    shown(200, 400, "capture")
-    shown.note("a remark")
+with TerminalObserver() as observer:
+    observer.begin(phases, timed=True)
+    observer.advance("load", 0, 0)
+    observer.advance("capture", 200, 400)
+    observer.note(Note("test.remark", "this is a remark."))
     input()
 """  # noqa: E501
 

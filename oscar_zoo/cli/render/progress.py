@@ -1,27 +1,107 @@
-"""Progress of a long piece of work on stderr: one bar for all of it, or plain lines where nobody
-watches a terminal."""
+"""The observer of the command line: progress, remarks and questions of a use case, on stderr."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
-from rich.progress import Progress as Bars
-from rich.progress import ProgressColumn, Task
-from rich.progress_bar import ProgressBar
-from rich.text import Text
+import click
 
+from oscar_zoo.app.progress import Note
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.render.course import Course, Rarely
+from oscar_zoo.cli.render.displays import Clock, Display, count_display, course_display
+from oscar_zoo.cli.render.notes import question_of, text_of
 from oscar_zoo.evaluate.phases import Phase, Progress
+
+_TOLD = "oscar_zoo.told"
+"""Where click keeps the remarks that a command line has printed."""
+
+
+class TerminalObserver:
+    """An `app.progress.Observer` that people read.
+
+    Use it as a context manager: its bars end with the block, before results are printed. A remark
+    is printed once per command line. Where stderr is no terminal, long work prints a line for every
+    phase and one every 30 seconds.
+
+    Args:
+        quiet: print neither progress nor remarks; a question is still asked.
+        as_json: print neither, and ask nothing.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, as_json: bool = False, clock: Clock = time.monotonic
+    ) -> None:
+        self._silent, self._as_json, self._clock = quiet or as_json, as_json, clock
+        self._display: Display | None = None
+        self._lock = threading.RLock()
+        context = click.get_current_context(silent=True)
+        self._told: set[str] = context.meta.setdefault(_TOLD, set()) if context else set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
+        """See `Observer`; without phases, what is shown ends."""
+        if self._silent:
+            return
+        with self._lock:
+            self.close()
+            if phases:
+                self._display = course_display(phases, self._clock, timed=timed)
+
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
+        """See `Observer`."""
+        if self._silent:
+            return
+        with self._lock:
+            if self._display is None:
+                self._display = count_display(self._clock)
+            self._display.advance(label, done, total, unit)
+
+    def note(self, note: Note) -> None:
+        """See `Observer`."""
+        with self._lock:
+            text = text_of(note)
+            if self._silent or text in self._told:
+                return
+            self._told.add(text)
+            say: Callable[[str], None] = self._display.say if self._display else terminal.note
+            say(text)
+
+    def confirm(self, question: Note) -> bool:
+        """See `Observer`; asks on a terminal only."""
+        with self._lock:
+            self.close()
+            if self._as_json or not can_ask():
+                return False
+            return click.confirm(question_of(question), default=True, err=True)
+
+    def close(self) -> None:
+        """End what is shown."""
+        with self._lock:
+            display, self._display = self._display, None
+            if display is not None:
+                display.close()
+
+
+def can_ask() -> bool:
+    """Whether somebody at a terminal can answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Takes news of a piece of work, as `phases.Progress`, and remarks that must not break its
+    """Takes news of a piece of work, as `phases.Progress`, and lines that must not break its
     bar."""
 
     tell: Progress
@@ -32,74 +112,13 @@ class Shown:
 
 
 @contextmanager
-def course(
-    phases: Sequence[Phase],
-    *,
-    timed: bool,
-    enabled: bool,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Shown]:
-    """One bar for work of known phases, on stderr; lines, for each phase but the first and every
-    30 seconds, where nobody watches.
-
-    Args:
-        phases: all of them, in order.
-        timed: whether their seconds are an estimate for this machine.
-        enabled: whether to show anything.
-        clock: seconds.
-    """
+def course(phases: Sequence[Phase], *, timed: bool, enabled: bool) -> Iterator[Shown]:
+    """Show work of known phases that reports through `phases.Progress`."""
     if not enabled:
         yield Shown(lambda done, total, phase: None, lambda text: None)
         return
-    way = Course(phases, clock, timed=timed)
-    if not sys.stderr.isatty():
-        rarely = Rarely(clock)
-
-        def tell(done: int, total: int, phase: str) -> None:
-            first = (
-                not way.name
-            )  # what fails in the first phase, as most mistakes do, stays one line
-            if (way.update(done, total, phase) and not first) or rarely():
-                rarely.now()
-                terminal.note(way.line)
-
-        yield Shown(tell, terminal.note)
-        return
-    columns = (
-        _OfCourse(lambda: f"  {way.name:<22}"),
-        _CourseBar(way),
-        _OfCourse(lambda: f"{way.count:>26}"),
-    )
-    with Bars(
-        *columns, _OfCourse(lambda: way.left), console=terminal.err(), transient=True
-    ) as bars:
-        bars.add_task("", total=None)
-
-        def update(done: int, total: int, phase: str) -> None:
-            way.update(done, total, phase)
-
-        yield Shown(update, lambda text: bars.console.print(terminal.clean(text)))
-
-
-class _OfCourse(ProgressColumn):
-    """What is true when it is drawn."""
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        self._text = text
-        super().__init__()
-
-    def render(self, task: Task) -> Text:
-        """See `ProgressColumn`."""
-        return Text(self._text())
-
-
-class _CourseBar(ProgressColumn):
-    """How much of everything is done."""
-
-    def __init__(self, way: Course) -> None:
-        self._way = way
-        super().__init__()
-
-    def render(self, task: Task) -> ProgressBar:
-        """See `ProgressColumn`."""
-        return ProgressBar(total=1.0, completed=self._way.share, width=24)
+    display = course_display(phases, time.monotonic, timed=timed)
+    try:
+        yield Shown(lambda done, total, phase: display.advance(phase, done, total, ""), display.say)
+    finally:
+        display.close()

@@ -1,0 +1,198 @@
+"""How work in progress is shown on stderr: bars on a terminal, plain lines elsewhere.
+
+There are two kinds of work. A course has phases that are known before it starts, so one bar shows
+all of it. Other work is counted label by label, such as the bytes of every file that is fetched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.course import Course, Rarely, duration
+from oscar_zoo.evaluate.phases import Phase
+
+Clock = Callable[[], float]
+
+
+class Display(Protocol):
+    """Shows one piece of work until it is closed."""
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `oscar_zoo.app.progress.Observer`."""
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking what is shown."""
+
+    def close(self) -> None:
+        """Stop showing; what was drawn disappears, lines stay."""
+
+
+def course_display(phases: Sequence[Phase], clock: Clock, *, timed: bool) -> Display:
+    """The display of work whose phases are known."""
+    course = Course(phases, clock, timed=timed)
+    return CourseBar(course) if sys.stderr.isatty() else CourseLines(course, clock)
+
+
+def count_display(clock: Clock) -> Display:
+    """The display of work that is counted label by label."""
+    return CountBars() if sys.stderr.isatty() else CountLines(clock)
+
+
+class CourseLines:
+    """A line for every phase but the first, and one every 30 seconds.
+
+    Most mistakes are found in the first phase, and then the error is the only line.
+    """
+
+    def __init__(self, course: Course, clock: Clock) -> None:
+        self._course, self._rarely = course, Rarely(clock)
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        first = not self._course.name
+        began = self._course.update(done, total, label)
+        if (began and not first) or self._rarely():
+            self._rarely.now()
+            self.say(self._course.line)
+
+    def say(self, text: str) -> None:
+        """See `Display`."""
+        terminal.note(text)
+
+    def close(self) -> None:
+        """See `Display`."""
+
+
+class CountLines:
+    """A line every 30 seconds, and one for every new label whose seconds are counted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._rarely, self._waited_for = Rarely(clock), ""
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        waiting = not total and unit == "s"
+        new = waiting and label != self._waited_for
+        if waiting:
+            self._waited_for = label
+        if new:
+            self._rarely.now()
+        if new or ((total or waiting) and self._rarely()):
+            self.say(
+                f"{label} ({done} s)" if waiting else f"{label}: {count_text(done, total, unit)}"
+            )
+
+    def say(self, text: str) -> None:
+        """See `Display`."""
+        terminal.note(text)
+
+    def close(self) -> None:
+        """See `Display`."""
+
+
+class _Bars:
+    """What both displays on a terminal share."""
+
+    def __init__(self, *columns: ProgressColumn) -> None:
+        self._bars = Bars(*columns, console=terminal.err(), transient=True)
+        self._bars.start()
+
+    def say(self, text: str) -> None:
+        """See `Display`."""
+        self._bars.console.print(terminal.clean(text))
+
+    def close(self) -> None:
+        """See `Display`."""
+        self._bars.stop()
+
+
+class CourseBar(_Bars):
+    """One bar for all phases, with the name and the count of the current one."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        super().__init__(
+            _Live(lambda: f"  {course.name:<22}"),
+            _CourseColumn(course),
+            _Live(lambda: f"{course.count:>26}"),
+            _Live(lambda: course.left),
+        )
+        self._bars.add_task("", total=None)
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        self._course.update(done, total, label)
+
+
+class CountBars(_Bars):
+    """A bar per label; one without a total moves on its own until another label begins."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, TaskID] = {}
+        super().__init__(
+            TextColumn("  {task.description:<26}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[count]:>22}"),
+            _TimeLeft(),
+        )
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        if label not in self._tasks:
+            for task in [task.id for task in self._bars.tasks if task.total is None]:
+                self._bars.remove_task(task)
+            self._tasks[label] = self._bars.add_task(
+                terminal.clean(label), total=total or None, count=""
+            )
+        task_id = self._tasks[label]
+        if task_id in self._bars.task_ids and (total or unit):
+            count = count_text(done, total, unit)
+            self._bars.update(task_id, completed=done, total=total or None, count=count)
+
+
+def count_text(done: int, total: int, unit: str) -> str:
+    """`3 of 8 tokens`, `1.2 MB of 8.0 MB`, or `12 s` where no total is known."""
+    if unit == "bytes":
+        return f"{terminal.megabytes(done)} of {terminal.megabytes(total)}"
+    return (f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}").rstrip()
+
+
+class _Live(ProgressColumn):
+    """Text that is asked for whenever it is drawn."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
+        super().__init__()
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        return Text(self._text())
+
+
+class _CourseColumn(ProgressColumn):
+    """The share of all work that is done."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        super().__init__()
+
+    def render(self, task: Task) -> ProgressBar:
+        """See `ProgressColumn`."""
+        return ProgressBar(total=1.0, completed=self._course.share, width=24)
+
+
+class _TimeLeft(ProgressColumn):
+    """The time left, or nothing while it is unknown."""
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        left = None if task.finished else task.time_remaining
+        return Text("" if left is None else f"about {duration(left)} left")
