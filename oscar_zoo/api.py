@@ -14,15 +14,15 @@ written only where `lock` names it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import Reference, is_path, parse_digest
-from oscar_zoo.artifact.outcome import Outcome, Verified
-from oscar_zoo.errors import ArtifactNotFound, InvalidName, NotFoundError
-from oscar_zoo.hubs import address, config
+from oscar_zoo.app import targets
+from oscar_zoo.app.artifacts import Artifact, pulled_artifact, stored_artifact
+from oscar_zoo.app.progress import SILENT
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.artifact.names import Reference, parse_digest
+from oscar_zoo.artifact.outcome import Outcome
+from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 from oscar_zoo.registry import mirror as mirroring
@@ -33,7 +33,7 @@ from oscar_zoo.registry.export import export
 from oscar_zoo.registry.known_names import find_stored
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.status import StatusResult, set_status
-from oscar_zoo.registry.store import Store, StoredArtifact
+from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 
 __all__ = [
@@ -49,69 +49,6 @@ __all__ = [
 ]
 
 Hubs = str | Sequence[str] | None
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A verified artifact on this machine.
-
-    Attributes:
-        id: `<Model>/<tag>`.
-        digest: `sha256:<64 hex>` over the payload files.
-        path: folder with the files: the store's, whose files are read-only, or the copy in
-            `output`.
-        files: file name -> path, `oscar.json` included where there is one.
-        manifest: `oscar.json`, or `None` where the publisher gave none.
-        hub: where it came from.
-        revision: commit there, or `None` where the hub has none.
-        already_present: whether it was here before.
-        first_use: whether nobody had promised its digest before: it is trusted from now on.
-        warnings: codes of verification, and sentences about a deprecated or yanked version.
-    """
-
-    id: str
-    digest: str
-    path: Path
-    files: dict[str, Path]
-    manifest: Manifest | None
-    hub: str
-    revision: str | None
-    already_present: bool = True
-    first_use: bool = False
-    warnings: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"Artifact({self.id!r}, {self.digest[:19]!r}, path={str(self.path)!r})"
-
-    @property
-    def model(self) -> str:
-        """Folder of the base model, such as `Qwen3-8B`."""
-        return self.id.partition("/")[0]
-
-    @property
-    def tag(self) -> str:
-        """Version, such as `seq20000_prompt83_group128`."""
-        return self.id.partition("/")[2]
-
-    def rotations(self) -> tuple[RotationSet, RotationSet]:
-        """The transforms of keys and values, from bytes that are read, hashed and verified now.
-
-        Returns:
-            Two `RotationSet`s. `layers[i].forward` is float32 `[head_dim, head_dim]`, or
-            `[num_kv_heads, head_dim, head_dim]` for transforms per head; `k' = k @ forward`.
-
-        Raises:
-            ArtifactNotFound: it was removed from the store.
-            DigestMismatchError: a file was changed.
-            VerificationFailed: it must not be used.
-        """
-        stored = _open(Reference.parse(f"{self.model}:{self.tag}@{self.digest}"))
-        outcome = pulling.verify_stored(stored)
-        if not isinstance(outcome, Verified):
-            pulling.refuse(self.id, outcome)
-        assert outcome.k is not None, "a rotation pair has both sides"
-        assert outcome.v is not None, "a rotation pair has both sides"
-        return outcome.k, outcome.v
 
 
 def pull(
@@ -150,13 +87,12 @@ def pull(
     trust = Trust(
         lock=PinFile(Path(lock)) if lock else None, locked=locked, accept_new=accept_new_digest
     )
-    settings = config.load(_texts(hubs), offline=offline)
-    opened = address.open_hubs(_texts(hubs), offline=settings.offline)
+    sources = Sources(hubs, offline=offline)
     result = pulling.pull(
-        name, opened, Store(), trust=trust, offline=settings.offline, progress=progress
+        name, sources.hubs, Store(), trust=trust, offline=sources.offline, progress=progress
     )
     folder = export(result.artifact, Path(output)) if output is not None else None
-    return _artifact(result.artifact, folder, result)
+    return pulled_artifact(result, folder)
 
 
 def installed(name: str | None = None) -> tuple[Artifact, ...]:
@@ -168,8 +104,10 @@ def installed(name: str | None = None) -> tuple[Artifact, ...]:
     store = Store()
     if name is not None:
         record = find_stored(Reference.parse(name), store)
-        return () if record is None else (_artifact(store.open(record.digest, record.id)),)
-    return tuple(_artifact(store.open(record.digest, record.id)) for record in store.installed())
+        return () if record is None else (stored_artifact(store.open(record.digest, record.id)),)
+    return tuple(
+        stored_artifact(store.open(record.digest, record.id)) for record in store.installed()
+    )
 
 
 def verify(
@@ -199,18 +137,13 @@ def verify(
     """
     geometry = verification.model_geometry(model, geometry_of_folder) if model is not None else None
     digest = parse_digest(digest) if digest is not None else None
-    if isinstance(target, str) and not is_path(target):
-        try:
-            reference = Reference.parse(target)
+    parsed = targets.parse(target)
+    if isinstance(parsed, targets.NameTarget):
+        with targets.looking_up(parsed, SILENT):
             return verification.check_installed(
-                reference, geometry=geometry, digest=digest, strict=strict
+                parsed.reference, geometry=geometry, digest=digest, strict=strict
             ).outcome
-        except (NotFoundError, InvalidName) as error:
-            place = verification.namesake(target)
-            if place is not None:
-                verification.suggest_path(place, error)
-            raise
-    path = verification.one_artifact(verification.existing_path(target))
+    path = verification.one_artifact(verification.existing_path(parsed.path))
     return verification.check_one(path, geometry=geometry, digest=digest, strict=strict).outcome
 
 
@@ -294,35 +227,3 @@ def mirror(
 
 def _one(hub: str | None) -> Hub:
     return address.publishing_hubs([hub] if hub else [])[0]
-
-
-def _texts(hubs: Hubs) -> Sequence[str]:
-    return (hubs,) if isinstance(hubs, str) else hubs or ()
-
-
-def _open(reference: Reference) -> StoredArtifact:
-    store = Store()
-    record = find_stored(reference, store)
-    if record is None:
-        raise ArtifactNotFound(
-            f"{reference} is not in the store.", hint=f"fetch it: oscar-zoo pull {reference}"
-        )
-    return store.open(record.digest, record.id)
-
-
-def _artifact(
-    stored: StoredArtifact, folder: Path | None = None, result: pulling.PullResult | None = None
-) -> Artifact:
-    record, place = stored.record, folder or stored.record.path
-    return Artifact(
-        id=str(record.id),
-        digest=record.digest,
-        path=place,
-        files={name: place / name for name in stored.files},
-        manifest=stored.manifest,
-        hub=result.hub if result else record.source,
-        revision=record.revision,
-        already_present=result.already_present if result else True,
-        first_use=result.first_use if result else False,
-        warnings=result.warnings if result else record.warnings,
-    )

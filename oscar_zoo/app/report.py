@@ -76,7 +76,7 @@ def _find_source(text: str) -> Path:
     from oscar_zoo.compute.report.data import SUFFIX
     from oscar_zoo.registry.verification import existing_path
 
-    path = existing_path(text)
+    path = existing_path(Path(text).expanduser())
     if path.is_file():
         if path.suffix not in (".json", _MOMENTS):
             raise UsageError(f"{text} is neither a report nor a moments file.", hint=_SOURCES)

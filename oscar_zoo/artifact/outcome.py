@@ -104,3 +104,31 @@ def why(failure: Failure) -> str:
             return cause.rstrip(".")
         case _:
             assert_never(failure)
+
+
+WARNINGS = {
+    "pair.unproven": "nothing in the files says that K and V come from one fit",
+    "pair.tokens": "K and V were calibrated on different numbers of tokens",
+    "role.label": "a file's objective names the other side",
+    "role.unknown": "neither content nor name says which side a file is",
+    "role.file_name": "a file's name says another side than its content",
+    "numeric.fp32_grade": (
+        "orthogonal to float32 rounding only: fitted or saved in single precision"
+    ),
+    "numeric.condition": "a transform is badly conditioned; check the accuracy of the served model",
+    "eigenvalues.missing": "no eigenvalues, so the statistics can never be checked",
+    "eigenvalues.tied": "equal eigenvalues: the order of their columns is arbitrary",
+    "layers.not_checked": (
+        "the layers have gaps, as in a hybrid model; name the model to check them: --model"
+    ),
+    "content.uresidual": "the published `uresidual` method is transposed; expect no gain from it",
+    "localisation.k": "K does not look like a calibrated rotation",
+    "localisation.v": "V does not look like a calibrated rotation",
+    "localisation.order": "V is more localised than K, which no real pair shows",
+}
+"""What each warning code of verification means for a person."""
+
+
+def warning_text(code: str) -> str:
+    """The sentence for a warning code, or the code itself when it is new."""
+    return WARNINGS.get(code, code)

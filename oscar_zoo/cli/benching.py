@@ -11,23 +11,27 @@ from pathlib import Path
 from typing import Protocol
 
 from oscar_zoo import paths
+from oscar_zoo.app import targets
+from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.devices import pick_serving_device, require_serve
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.bench import dummy, run, sides
 from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.cli import machine
-from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model
-from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.bench import print_report
+from oscar_zoo.cli.render.progress import TerminalObserver, current
 from oscar_zoo.engines.sglang import concurrency, flags
 from oscar_zoo.engines.sglang.launch import preflight, server, staging
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import MissingDependency, PathNotFound, UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.registry.model_names import ModelChoice
 
 MOST_CASES = 64
 STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
@@ -122,7 +126,7 @@ class Subject:
     choice: ModelChoice
     source: str
     geometry: Geometry | None
-    artifact: OpenArtifact
+    artifact: Artifact
 
 
 def bench(request: BenchRequest) -> int:
@@ -216,7 +220,7 @@ def find_subject(request: SubjectRequest, private: Path) -> Subject:
     """The model and the verified artifact; with `--dummy-weights` made here as far as nobody named
     them."""
     if request.dummy_weights is None:
-        artifact = open_artifact(request.artifact or "", hubs=request.hubs, quiet=request.silent)
+        artifact = _open(request, request.artifact or "")
         choice = model_for(artifact, request.model, again="--model FOLDER")
         if Path(choice.source).is_dir():
             room = dummy.longest_context(config_file.read_config(Path(choice.source)))
@@ -226,15 +230,20 @@ def find_subject(request: SubjectRequest, private: Path) -> Subject:
                     hint="lower --context and --new-tokens, or what --job and --turns say",
                 )
         return Subject(choice, choice.source, model_geometry(choice), artifact)
-    choice = choose_model(request.dummy_weights)
+    choice = parse_model(request.dummy_weights, current())
     folder = private / choice.name
     geometry = _write_dummy(choice, folder, request.longest)
     if request.artifact is not None:
-        artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
+        artifact = _open(request, request.artifact)
     else:
         dummy.write_rotations(private / "hadamard", geometry)
-        artifact = open_artifact(str(private / "hadamard"), quiet=True)
+        artifact = _open(request, private / "hadamard")
     return Subject(choice, str(folder), geometry, artifact)
+
+
+def _open(request: SubjectRequest, text: str | Path) -> Artifact:
+    with TerminalObserver(quiet=request.silent) as observer:
+        return open_artifact(targets.parse(text), Sources(request.hubs), observer)
 
 
 def _write_dummy(choice: ModelChoice, folder: Path, longest: int) -> Geometry:

@@ -7,14 +7,15 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oscar_zoo.app import targets
+from oscar_zoo.app.artifacts import Artifact, open_artifact, open_reference
 from oscar_zoo.app.devices import pick_serving_device
-from oscar_zoo.artifact.names import Reference, is_path, path_text
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.artifact.names import Reference, path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.tree import artifact_of_model
 from oscar_zoo.artifact.verify import find_artifacts
-from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact, open_reference
 from oscar_zoo.cli.loading import with_overrides
-from oscar_zoo.cli.models import ModelChoice, choose_model, serving_recipe
 from oscar_zoo.cli.offering import (
     ComputeWish,
     agreed,
@@ -26,7 +27,7 @@ from oscar_zoo.cli.offering import (
 )
 from oscar_zoo.cli.pasting import model_argument
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.targets import model_folder
+from oscar_zoo.cli.render.progress import TerminalObserver, current
 from oscar_zoo.engines.sglang import concurrency, config_refusals, flags
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, preflight, staging
 from oscar_zoo.engines.sglang.settings import ArtifactSource
@@ -34,6 +35,7 @@ from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.hubs import config
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Chosen:
         tensor_parallel: number of GPUs.
     """
 
-    artifact: OpenArtifact
+    artifact: Artifact
     choice: ModelChoice
     recipe: ServingRecipe
     device: str
@@ -197,9 +199,10 @@ def artifact_in_tree(text: str, model: str | None) -> str:
         UsageError: several, and nobody says for which model.
         ArtifactNotFound, AmbiguousName: none of them is for `model`, or several are.
     """
-    path = Path(text).expanduser()
-    if not is_path(text) or not path.is_dir() or model_folder(text) is not None:
+    target = targets.parse(text)
+    if not isinstance(target, targets.PathTarget) or not target.path.is_dir():
         return text
+    path = target.path
     found = find_artifacts(path)
     if len(found) < 2:
         return text
@@ -207,15 +210,17 @@ def artifact_in_tree(text: str, model: str | None) -> str:
         one = shlex.quote(path_text(found[0]))
         hint = f"say which with --model MODEL, or name one: oscar-zoo serve {one}"
         raise UsageError(f"{text} holds {len(found)} artifacts.", hint=hint)
-    wanted = model if Path(model).is_dir() else choose_model(model).model_id
+    wanted = model if Path(model).is_dir() else targets.parse_model(model, current()).model_id
     return path_text(artifact_of_model(path, wanted))
 
 
-def _open(request: ServeRequest) -> OpenArtifact:
+def _open(request: ServeRequest) -> Artifact:
     """The artifact; one that nobody has is computed, if that is wanted or somebody at a terminal
     agrees."""
+    sources, target = Sources(request.hubs), targets.parse(request.artifact)
     try:
-        return open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
+        with TerminalObserver(quiet=request.silent) as observer:
+            return open_artifact(target, sources, observer)
     except OscarZooError as error:
         choice = model_to_compute(request.artifact, error, request.model)
         if choice is None:
@@ -234,7 +239,9 @@ def _open(request: ServeRequest) -> OpenArtifact:
     found = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), silent=request.silent)
     record = found.pulled.artifact.record
     reference = Reference(record.id.model, record.id.tag, record.digest)
-    return open_reference(reference, folder=model_folder(request.artifact), quiet=request.silent)
+    folder = target.path if isinstance(target, targets.ModelTarget) else None
+    with TerminalObserver(quiet=request.silent) as observer:
+        return open_reference(reference, Sources(), observer, folder=folder)
 
 
 def with_folder(command: str, artifact: str) -> str:
@@ -242,7 +249,7 @@ def with_folder(command: str, artifact: str) -> str:
     return f"oscar-zoo {command} {shlex.quote(artifact)} --model FOLDER"
 
 
-def model_for(artifact: OpenArtifact, model: str | None, *, again: str) -> ModelChoice:
+def model_for(artifact: Artifact, model: str | None, *, again: str) -> ModelChoice:
     """The model to run with `artifact`: the one that was asked for, else its base model.
 
     Args:
@@ -252,18 +259,18 @@ def model_for(artifact: OpenArtifact, model: str | None, *, again: str) -> Model
         UsageError: nobody says which model, or no hub has it.
     """
     if model is not None:
-        return choose_model(model)
+        return targets.parse_model(model, current())
     if artifact.base_model is None:
         raise UsageError(
             "this artifact does not say which model it is for.", hint="add --model MODEL"
         )
-    choice = choose_model(artifact.base_model)
+    choice = targets.parse_model(artifact.base_model, current())
     choice.check_can_be_had(again)
     return choice
 
 
 def recipe_for_model(
-    artifact: OpenArtifact, choice: ModelChoice, geometry: Geometry | None
+    artifact: Artifact, choice: ModelChoice, geometry: Geometry | None
 ) -> ServingRecipe:
     """The recipe in force, once artifact and model are known to have one shape.
 

@@ -23,7 +23,6 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable, locks, strict_json
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.cli.models import check_made_for
 from oscar_zoo.cli.offering import ComputePlan, announce
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.progress import Shown, course
@@ -35,6 +34,7 @@ from oscar_zoo.errors import (
     OutputExists,
 )
 from oscar_zoo.hubs import address
+from oscar_zoo.registry.model_names import check_made_for
 from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.pull import PullResult, pull
 from oscar_zoo.registry.store import Store

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from oscar_zoo.app.targets import parse_name
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.cli.memory_estimate import print_memory
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.targets import artifact_name
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog
@@ -34,7 +34,7 @@ def describe(name: str, hubs: tuple[str, ...] = (), *, offline: bool = False) ->
     Raises:
         ArtifactNotFound: nothing known has this name.
     """
-    reference, catalog = artifact_name(name), Catalog.packaged()
+    reference, catalog = parse_name(name).reference, Catalog.packaged()
     views, troubles = look(hubs, offline=offline)
     reference = known_names.expand(reference, views)
     recipe = catalog.recipe(reference.name)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.devices import pick_device
+from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.cli.models import ModelChoice, check_model_id, choose_model, serving_recipe
 from oscar_zoo.cli.options import parse_clip
+from oscar_zoo.cli.render.progress import current
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.registry.model_names import ModelChoice, check_model_id, choose_model, serving_recipe
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.job import ComputeOptions
@@ -41,7 +43,7 @@ def compute_options(
     from oscar_zoo.compute.options import COMPATIBLE
     from oscar_zoo.models.loading import inspect_model
 
-    choice = choose_model(model)
+    choice = parse_model(model, current())
     choice.check_can_be_had("oscar-zoo compute FOLDER")
     revision = choices["revision"]
     if choices["model_id"] is not None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.cli.artifacts import open_artifact
+from oscar_zoo.app import targets
+from oscar_zoo.app.artifacts import open_artifact
+from oscar_zoo.app.progress import SILENT
+from oscar_zoo.app.sources import Sources
 from oscar_zoo.cli.choosing import model_for, with_folder
 from oscar_zoo.cli.loading import load_for, with_overrides
-from oscar_zoo.cli.models import serving_recipe
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Phase, Progress
+from oscar_zoo.registry.model_names import serving_recipe
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.run import EvalReport
@@ -45,7 +48,7 @@ def measure(
     from oscar_zoo.models.memory import memory_errors
 
     text = read_text(data, "validation")
-    opened = open_artifact(artifact, hubs=choices["hubs"], quiet=True)
+    opened = open_artifact(targets.parse(artifact), Sources(choices["hubs"]), SILENT)
     choice = model_for(opened, model, again=with_folder("eval", artifact))
     progress(0, 0, "load")
     loaded = load_for(choice, choices, longest=choices["length"] or LONGEST)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oscar_zoo.app.targets import ModelTarget, parse_model, parse_named
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.cli.models import ModelChoice, choose_model
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.course import duration
-from oscar_zoo.cli.targets import wanted_reference
+from oscar_zoo.cli.render.progress import current
 from oscar_zoo.errors import UNASKED, ArtifactNotFound, NetworkError, OscarZooError, UsageError
+from oscar_zoo.registry.model_names import ModelChoice, choose_model
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.estimate import Estimate
@@ -117,12 +118,18 @@ def model_to_compute(
     """
     if not isinstance(error, ArtifactNotFound | NetworkError):
         return None
-    reference = wanted_reference(text)
+    target = parse_named(text)
+    reference = target.reference
     if reference.tag is not None or reference.digest is not None:
         return None
     try:
         # a name of an artifact does not mean a folder; --model may
-        choice = choose_model(model) if model else choose_model(text, folders=False)
+        if model:
+            choice = parse_model(model, current())
+        elif isinstance(target, ModelTarget):
+            choice = target.choice
+        else:
+            choice = choose_model(reference.name, folders=False)
     except OscarZooError:
         return None
     return choice if _is_called(choice, reference) else None

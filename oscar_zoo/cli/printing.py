@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.artifact.formats import Role
-from oscar_zoo.cli.artifacts import OpenArtifact
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang import flags, served_artifact
@@ -74,7 +74,7 @@ def _stock(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict
     source = (
         ArtifactSource(artifact=artifact.label)
         if artifact.installed
-        else ArtifactSource(folder=str(artifact.place.absolute()))
+        else ArtifactSource(folder=str(artifact.path.absolute()))
     )
     digest = served_artifact.load(source).digest  # as the plugin will read it
     planned = plan.plan(chosen.options(request, source, digest, key=None), os.environ)
@@ -110,10 +110,10 @@ def _fork(request: ServeRequest, chosen: Chosen) -> tuple[tuple[str, ...], dict[
     return fork_command.argv(options), fork_command.variables(options)
 
 
-def _file(artifact: OpenArtifact, role: Role) -> Path:
+def _file(artifact: Artifact, role: Role) -> Path:
     """The file of one side, as the verified bytes were named."""
-    served = served_artifact.load(ArtifactSource(folder=str(artifact.place)))
-    return artifact.place.absolute() / served.names[role]
+    served = served_artifact.load(ArtifactSource(folder=str(artifact.path)))
+    return artifact.path.absolute() / served.names[role]
 
 
 def _emit(

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.render.outcomes import warning_text
 from oscar_zoo.errors import OfflineError, OscarZooError
 from oscar_zoo.hubs import address, config
 from oscar_zoo.hubs.base import Hub

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.cli.models import ModelChoice, check_made_for
 from oscar_zoo.cli.offering import (
     ComputeWish,
     command_line,
@@ -24,6 +23,7 @@ from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.hubs.deadline import in_parallel
 from oscar_zoo.registry.export import export
+from oscar_zoo.registry.model_names import ModelChoice, check_made_for
 from oscar_zoo.registry.pull import PullResult, plan, pull
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
@@ -208,7 +208,7 @@ def _plan(name: Reference, request: PullRequest, store: Store) -> dict[str, Any]
 
 def print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
     """One artifact that is here now."""
-    from oscar_zoo.cli.render.outcomes import warning_text
+    from oscar_zoo.artifact.outcome import warning_text
 
     console = terminal.out()
     reference = str(row["id"]).replace("/", ":", 1)

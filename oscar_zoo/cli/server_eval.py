@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.app import targets
+from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.devices import pick_device, pick_serving_device, require_serve
+from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.cli.artifacts import OpenArtifact, open_artifact
 from oscar_zoo.cli.benching import check_file, numbers, write_file
 from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model, with_folder
 from oscar_zoo.cli.loading import with_overrides
-from oscar_zoo.cli.models import ModelChoice
 from oscar_zoo.cli.render import server_evaluation, terminal
+from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.cli.starting import Told
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.server_client import ServerClient
+from oscar_zoo.registry.model_names import ModelChoice
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.server_comparison import ComparisonRow
@@ -82,7 +85,7 @@ class ServerEvalRequest:
 class _Subject:
     """What is served, and what it is asked."""
 
-    artifact: OpenArtifact
+    artifact: Artifact
     choice: ModelChoice
     recipe: ServingRecipe
     device: str
@@ -170,7 +173,8 @@ def _subject(request: ServerEvalRequest) -> _Subject:
     from oscar_zoo.evaluate.texts import read_text
 
     text = read_text(request.data, "validation")
-    artifact = open_artifact(request.artifact, hubs=request.hubs, quiet=request.silent)
+    with TerminalObserver(quiet=request.silent) as observer:
+        artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
     choice = model_for(artifact, request.model, again=with_folder("eval", request.artifact))
     recipe = with_overrides(
         recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip

@@ -78,14 +78,16 @@ def open_hub(
 
 def open_hubs(texts: Sequence[str] = (), *, offline: bool = False) -> tuple[Hub, ...]:
     """The hubs to read from, in order: those of `texts`, of the environment, of `config.toml`, or
-    the defaults.
+    the defaults; see `hubs_to_read`."""
+    return hubs_to_read(config.load(texts, offline=offline))
 
-    In offline mode hubs in folders only.
+
+def hubs_to_read(settings: config.HubSettings) -> tuple[Hub, ...]:
+    """Open the hubs that `settings` reads from, in order; in offline mode only hubs in folders.
 
     Raises:
-        UsageError: one of them is not a hub, or the configuration is malformed.
+        UsageError: one of them is not a hub.
     """
-    settings = config.load(texts, offline=offline)
     wanted = [text for text in settings.read if not (settings.offline and is_remote(text))]
     remote = sum(map(is_remote, wanted))
     return tuple(

@@ -10,10 +10,9 @@ not answer is no error here, and no request waits long.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from oscar_zoo.artifact.manifest import Status
-from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import INDEX_NAME, Hub
@@ -21,9 +20,7 @@ from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.remote import RemoteHub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import status_sentence
 
 DAY = 24 * 3600.0
@@ -53,17 +50,6 @@ def status_warnings(
     same = packaged is not None and packaged.digest in (None, record.digest)
     status = packaged.registry.status if packaged and packaged.registry and same else Status()
     return () if status.state == "active" else (status_sentence(record.id, status),)
-
-
-def stored_warnings(names: Iterable[str]) -> tuple[str, ...]:
-    """The same for what `names` mean in the local store; whatever is no such name has none. No hub
-    is asked."""
-    found: list[str] = []
-    for name in names:
-        with contextlib.suppress(OscarZooError):
-            record = find_installed(Reference.parse(name), Store())
-            found += status_warnings(record) if record is not None else ()
-    return tuple(dict.fromkeys(found))
 
 
 def _source(record: Record) -> Iterator[Hub]:

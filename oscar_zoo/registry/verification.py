@@ -3,7 +3,6 @@ share."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored
+from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.store import Store
 
 WANTED = "give a rotation file, or a folder that holds a K/V pair"
@@ -36,11 +36,13 @@ class Checked:
         label: how to call it: its path, or its reference in the store.
         outcome: what verification found.
         stored: whether it is in the local store.
+        warnings: a sentence where the stored version was yanked or deprecated.
     """
 
     label: str
     outcome: Outcome
     stored: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def check_path(
@@ -111,16 +113,16 @@ def check_installed(
             else f"fetch it: oscar-zoo pull {reference}"
         )
         raise ArtifactNotFound(f"{reference} is not in the store.", hint=hint)
-    label = record.id.reference
+    label, warnings = record.id.reference, status_warnings(record)
     try:
         stored = store.open(record.digest, record.id)
     except DigestMismatchError as error:
         damage = DigestMismatch(
             error.what, error.want, error.got, (Check("bytes", "failed", error.message),)
         )
-        return Checked(label, damage, stored=True)
+        return Checked(label, damage, stored=True, warnings=warnings)
     except MalformedFile as error:
-        return Checked(label, Unreadable(error.message, label), stored=True)
+        return Checked(label, Unreadable(error.message, label), stored=True, warnings=warnings)
     recipe = recipe_for(record.id.model)
     outcome = verify_files(
         stored.payload,
@@ -131,21 +133,22 @@ def check_installed(
         what=label,
         strict=strict,
     )
-    return Checked(label, outcome, stored=True)
+    return Checked(label, outcome, stored=True, warnings=warnings)
 
 
-def existing_path(text: str | Path) -> Path:
-    """The file or folder `text` names: a manifest means its folder, a link to a folder the folder
-    itself.
+def existing_path(path: Path) -> Path:
+    """What to verify for `path`: a manifest stands for its folder, and a link to a folder for the
+    folder itself.
 
     Raises:
         PathNotFound: nothing is there.
         UsageError: a pipe, a device or a socket.
     """
-    path = Path(text).expanduser()
+    text = path_text(path)
     if path.is_symlink() and not path.exists():
         raise PathNotFound(
-            f"{text} is a symbolic link that leads nowhere.", hint=f"see where: ls -l {text}"
+            f"{text} is a symbolic link that leads nowhere.",
+            hint=f"see where: ls -l {shlex.quote(text)}",
         )
     if not path.exists():
         raise PathNotFound.for_path(text)
@@ -154,14 +157,6 @@ def existing_path(text: str | Path) -> Path:
     if not path.is_file():
         raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
     return path.parent if path.name == FILE_NAME else path
-
-
-def namesake(text: str) -> Path | None:
-    """The file or folder of the current folder that has the name `text`; `None` for paths, or when
-    there is none."""
-    if is_path(text) or not os.path.lexists(text):
-        return None
-    return Path(text)
 
 
 def suggest_path(place: Path, error: OscarZooError) -> None:

@@ -11,11 +11,13 @@ import pytest
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
+from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.models import choose_model
+from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.registry.model_names import choose_model
 from oscar_zoo.registry.store import Store
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -135,9 +137,7 @@ def test_pull_computes_for_a_folder_that_is_written_as_one(
     assert row["model"] == "./my-model"
 
 
-def test_a_model_is_a_folder_a_name_of_the_zoo_or_an_id(
-    capsys: pytest.CaptureFixture[str], here: Path
-) -> None:
+def test_a_model_is_a_folder_a_name_of_the_zoo_or_an_id(here: Path) -> None:
     shutil.copytree(MODEL, here / "tiny")
     assert choose_model("tiny").source == choose_model("./tiny").source == "./tiny"
     assert choose_model(Path("tiny")).source == "./tiny"
@@ -147,20 +147,21 @@ def test_a_model_is_a_folder_a_name_of_the_zoo_or_an_id(
     assert choose_model("someone/else").source == "someone/else"
     (here / "Qwen3-8B").mkdir()
     assert choose_model("Qwen3-8B").source == "Qwen/Qwen3-8B"
-    assert capsys.readouterr().err == ""
+    assert choose_model("Qwen3-8B").notes == choose_model("./tiny").notes == ()
 
 
 def test_a_name_of_the_zoo_wins_over_a_model_in_a_folder(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
     shutil.copytree(MODEL, here / "Qwen3-8B")
-    assert choose_model("Qwen3-8B").source == "Qwen/Qwen3-8B"
+    with TerminalObserver() as observer:
+        assert parse_model("Qwen3-8B", observer).source == "Qwen/Qwen3-8B"
     assert (
         capsys.readouterr().err
         == "note: Qwen3-8B is taken as a name; the folder of that name is ./Qwen3-8B\n"
     )
     assert choose_model("./Qwen3-8B").source == "./Qwen3-8B"
-    assert capsys.readouterr().err == ""
+    assert choose_model("./Qwen3-8B").notes == ()
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "someone/else"])
@@ -170,7 +171,8 @@ def test_an_id_means_the_folder_that_loaders_would_take(
     (here / model).mkdir(parents=True)
     assert choose_model(model).source == model
     shutil.copytree(MODEL, here / model, dirs_exist_ok=True)
-    assert choose_model(model).source == f"./{model}"
+    with TerminalObserver() as observer:
+        assert parse_model(model, observer).source == f"./{model}"
     assert (
         capsys.readouterr().err
         == f"note: {model} is the folder ./{model} here, not the model of that id on a hub\n"

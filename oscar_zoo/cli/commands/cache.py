@@ -230,11 +230,11 @@ def _checked(store: Store, record: Record) -> dict[str, Any]:
 
 def _stored(store: Store, name: str) -> Record:
     """The record of what `name` means; raises `ArtifactNotFound`."""
-    from oscar_zoo.cli.targets import artifact_name
+    from oscar_zoo.app.targets import parse_name
     from oscar_zoo.errors import ArtifactNotFound
     from oscar_zoo.registry.known_names import find_stored
 
-    record = find_stored(artifact_name(name), store)
+    record = find_stored(parse_name(name).reference, store)
     if record is None:
         raise ArtifactNotFound(
             f"{name} is not in the store.", hint="oscar-zoo cache list shows what is"

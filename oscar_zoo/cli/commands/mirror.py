@@ -111,7 +111,7 @@ def _row(result: MirrorResult) -> dict[str, Any]:
 
 
 def _print(result: MirrorResult, as_json: bool) -> None:
-    from oscar_zoo.cli.render.outcomes import warning_text
+    from oscar_zoo.artifact.outcome import warning_text
 
     if as_json:
         return

@@ -115,8 +115,8 @@ def _wish(flags: dict[str, Any], silent: bool) -> Any:
 
 
 def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, str], Any]:
+    from oscar_zoo.app.targets import ModelTarget, parse_named
     from oscar_zoo.cli.pulling import PullRequest, everything
-    from oscar_zoo.cli.targets import model_folder, wanted_reference
     from oscar_zoo.errors import UsageError
     from oscar_zoo.hubs import address, config
     from oscar_zoo.registry.pins import PinFile, project_root
@@ -144,26 +144,28 @@ def _request(names: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[Any, s
     wanted = {name: str(name) for name in everything(hubs)} if flags["everything"] else {}
     folders = {}
     for text in names:
-        folder, reference = model_folder(text), wanted_reference(text)
-        wanted.setdefault(reference, text)
-        if folder is not None:
-            folders[reference] = folder
+        target = parse_named(text)
+        wanted.setdefault(target.reference, text)
+        if isinstance(target, ModelTarget):
+            folders[target.reference] = target.path
     return wanted, PullRequest(hubs, trust, offline, flags["output"], flags["force"], folders)
 
 
 def _mention_folders(names: Iterable[str], results: list[Any]) -> None:
     """Say of names that are also folders with a model which of the two was taken, or may have been
     meant."""
-    from oscar_zoo.cli.targets import model_namesake, tell_namesake
+    from oscar_zoo.app.targets import NameTarget, note_namesake, parse
+    from oscar_zoo.cli.render.progress import current
     from oscar_zoo.errors import OscarZooError
     from oscar_zoo.registry.verification import suggest_path
 
     for text, result in zip(names, results, strict=True):
-        folder = model_namesake(text)
+        target = parse(text)
+        folder = target.model_namesake if isinstance(target, NameTarget) else None
         if folder is not None and isinstance(result, OscarZooError):
             suggest_path(folder, result)
         elif folder is not None:
-            tell_namesake(folder)
+            note_namesake(folder, current())
 
 
 def _show(

@@ -51,20 +51,16 @@ def command(
       oscar-zoo verify Qwen3-8B --model ./my-qwen3 --strict
       oscar-zoo verify ./Qwen3.5-4B/calibrated --model Qwen3.5-4B --json
     """
-    from oscar_zoo.artifact.names import parse_digest
+    from oscar_zoo.app.targets import parse
+    from oscar_zoo.app.verify import VerifyRequest, verify
     from oscar_zoo.artifact.outcome import Verified
     from oscar_zoo.cli.render import outcomes
-    from oscar_zoo.cli.targets import verify_targets
-    from oscar_zoo.errors import UsageError
-    from oscar_zoo.registry.notices import stored_warnings
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    if digest is not None and len(targets) > 1:
-        raise UsageError("--digest goes with exactly one target.")
-    if digest is not None:
-        digest = parse_digest(digest)
-    results = verify_targets(targets, model=model, digest=digest, strict=strict)
+    request = VerifyRequest(tuple(map(parse, targets)), model, digest, strict)
+    results = verify(request, TerminalObserver(quiet=quiet, as_json=as_json))
     failed = [checked for checked in results if not isinstance(checked.outcome, Verified)]
-    warnings = stored_warnings(checked.label for checked in results if checked.stored)
+    warnings = dict.fromkeys(text for checked in results for text in checked.warnings)
     for warning in () if as_json else warnings:
         terminal.note(f"warning: {warning}", quiet=quiet)
     if as_json:

@@ -1,17 +1,17 @@
-"""What `MODEL` on a command line means: a folder, a name of the zoo, or an id on a model hub."""
+"""What the name of a model means: a folder, a name of the zoo, or an id on a model hub."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import check_part, is_path, path_text
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.cli.targets import holds_model, tell, tell_namesake
 from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.known_names import aliased
@@ -28,12 +28,14 @@ class ModelChoice:
             name given.
         name: folder-safe base name, first part of artifact ids.
         recipe: what the zoo knows about it, or `None`.
+        notes: one sentence where something else has the same name.
     """
 
     source: str
     model_id: str
     name: str
     recipe: ModelRecipe | None
+    notes: tuple[str, ...] = ()
 
     @property
     def on_no_hub(self) -> bool:
@@ -58,14 +60,14 @@ class ModelChoice:
 
 
 def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
-    """What `model` means.
+    """Find out what `model` means.
 
-    A `Path`, or a text written as a path, is a folder. Else a name of the zoo wins. An id such as
-    `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
-    and SGLang, and so does a name that the zoo does not know.
+    A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
+    as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
+    and SGLang. A name that the zoo does not know may mean a folder too.
 
     Args:
-        model: from the command line, or a folder.
+        model: what was typed, or a folder.
         folders: whether a text that is not written as a path may mean a folder.
 
     Raises:
@@ -77,15 +79,14 @@ def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
     recipe, path = catalog.recipe(model), Path(model)
     hub_id = recipe.hf_id if recipe else model
     if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
-        tell(
+        note = (
             f"{hub_id} is the folder {path_text(Path(hub_id))} here, not the model of that id on"
             " a hub"
         )
-        return _of_folder(Path(hub_id), recipe)
+        return replace(_of_folder(Path(hub_id), recipe), notes=(note,))
     if recipe is not None:
-        if holds_model(path):
-            tell_namesake(path)
-        return ModelChoice(recipe.hf_id, recipe.hf_id, recipe.name, recipe)
+        notes = (namesake_note(path),) if holds_model(path) else ()
+        return ModelChoice(recipe.hf_id, recipe.hf_id, recipe.name, recipe, notes)
     if folders and holds_model(path):
         return _of_folder(path, None)
     if model.count("/") == 1 and not os.path.isfile(path):  # noqa: PTH113 (any text: no errors)
@@ -94,6 +95,17 @@ def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
     if version is not None and catalog.recipe(version.model) is not None:
         return choose_model(version.model)
     raise _unknown(model, catalog.close_matches(model))
+
+
+def holds_model(path: Path) -> bool:
+    """Whether `path` is a folder with a `config.json`."""
+    return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
+
+
+def namesake_note(place: Path) -> str:
+    """The note that a name was taken although the file or folder `place` has the same name."""
+    kind = "folder" if place.is_dir() else "file"
+    return f"{place} is taken as a name; the {kind} of that name is {quote(path_text(place))}"
 
 
 def _of_folder(path: Path, recipe: ModelRecipe | None) -> ModelChoice:

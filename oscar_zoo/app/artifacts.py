@@ -1,0 +1,261 @@
+"""An artifact that a use case works with: opened from a folder, the local store or a hub, and
+verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import ModelTarget, PathTarget, Target, looking_up
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import Reference, path_text
+from oscar_zoo.artifact.outcome import Verified, warning_text
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.errors import ArtifactNotFound, UsageError
+from oscar_zoo.registry.catalog import recipe_for
+from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.known_names import find_stored
+from oscar_zoo.registry.model_names import check_made_for
+from oscar_zoo.registry.pins import PinFile
+from oscar_zoo.registry.pull import PullResult, pull, refuse, verify_stored
+from oscar_zoo.registry.store import Store, StoredArtifact
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.verification import existing_path, geometry_from_path, one_artifact
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A verified artifact on this machine.
+
+    Attributes:
+        label: how to call it: `<Model>:<tag>`, or the folder of an artifact without a manifest.
+        digest: `sha256:<64 hex>` over the payload files.
+        path: folder with the files: the store's, whose files are read-only, a copy, or any other.
+        files: file name -> path, `oscar.json` included where there is one.
+        manifest: `oscar.json`, or `None` where the publisher gave none.
+        recipe: serving recipe of the manifest, or of the model's entry in the zoo, or `None`.
+        base_model: folder of the model that it was asked for by, else hub id of its base model, or
+            `None`.
+        installed: whether it is in the local store.
+        id: `<Model>/<tag>`, or `None` for a folder without a manifest.
+        hub: where it came from, or `None` for a folder.
+        revision: commit there, or `None` where the hub has none.
+        already_present: whether it was here before.
+        first_use: whether nobody had promised its digest before: it is trusted from now on.
+        warnings: codes of verification, and sentences about a deprecated or yanked version.
+        outcome: what verification found when it was opened, if it ran then.
+    """
+
+    label: str
+    digest: str
+    path: Path
+    files: Mapping[str, Path]
+    manifest: Manifest | None
+    recipe: ServingRecipe | None
+    base_model: str | None
+    installed: bool
+    id: str | None = None
+    hub: str | None = None
+    revision: str | None = None
+    already_present: bool = True
+    first_use: bool = False
+    warnings: tuple[str, ...] = ()
+    outcome: Verified | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"Artifact({self.id or self.label!r}, {self.digest[:19]!r}, path={str(self.path)!r})"
+
+    @property
+    def model(self) -> str | None:
+        """Folder of the base model in every hub, such as `Qwen3-8B`."""
+        return self.id.partition("/")[0] if self.id else None
+
+    @property
+    def tag(self) -> str | None:
+        """Version, such as `seq20000_prompt83_group128`."""
+        return self.id.partition("/")[2] if self.id else None
+
+    @cached_property
+    def verified(self) -> Verified:
+        """The outcome of verification; it runs now where it did not run before."""
+        return self.outcome or self.verify()
+
+    def verify(self) -> Verified:
+        """Read, hash and verify the bytes now.
+
+        Raises:
+            ArtifactNotFound: it was removed from the store.
+            DigestMismatchError: a file was changed.
+            VerificationFailed: it must not be used.
+        """
+        if not self.installed or self.id is None:
+            return _verified_folder(self.path)
+        outcome = verify_stored(_stored(Reference(str(self.model), self.tag, self.digest)))
+        if not isinstance(outcome, Verified):
+            refuse(self.id, outcome)
+        return outcome
+
+    def rotations(self) -> tuple[RotationSet, RotationSet]:
+        """The transforms of keys and values, from bytes that are read, hashed and verified now.
+
+        Returns:
+            Two `RotationSet`s. `layers[i].forward` is float32 `[head_dim, head_dim]`, or
+            `[num_kv_heads, head_dim, head_dim]` for transforms per head; `k' = k @ forward`.
+
+        Raises:
+            UsageError: it has only one of the two sides.
+            OscarZooError: as `verify`.
+        """
+        verified = self.verify()
+        if verified.k is None or verified.v is None:
+            raise UsageError(
+                f"{self.label} has only one side; a cache needs K and V.",
+                hint="give the folder that holds both",
+            )
+        return verified.k, verified.v
+
+
+def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artifact:
+    """Open what `target` means; a name that is not in the store is pulled first.
+
+    A folder with a model stands for the artifact of its name. A copy in the store is taken without
+    a request, unless `sources` names hubs.
+
+    Raises:
+        PathNotFound, ArtifactNotFound, AmbiguousName: it means nothing, or too much.
+        VerificationFailed, DigestMismatchError: it must not be used.
+        UsageError: the artifact of a folder's name was made for another model.
+    """
+    if isinstance(target, PathTarget):
+        return _open_folder(existing_path(target.path))
+    folder = target.path if isinstance(target, ModelTarget) else None
+    with looking_up(target, observer):
+        return open_reference(target.reference, sources, observer, folder=folder)
+
+
+def open_reference(
+    reference: Reference, sources: Sources, observer: Observer, *, folder: Path | None = None
+) -> Artifact:
+    """Open the artifact that `reference` names, as `open_artifact`; `folder` is the model it was
+    asked for by, if any."""
+    store, prefer_installed = Store(), not sources.named
+    if prefer_installed and find_installed(reference, store) is None:
+        known = find_stored(reference, store)  # the store itself knows no aliases
+        if known is not None:
+            reference = Reference(known.id.model, known.id.tag, reference.digest)
+    result = pull(
+        reference,
+        sources.hubs,
+        store,
+        trust=Trust(lock=PinFile.of_project(), write_lock=False),
+        offline=sources.offline,
+        prefer_installed=prefer_installed,
+        progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
+    )
+    for text in (*result.notes, *result.warnings):
+        observer.note(Note("artifact.warning", warning_text(text), {"warning": text}))
+    outcome = result.verified or verify_stored(result.artifact)
+    if not isinstance(outcome, Verified):
+        refuse(str(reference), outcome)
+    opened = replace(pulled_artifact(result), outcome=outcome)
+    if folder is None:
+        return opened
+    check_made_for(folder, opened.manifest)
+    return replace(opened, base_model=path_text(folder))
+
+
+def pulled_artifact(result: PullResult, copy: Path | None = None) -> Artifact:
+    """What `registry.pull` gave, as an `Artifact`; `copy` is a folder that it was copied to."""
+    return replace(
+        stored_artifact(result.artifact, copy),
+        hub=result.hub,
+        already_present=result.already_present,
+        first_use=result.first_use,
+        warnings=result.warnings,
+        outcome=result.verified,
+    )
+
+
+def stored_artifact(stored: StoredArtifact, copy: Path | None = None) -> Artifact:
+    """An entry that `Store.open` returned, as an `Artifact`; `copy` as for `pulled_artifact`."""
+    record, place = stored.record, copy or stored.record.path
+    recipe, base_model = _recipe(stored.manifest, (record.id.model,))
+    return Artifact(
+        label=record.id.reference,
+        digest=record.digest,
+        path=place,
+        files={name: place / name for name in stored.files},
+        manifest=stored.manifest,
+        recipe=recipe,
+        base_model=base_model,
+        installed=True,
+        id=str(record.id),
+        hub=record.source,
+        revision=record.revision,
+        warnings=record.warnings,
+    )
+
+
+def _open_folder(path: Path) -> Artifact:
+    from oscar_zoo.artifact.files import read_file
+
+    if path.is_file():
+        raise UsageError(
+            f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both"
+        )
+    path = one_artifact(path)
+    verified, manifest = _verified_folder(path), None
+    names = [file.path for file in verified.files]
+    if (path / FILE_NAME).exists():
+        manifest = Manifest.from_bytes(read_file(path / FILE_NAME))
+        names.append(FILE_NAME)
+    parents = tuple(part.name for part in (path, *path.absolute().parents[:3]))
+    recipe, base_model = _recipe(manifest, parents)
+    return Artifact(
+        label=manifest.artifact_id.reference if manifest else str(path),
+        digest=verified.digest,
+        path=path,
+        files={name: path / name for name in names},
+        manifest=manifest,
+        recipe=recipe,
+        base_model=base_model,
+        installed=False,
+        id=manifest.id if manifest else None,
+        warnings=verified.warnings,
+        outcome=verified,
+    )
+
+
+def _verified_folder(path: Path) -> Verified:
+    from oscar_zoo.artifact.verify import verify_path
+
+    outcome = verify_path(path, geometry=geometry_from_path(path))
+    if not isinstance(outcome, Verified):
+        refuse(path_text(path), outcome)
+    return outcome
+
+
+def _recipe(
+    manifest: Manifest | None, names: tuple[str, ...]
+) -> tuple[ServingRecipe | None, str | None]:
+    """Serving recipe and base model: of the manifest, else of the first of `names` that the zoo
+    knows."""
+    if manifest is not None:
+        return manifest.recipe, manifest.model.id
+    known = next((recipe for recipe in map(recipe_for, names) if recipe is not None), None)
+    return (known.serving, known.hf_id) if known else (None, None)
+
+
+def _stored(reference: Reference) -> StoredArtifact:
+    store = Store()
+    record = find_stored(reference, store)
+    if record is None:
+        raise ArtifactNotFound(
+            f"{reference} is not in the store.", hint=f"fetch it: oscar-zoo pull {reference}"
+        )
+    return store.open(record.digest, record.id)

@@ -1,0 +1,171 @@
+"""What a text means where a use case takes a path or a name. Text is parsed here, once.
+
+How a text is written decides what it is, never what happens to lie in the current folder; see
+`artifact.names.is_path`. When a file or folder has the same name as an artifact, a note or the
+error mentions it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import Reference, is_path
+from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, UsageError
+from oscar_zoo.registry.model_names import ModelChoice, choose_model, holds_model, namesake_note
+from oscar_zoo.registry.verification import suggest_path
+
+
+@dataclass(frozen=True)
+class PathTarget:
+    """A file, an artifact folder or a tree of them; nothing needs to be there yet.
+
+    Attributes:
+        text: the target as it was written, for messages.
+        path: where it is; `~` is expanded.
+    """
+
+    text: str
+    path: Path
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class ModelTarget:
+    """A folder that holds a model and no artifact. It stands for the artifact of its name.
+
+    Attributes:
+        text: the target as it was written, for messages.
+        path: the folder.
+        choice: the model in it.
+    """
+
+    text: str
+    path: Path
+    choice: ModelChoice
+
+    @property
+    def reference(self) -> Reference:
+        """The artifact that the folder stands for."""
+        return Reference(self.choice.name)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class NameTarget:
+    """The name of an artifact.
+
+    Attributes:
+        text: the target as it was written, for messages.
+        reference: the parsed name.
+        namesake: a file or folder of the current folder that has the same name, or `None`.
+    """
+
+    text: str
+    reference: Reference
+    namesake: Path | None = None
+
+    @property
+    def model_namesake(self) -> Path | None:
+        """`namesake`, if it is a folder that holds a model and no artifact."""
+        return self.namesake if self.namesake and _is_model_folder(self.namesake) else None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Target = PathTarget | ModelTarget | NameTarget
+
+
+def parse(text: str | Path) -> Target:
+    """Parse one target; a `Path` is always a path.
+
+    Raises:
+        InvalidName: the text is neither a path nor a name.
+    """
+    if isinstance(text, Path) or is_path(text):
+        path = Path(text).expanduser()
+        if _is_model_folder(path):
+            return ModelTarget(str(text), path, choose_model(path))
+        return PathTarget(str(text), path)
+    namesake = Path(text) if os.path.lexists(text) else None
+    try:
+        return NameTarget(text, Reference.parse(text), namesake)
+    except InvalidName as error:
+        if namesake is not None:
+            suggest_path(namesake, error)
+        raise
+
+
+def parse_named(text: str | Path) -> ModelTarget | NameTarget:
+    """Parse a target that names an artifact, by itself or by a folder with a model; raises
+    `UsageError` for any other path."""
+    target = parse(text)
+    if isinstance(target, PathTarget):
+        raise _takes_a_name(target)
+    return target
+
+
+def parse_name(text: str) -> NameTarget:
+    """Parse the name of an artifact; raises `UsageError` for a path."""
+    target = parse(text)
+    if not isinstance(target, NameTarget):
+        raise _takes_a_name(target)
+    return target
+
+
+def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
+    """Parse the name of a model, and note where something else has that name; raises as
+    `choose_model`."""
+    choice = choose_model(model)
+    for text in choice.notes:
+        observer.note(Note("model.namesake", text, {"model": choice.source}))
+    return choice
+
+
+@contextmanager
+def looking_up(target: Target, observer: Observer) -> Iterator[None]:
+    """While `target` is looked up: mention its namesake, in the error or in a note.
+
+    Raises:
+        OscarZooError: what the block raises, with another hint.
+    """
+    place = target.namesake if isinstance(target, NameTarget) else None
+    try:
+        yield
+    except (NotFoundError, NetworkError, InvalidName) as error:
+        if place is not None:
+            suggest_path(place, error)
+        raise
+    if place is not None:
+        note_namesake(place, observer)
+
+
+def note_namesake(place: Path, observer: Observer) -> None:
+    """Note that a name was taken although `place` has the same one."""
+    observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
+
+
+def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:
+    return UsageError(
+        f"{target} is a path; this takes a name.",
+        hint=f"oscar-zoo verify {shlex.quote(target.text)}",
+    )
+
+
+def _is_model_folder(path: Path) -> bool:
+    if not holds_model(path) or (path / FILE_NAME).exists():
+        return False
+    from oscar_zoo.artifact.verify import find_artifacts
+
+    return not find_artifacts(path)

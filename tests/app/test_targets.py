@@ -1,0 +1,93 @@
+"""A text is parsed once, into what it is: a path, a folder with a model, or a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.app.progress import Note, Silent
+from oscar_zoo.app.targets import (
+    ModelTarget,
+    NameTarget,
+    PathTarget,
+    looking_up,
+    parse,
+    parse_name,
+    parse_named,
+)
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.errors import ArtifactNotFound, InvalidName, UsageError
+
+
+class Heard(Silent):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def model_in(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("text", ["./somewhere", "/srv/zoo", "K.pt", "folder/"])
+def test_what_is_written_as_a_path_is_one(text: str) -> None:
+    assert parse(text) == PathTarget(text, Path(text))
+
+
+def test_a_path_object_is_always_a_path() -> None:
+    assert parse(Path("Qwen3-8B")) == PathTarget("Qwen3-8B", Path("Qwen3-8B"))
+
+
+def test_everything_else_is_a_name_with_its_namesake(here: Path) -> None:
+    assert parse("Qwen3-8B:tag") == NameTarget("Qwen3-8B:tag", Reference("Qwen3-8B", "tag"))
+    (here / "mine").mkdir()
+    target = parse("mine")
+    assert isinstance(target, NameTarget)
+    assert target.namesake == Path("mine") and target.model_namesake is None
+
+
+def test_a_folder_with_a_model_stands_for_the_artifact_of_its_name(here: Path) -> None:
+    model_in(here / "my model")
+    target = parse("./my model")
+    assert isinstance(target, ModelTarget)
+    assert target.reference == Reference("my-model") and target.path == Path("my model")
+    assert parse_named("./my model") == target
+    with pytest.raises(UsageError, match="is a path; this takes a name"):
+        parse_name("./my model")
+
+
+def test_a_command_that_takes_names_refuses_paths() -> None:
+    with pytest.raises(UsageError, match="is a path; this takes a name") as caught:
+        parse_named("./a b")
+    assert caught.value.hint == "oscar-zoo verify './a b'"
+
+
+def test_no_name_but_a_folder_of_that_name(here: Path) -> None:
+    (here / "two words").mkdir()
+    with pytest.raises(InvalidName) as caught:
+        parse("two words")
+    assert caught.value.hint == "did you mean the folder './two words'?"
+
+
+def test_a_namesake_is_mentioned_in_a_note_or_in_the_error(here: Path) -> None:
+    (here / "mine").mkdir()
+    target, heard = parse("mine"), Heard()
+    with looking_up(target, heard):
+        pass
+    assert [note.code for note in heard.notes] == ["target.namesake"]
+    with pytest.raises(ArtifactNotFound) as caught, looking_up(target, heard):
+        raise ArtifactNotFound.for_name("mine")
+    assert caught.value.hint == "did you mean the folder ./mine?" and len(heard.notes) == 1
