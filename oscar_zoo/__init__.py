@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.version import __version__
+
 if TYPE_CHECKING:
     from oscar_zoo.api import (
         Artifact,
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
         verify,
         yank,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Artifact",

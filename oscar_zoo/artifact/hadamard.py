@@ -1,5 +1,6 @@
-"""The Hadamard matrix and the bit-reversal permutation: their one definition, for checks and for
-compute.
+"""The Hadamard matrix, the bit-reversal permutation, and the rotation set made of the matrix.
+
+Checks and fits both use these definitions.
 
 Source: composition `R = U H P` of OSCAR (paper section on rotation composition; code default
 `r_h_pbr`).
@@ -12,6 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UsageError
 
 
@@ -29,8 +32,10 @@ def _require_power_of_two(d: int) -> None:
 
 @lru_cache(maxsize=16)
 def hadamard(d: int) -> NDArray[np.float64]:
-    """Sylvester's Hadamard matrix divided by sqrt(d): `[d, d]` float64, symmetric, orthogonal,
-    read-only.
+    """Sylvester's Hadamard matrix divided by sqrt(d), symmetric and orthogonal.
+
+    Returns:
+        `[d, d]` float64, read-only because it is cached.
 
     Raises:
         UsageError: `d` is not a power of two.
@@ -70,3 +75,26 @@ def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
     perm = np.empty_like(order)
     perm[bit_reversal(len(order))] = order
     return perm
+
+
+def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
+    """The data-free baseline: the Hadamard matrix in every attention layer.
+
+    Its eigenvalues are all 1, because no covariance stands behind the matrix.
+
+    Raises:
+        UsageError: the head size is not a power of two.
+    """
+    d = geometry.head_dim if role == "k" else geometry.v_head_dim
+    matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)
+    return RotationSet(
+        format_version=1,
+        objective="hadamard",
+        grouping="layer",
+        transform="hadamard",
+        orthogonal=True,
+        centered=False,
+        layers=tuple(
+            LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
+        ),
+    )

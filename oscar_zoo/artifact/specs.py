@@ -117,8 +117,7 @@ class ServingRecipe(Spec):
 
     @property
     def bits_per_element(self) -> float:
-        """Bits of one INT2 element with its share of scale and offset, which our runtime keeps in
-        16 bit each."""
+        """Stored bits per element, including its share of the 16-bit scale and offset."""
         return self.bits + 32 / self.group_size
 
     def override(self, *, clip: Clip | None = None, group_size: int | None = None) -> ServingRecipe:

@@ -11,10 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import Role
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import UsageError
@@ -89,10 +87,7 @@ def write_rotations(folder: Path, geometry: Geometry) -> None:
         UsageError: the head size is not a power of two, which no rotation file may have.
     """
     folder.mkdir(mode=0o700)
-    for role, dim in (("k", geometry.head_dim), ("v", geometry.v_head_dim)):
-        matrix, ones = hadamard(dim).astype(np.float32), np.ones(dim, dtype=np.float32)
-        layers = tuple(
-            LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
-        )
-        rotations = RotationSet(1, "hadamard", "layer", "hadamard", True, False, layers)
-        (folder / f"{role}_rotation.pt").write_bytes(rotation_bytes(rotations))
+    roles: tuple[Role, Role] = ("k", "v")
+    for role in roles:
+        content = rotation_bytes(hadamard_set(geometry, role))
+        (folder / f"{role}_rotation.pt").write_bytes(content)

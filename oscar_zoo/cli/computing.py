@@ -190,7 +190,7 @@ def watched(
     from oscar_zoo.compute.capture.run import is_main_process
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.phases import expected_phases
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     enabled = enabled and is_main_process()
     if enabled and cost is None:

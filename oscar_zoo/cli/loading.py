@@ -41,7 +41,7 @@ def compute_options(
     pass through."""
     from oscar_zoo.compute.job import ComputeOptions
     from oscar_zoo.compute.options import COMPATIBLE
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     choice = parse_model(model, current())
     choice.check_can_be_had("oscar-zoo compute FOLDER")
@@ -93,7 +93,7 @@ def refused_by_serve(source: str, revision: str | None) -> UnsupportedModel | No
     """
     from oscar_zoo.engines.sglang.config_refusals import check_config
     from oscar_zoo.models.config_file import ConfigFile, read_config
-    from oscar_zoo.models.loading import config_folder
+    from oscar_zoo.models.inspect import config_folder
 
     try:
         check_config(ConfigFile(read_config(config_folder(source, revision=revision))))

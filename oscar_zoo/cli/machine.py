@@ -18,11 +18,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from oscar_zoo import __version__, paths
+from oscar_zoo import paths
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import MissingDependency, OscarZooError
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.store import Store
+from oscar_zoo.version import __version__
 
 State = Literal["ok", "warning", "failed", "not checked"]
 LITTLE_DISK = 1_000_000_000

@@ -16,8 +16,9 @@ from typing import NoReturn
 
 import click
 
-from oscar_zoo import __version__, errors
+from oscar_zoo import errors
 from oscar_zoo.cli import help_format, streams
+from oscar_zoo.version import __version__
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
     (errors.UsageError, 2),

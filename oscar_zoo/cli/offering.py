@@ -177,7 +177,7 @@ def plan_computing(choice: ModelChoice, wish: ComputeWish, error: OscarZooError)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read by the libraries that the next lines import
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.options import check_options
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     given = {"--calib-data": wish.calib_data, "--device": wish.device, "--revision": wish.revision}
     arguments = [part for name, value in given.items() if value for part in (name, value)]

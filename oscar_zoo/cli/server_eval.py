@@ -197,7 +197,8 @@ def _questions(
     request: ServerEvalRequest, choice: ModelChoice, recipe: ServingRecipe, text: str
 ) -> ServerQuestions:
     from oscar_zoo.evaluate.server_tasks import make_questions
-    from oscar_zoo.models.loading import inspect_model, load_tokenizer
+    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.loading import load_tokenizer
 
     block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
     tokenizer = load_tokenizer(choice.source, revision=request.revision)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oscar_zoo import __version__
 from oscar_zoo.artifact import statistics, strict_json, writer
 from oscar_zoo.artifact.digest import artifact_digest, file_digest
 from oscar_zoo.artifact.formats import CalibrationValue, Role, RotationSet
@@ -41,6 +40,7 @@ from oscar_zoo.artifact.specs import CAPABILITIES, Harness, ServingRecipe
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.methods.base import Matrix
 from oscar_zoo.errors import UsageError
+from oscar_zoo.version import __version__
 
 TOOL = Harness(name="oscar-zoo", version=__version__)
 

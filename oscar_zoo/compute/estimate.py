@@ -31,7 +31,7 @@ from oscar_zoo.compute.phases import (
 )
 from oscar_zoo.evaluate.phases import Phase
 from oscar_zoo.models.device import default_device
-from oscar_zoo.models.loading import ModelSize, model_size
+from oscar_zoo.models.inspect import ModelSize, model_size
 
 EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches (COMPUTE 10)."""

@@ -50,7 +50,8 @@ from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.phases import Progress
-from oscar_zoo.models.loading import LoadedModel, inspect_model, load_model, load_tokenizer
+from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
 from oscar_zoo.models.memory import Workload, memory_errors
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from oscar_zoo import __version__
 from oscar_zoo.artifact import durable, strict_json, tensor_file
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import mistaken_content, read_file
@@ -30,6 +29,7 @@ from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.errors import ComputeFailed, MalformedFile
+from oscar_zoo.version import __version__
 
 FILE_NAME = "moments.safetensors"
 SCHEMA = "oscar-zoo.moments/1"

@@ -25,7 +25,8 @@ from oscar_zoo.evaluate.simulated_cache import (
     Stretches,
     take_rows,
 )
-from oscar_zoo.models.loading import LoadedModel, attention_scope
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.loading import LoadedModel
 
 
 def greedy_generate(

@@ -18,10 +18,10 @@ import torch
 
 from oscar_kernels.layout import bits_per_element
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.hadamard import is_power_of_two
+from oscar_zoo.artifact.hadamard import hadamard_set, is_power_of_two
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall

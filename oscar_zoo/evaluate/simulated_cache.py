@@ -17,8 +17,7 @@ from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER, QuantSpec
-from oscar_zoo.artifact.formats import Array, LayerTransform, Role, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
@@ -81,24 +80,6 @@ class CacheSpec:
             self.v.require_geometry("v", model.geometry, name)
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
-
-
-def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
-    """The data-free baseline: the Hadamard matrix in every attention layer.
-
-    Raises:
-        UsageError: the head size is not a power of two.
-    """
-    matrix = hadamard(geometry.head_dim if role == "k" else geometry.v_head_dim).astype("float32")
-    return RotationSet(
-        format_version=1,
-        objective="hadamard",
-        grouping="layer",
-        transform="hadamard",
-        orthogonal=True,
-        centered=False,
-        layers=tuple(LayerTransform(i, matrix, matrix) for i in geometry.attention_layers),
-    )
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urljoin
 
-import oscar_zoo
 from oscar_zoo.errors import HubTimeout, HubUnreachable, MalformedFile
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.origin import Origin
 from oscar_zoo.hubs.patience import Patience
 from oscar_zoo.hubs.session import Failed
+from oscar_zoo.version import __version__
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
@@ -182,7 +182,7 @@ class Download:
         ):  # the client remembers cookies, and sends them to every port of a host
             request.headers.pop(name, None)
         request.headers.update(
-            {"accept-encoding": "identity", "user-agent": f"oscar-zoo/{oscar_zoo.__version__}"}
+            {"accept-encoding": "identity", "user-agent": f"oscar-zoo/{__version__}"}
         )
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"

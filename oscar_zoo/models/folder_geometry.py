@@ -24,6 +24,6 @@ def geometry_of_folder(folder: Path, model_id: str | None = None) -> Geometry:
     model_id = model_id or folder.resolve().name
     if config_file.says_all(folder) or importlib.util.find_spec("transformers") is None:
         return config_file.describe_folder(folder, model_id).geometry
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     return inspect_model(str(folder.absolute()), model_id=model_id).geometry

@@ -8,6 +8,7 @@ import torch
 from attention_rows import WINDOWS, random_rows
 
 from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.compute.capture.held_out_rows import LayerRows
 from oscar_zoo.compute.methods import identity
@@ -16,7 +17,7 @@ from oscar_zoo.compute.select.attention_errors import Fidelity, measure_fits
 from oscar_zoo.compute.select.clip import clip_indices
 from oscar_zoo.compute.select.layer_errors import LayerBench
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.simulated_cache import cache_side, hadamard_set
+from oscar_zoo.evaluate.simulated_cache import cache_side
 
 GEOMETRY = Geometry(
     num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=16, v_head_dim=32, attention_layers=(1, 3)

@@ -31,7 +31,8 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture.engine import discard
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
-from oscar_zoo.models.loading import attention_scope, load_model
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.loading import load_model
 
 # An engine starts in 15 to 25 seconds on two idle cores, and in minutes on busy ones.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]

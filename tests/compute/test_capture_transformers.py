@@ -18,7 +18,8 @@ from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel
-from oscar_zoo.models.loading import LoadedModel, attention_scope, load_model
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.loading import LoadedModel, load_model
 
 ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 DATA = sequences(40, 23, 1, 33)

@@ -22,6 +22,7 @@ from random_qwen3 import EXAMPLE, write_model
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import Role
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
@@ -48,7 +49,7 @@ from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.evaluate import run
 from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
 from oscar_zoo.evaluate.generate import greedy_generate
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"

@@ -13,7 +13,7 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
 from oscar_zoo.compute.options import ComputeOptions
 from oscar_zoo.compute.phases import expected_phases
-from oscar_zoo.models.loading import ModelSize, inspect_model, model_size
+from oscar_zoo.models.inspect import ModelSize, inspect_model, model_size
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
 BLOCK = inspect_model(str(MODEL))

@@ -10,11 +10,13 @@ import torch
 from random_qwen3 import write_model
 from torch import Tensor
 
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
-from oscar_zoo.evaluate.simulated_cache import INT2, CacheSpec, SimulatedCache, hadamard_set
-from oscar_zoo.models.loading import LoadedModel, attention_scope, load_model
+from oscar_zoo.evaluate.simulated_cache import INT2, CacheSpec, SimulatedCache
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.loading import LoadedModel, load_model
 
 PROMPT = torch.randint(3, 2000, (70,), generator=torch.Generator().manual_seed(1))
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from random_qwen3 import EXAMPLE, write_model
 
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.run import evaluate
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.models.loading import LoadedModel, load_model

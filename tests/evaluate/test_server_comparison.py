@@ -13,11 +13,12 @@ import pytest
 import torch
 from random_qwen3 import write_model
 
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.evaluate.server_client import Answer, Scored, ServerFacts
 from oscar_zoo.evaluate.server_comparison import ComparisonRow, ReferenceRun, compare
 from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, hadamard_set
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.turns import Conversation
 from oscar_zoo.models.loading import load_model
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
@@ -20,7 +21,6 @@ from oscar_zoo.evaluate.simulated_cache import (
     CacheSpec,
     SimulatedCache,
     SimulatedLayer,
-    hadamard_set,
 )
 
 D, HEADS, KV_HEADS, TOKENS = 16, 6, 2, 300

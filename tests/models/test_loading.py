@@ -13,7 +13,9 @@ from random_qwen3 import EXAMPLE, write_model
 from torch import Tensor
 
 from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
-from oscar_zoo.models.loading import attention_scope, inspect_model, load_model
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.loading import load_model
 
 
 def with_config(folder: Path, **changes: object) -> str:

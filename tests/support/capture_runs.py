@@ -30,7 +30,7 @@ from oscar_zoo.compute.capture.base import Progress
 from oscar_zoo.compute.capture.engine import SglangFacts, capture_with_sglang
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.engines.sglang.launch.plan import child_environment
-from oscar_zoo.models.loading import inspect_model
+from oscar_zoo.models.inspect import inspect_model
 
 NEEDS = frozenset({"rows", "weighted", "outputs", "weights"})
 LENGTHS = (140, 256, 7)  # 256 is the whole context of the random model

@@ -20,8 +20,9 @@ from torch.nn import functional
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.transformers import output_weights
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import run_by_layer
-from oscar_zoo.models.loading import LoadedModel, attention_scope
+from oscar_zoo.models.loading import LoadedModel
 
 EVEN, FOCUSED = 64, 64
 """Queries of each kind kept of a sequence, all heads alike."""

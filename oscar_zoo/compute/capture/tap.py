@@ -18,8 +18,9 @@ from oscar_zoo.artifact.specs import brief
 from oscar_zoo.compute.capture.base import RowSink
 from oscar_zoo.compute.capture.projection import OutputProjections
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.attention import BLOCKED
 from oscar_zoo.models.geometry import covers_context
-from oscar_zoo.models.loading import BLOCKED, LoadedModel
+from oscar_zoo.models.loading import LoadedModel
 
 
 @dataclass

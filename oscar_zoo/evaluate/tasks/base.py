@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import run_by_layer
-from oscar_zoo.models.loading import LoadedModel, attention_scope
+from oscar_zoo.models.loading import LoadedModel
 
 
 @dataclass(frozen=True)

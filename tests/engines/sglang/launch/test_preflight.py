@@ -153,7 +153,7 @@ def test_fewer_gpus_than_wanted(tmp_path: Path) -> None:
 
 
 def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_path: Path) -> None:
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     example = Path(__file__).resolve().parents[4] / "examples/models/tiny-qwen3-hard"
     assert (
