@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.cli.choosing import ServeRequest
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.ready import print_ready
-from oscar_zoo.cli.serve_command import arguments
-from oscar_zoo.cli.serving import check_port, log_file
+from oscar_zoo.cli.serve_command import arguments, command_line
 from oscar_zoo.cli.starting import phases_of
+from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
 from oscar_zoo.errors import ServerFailed
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"
@@ -36,8 +37,12 @@ def serve_detached(request: ServeRequest) -> int:
         PortInUse, UsageError: as `serving.check_port`.
         ServerFailed: it ended and said nothing.
     """
-    check_port(request)
-    log = log_file(request.port)
+    check_port(
+        request.expose or LOOPBACK,
+        request.port,
+        lambda port: command_line(request, port=port),
+    )
+    log = serve_log(request.port)
     log.unlink(missing_ok=True)  # of an earlier server, whose phases would be shown
     terminal.note(f"Starting a server in the background (log: {log})", quiet=request.silent)
     with _child(request) as child, phases_of(log, enabled=not request.silent) as tick:
@@ -89,7 +94,7 @@ def _child(request: ServeRequest) -> Iterator[subprocess.Popen[bytes]]:
 
 def own_words(port: int) -> Path:
     """What `serve` itself says in the background; the engine has its own log."""
-    return log_file(port).with_suffix(".stderr")
+    return serve_log(port).with_suffix(".stderr")
 
 
 def _answer(

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo import paths
+from oscar_zoo.app import server_records
+from oscar_zoo.app.api_key import read_key
 from oscar_zoo.app.devices import require_serve
-from oscar_zoo.cli import server_records
+from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.cli.choosing import Chosen, ServeRequest, choose
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.ready import print_ready, ready_facts
@@ -22,7 +23,7 @@ from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server, staging
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.engines.sglang.launch.ready import read_facts
 from oscar_zoo.engines.sglang.settings import ArtifactSource
-from oscar_zoo.errors import PathNotFound, PortInUse, ServerFailed, UsageError
+from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.server_client import ServerClient
 
 ANSWER_SECONDS = 60.0
@@ -31,8 +32,6 @@ NO_MODEL = re.compile(
     r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound"
 )
 """What transformers and the hub's client say when no hub has a model, or none can be asked."""
-WILDCARDS = {"0.0.0.0": plan.LOOPBACK, "[::]": "[::1]"}
-"""Addresses that mean every one, and one that a client can ask."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +49,15 @@ def serve(request: ServeRequest) -> int:
     _check_exposure(request)
     request.wish.check()
     require_serve()
-    check_port(request)
+    check_port(
+        request.expose or plan.LOOPBACK,
+        request.port,
+        lambda port: command_line(request, port=port),
+    )
     chosen = choose(request)
     with ExitStack() as stack:
         private = stack.enter_context(staging.private_folder())
         return _run(request, _prepare(request, chosen, private))
-
-
-def check_port(request: ServeRequest) -> None:
-    """Refuse a port that is taken.
-
-    Raises:
-        PortInUse: by another process, or by a server of ours that is starting.
-        UsageError: it cannot be listened on.
-    """
-    host = request.expose or plan.LOOPBACK
-    ours = {record.port: record for record in server_records.running()}
-
-    def again() -> str:
-        return command_line(
-            request, port=server.next_free_port(host, request.port, avoid=ours.keys()) or "PORT"
-        )
-
-    if request.port in ours:
-        raise PortInUse(
-            f"port {request.port} is taken: {ours[request.port].model} is served there.",
-            hint=f"choose another: {again()} (or end that one: oscar-zoo stop {request.port})",
-        )
-    server.check_port_free(host, request.port, again=again)
 
 
 def _check_exposure(request: ServeRequest) -> None:
@@ -88,24 +68,6 @@ def _check_exposure(request: ServeRequest) -> None:
         )
     if request.api_key_file is not None:
         read_key(request.api_key_file)
-
-
-def read_key(path: Path) -> str:
-    """The API key in the file `path`; raises `PathNotFound`, or `UsageError` when it holds no
-    single line."""
-    if not path.is_file():
-        raise PathNotFound.for_path(path, "key file")
-    key = path.read_text("utf-8").strip()
-    if not key or any(ord(c) < 32 for c in key):
-        raise UsageError(f"{path} does not hold one line with a key.")
-    return key
-
-
-def client_url(url: str) -> str:
-    """Where a client on this machine reaches the server that listens at `url`."""
-    for wildcard, address in WILDCARDS.items():
-        url = url.replace(f"://{wildcard}:", f"://{address}:")
-    return url
 
 
 def _prepare(request: ServeRequest, chosen: Chosen, private: Path) -> _Prepared:
@@ -124,7 +86,7 @@ def _prepare(request: ServeRequest, chosen: Chosen, private: Path) -> _Prepared:
 
 def _run(request: ServeRequest, prepared: _Prepared) -> int:
     silent = request.silent
-    log = log_file(request.port)
+    log = serve_log(request.port)
     started = time.monotonic()
     terminal.note(f"Starting SGLang for {prepared.chosen.choice.source} (log: {log})", quiet=silent)
     ready = False
@@ -170,13 +132,6 @@ def without_model(request: ServeRequest, source: str, error: ServerFailed) -> Se
     return ServerFailed(error.message, hint=f"if {source} lies in a folder: {again}; {error.hint}")
 
 
-def log_file(port: int) -> Path:
-    """The log of the server on `port`, in a folder that only this user may enter."""
-    folder = paths.state_dir() / "logs"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder / f"serve-{port}.log"
-
-
 def _record(request: ServeRequest, prepared: _Prepared, log: Path) -> server_records.ServerRecord:
     me = Process.of(os.getpid())
     assert me is not None
@@ -195,9 +150,9 @@ def _record(request: ServeRequest, prepared: _Prepared, log: Path) -> server_rec
 def _facts(request: ServeRequest, prepared: _Prepared, log: Path, seconds: float) -> dict[str, Any]:
     """What the running server says of itself, and what we know of it."""
     ready = read_facts(
-        ServerClient(client_url(prepared.plan.url), timeout=ANSWER_SECONDS, key=prepared.key)
+        ServerClient(server.client_url(prepared.plan.url), timeout=ANSWER_SECONDS, key=prepared.key)
     )
-    facts = ready_facts(request, prepared.chosen, ready, client_url(prepared.plan.url))
+    facts = ready_facts(request, prepared.chosen, ready, server.client_url(prepared.plan.url))
     return facts | {
         "url": f"{prepared.plan.url}/v1",
         "log": str(log),

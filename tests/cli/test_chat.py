@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from oscar_zoo.cli import server_records
+from oscar_zoo.app import server_records
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.processes import Process
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.cli import server_control, server_records
+from oscar_zoo.app import server_records, servers
+from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.app.servers import serve_log
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.server_records import ServerRecord
-from oscar_zoo.cli.serving import log_file
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
 
@@ -162,11 +162,11 @@ def test_without_a_server_the_newest_log_is_named(capsys: pytest.CaptureFixture[
     assert run(["logs"]) == 3
     assert "Start one: oscar-zoo serve NAME" in capsys.readouterr().err
     for age, port in enumerate((30001, 30002, 30000)):
-        log = log_file(port)
+        log = serve_log(port)
         log.write_text(f"of {port}\n")
         os.utime(log, (1000 - 100 * age,) * 2)
-    log_file(30002).with_name("serve-else.log").write_text("")
-    log_file(30002).with_name("bench-int2.log").write_text("")
+    serve_log(30002).with_name("serve-else.log").write_text("")
+    serve_log(30002).with_name("bench-int2.log").write_text("")
     assert run(["logs"]) == 3
     line = capsys.readouterr().err.strip()
     assert "no server of yours runs here" in line and line.endswith("oscar-zoo logs 30001")
@@ -175,7 +175,7 @@ def test_without_a_server_the_newest_log_is_named(capsys: pytest.CaptureFixture[
 
 
 def test_follow_shows_what_was_written_just_before_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
     log.write_text("first\n")
@@ -186,5 +186,4 @@ def test_follow_shows_what_was_written_just_before_the_end(
             stream.write("later\n")
         return next(answers)
 
-    server_control.show_log(log, lines=1, follow=goes_on)
-    assert capsys.readouterr().out == "first\nlater\nlater\n"
+    assert [*servers.read_log(log, lines=1, follow=goes_on)] == ["first", "later", "later"]

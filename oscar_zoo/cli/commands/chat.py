@@ -39,9 +39,11 @@ def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int
     """
     import sys
 
-    from oscar_zoo.cli import server_records
-    from oscar_zoo.cli.chatting import ChatSession, talk
-    from oscar_zoo.cli.serving import client_url, read_key
+    from oscar_zoo.app import server_records
+    from oscar_zoo.app.api_key import read_key
+    from oscar_zoo.app.chat import ChatSession
+    from oscar_zoo.cli.render.chat import talk
+    from oscar_zoo.engines.sglang.launch.server import client_url
 
     record = server_records.find(name, "chat")
     key = read_key(api_key_file) if api_key_file else None

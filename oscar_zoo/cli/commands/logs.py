@@ -28,9 +28,15 @@ def command(name: str | None, follow: bool, lines: int) -> int:
       oscar-zoo logs 30000 -n 20
       oscar-zoo logs Qwen3-8B --follow
     """
-    from oscar_zoo.cli import server_control
+    import sys
 
-    log, record = server_control.log_of(name)
+    from oscar_zoo.app import servers
+    from oscar_zoo.cli.render import terminal
+
+    log, record = servers.log_of(name)
     alive = (lambda: record.process.alive) if follow and record is not None else None
-    server_control.show_log(log, lines=lines, follow=alive)
+    for line in servers.read_log(log, lines=lines, follow=alive):
+        sys.stdout.write(terminal.printable(line) + "\n")
+        if follow:
+            sys.stdout.flush()
     return 0

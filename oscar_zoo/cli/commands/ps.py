@@ -18,29 +18,15 @@ def command(as_json: bool) -> int:
       oscar-zoo ps
       oscar-zoo ps --json
     """
-    from oscar_zoo.cli import server_control, server_records
+    from oscar_zoo.app import server_records
+    from oscar_zoo.cli.render.servers import print_servers, server_facts
 
-    rows = [server_control.facts(record) for record in server_records.running()]
+    records = server_records.running()
     if as_json:
+        rows = [server_facts(record) for record in records]
         terminal.emit_json({"schema": "oscar-zoo.ps/1", "servers": rows})
-        return 0
-    if not rows:
+    elif records:
+        print_servers(records)
+    else:
         terminal.note("No server of yours runs here. Start one: oscar-zoo serve NAME --detach")
-        return 0
-    table = terminal.table(
-        "PORT", "MODEL", "ARTIFACT", "STATE", "UP", "PID", "URL", right=(0, 4, 5)
-    )
-    for row in rows:
-        up = f"{row['seconds'] // 3600}:{row['seconds'] % 3600 // 60:02}:{row['seconds'] % 60:02}"
-        cells = (
-            row["port"],
-            row["model_id"],
-            row["artifact"],
-            row["state"],
-            up,
-            row["pid"],
-            row["url"],
-        )
-        table.add_row(*(terminal.clean(cell) for cell in cells))
-    terminal.out().print(table)
     return 0

@@ -25,9 +25,11 @@ def command(name: str | None, now: bool, quiet: bool, as_json: bool) -> int:
       oscar-zoo stop 30000
       oscar-zoo stop Qwen3-8B --now
     """
-    from oscar_zoo.cli import server_control
+    from oscar_zoo.app import servers
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    record = server_control.stop(name, now=now, quiet=quiet or as_json)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        record = servers.stop(name, now=now, observer=observer)
     if as_json:
         told = {"port": record.port, "model_id": record.model, "pid": record.process.pid}
         terminal.emit_json({"schema": "oscar-zoo.stop/1", "stopped": told})

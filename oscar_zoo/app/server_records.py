@@ -1,4 +1,4 @@
-"""The servers that run: one file of the state folder for each, which nobody else can read.
+"""The servers that run: one private file in the state folder for each.
 
 A record names the process that supervises a server. The process writes it, and removes it at its
 end. A record whose process is gone is removed by whoever reads it. Records of other machines and
@@ -28,12 +28,12 @@ class ServerRecord:
     """One server.
 
     Attributes:
-        process: that supervises it.
-        port: it listens on.
-        url: of its API.
-        model: id that requests name.
-        artifact: label of what is served.
-        log: of the engine.
+        process: the process that supervises the server.
+        port: the port that it listens on.
+        url: the URL of its API, `http://HOST:PORT/v1`.
+        model: the id that requests name.
+        artifact: the label of the served artifact.
+        log: the log file of the engine.
         since: when it was started, UTC.
         state: what it is doing.
     """
@@ -49,7 +49,7 @@ class ServerRecord:
 
     @classmethod
     def parse(cls, data: bytes) -> ServerRecord:
-        """The record in a file; raises `ValueError` when it is none."""
+        """Read a record from the bytes of its file; raises `ValueError` when they hold none."""
         try:
             value = dict(json.loads(data))
             return cls(**(value | {"process": Process(**value["process"])}))
@@ -69,23 +69,26 @@ class ServerRecord:
 
     @property
     def seconds(self) -> float:
-        """Since its start."""
+        """Seconds since its start."""
         return (datetime.now(UTC) - datetime.fromisoformat(self.since)).total_seconds()
 
 
 def folder() -> Path:
-    """Where the records are."""
+    """The folder of the records."""
     return paths.state_dir() / "servers"
 
 
 def running() -> list[ServerRecord]:
-    """Records of the servers that run here, by port; removes those whose process is gone."""
+    """The records of the servers that run here, sorted by port.
+
+    Records whose process is gone are removed.
+    """
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
             record = ServerRecord.parse(path.read_bytes())
         except (OSError, ValueError):
-            continue  # it is being removed, or it was written by another version
+            continue  # it is being removed, or another version wrote it
         if record.process.alive:
             found.append(record)
         elif not record.process.elsewhere:
@@ -95,11 +98,13 @@ def running() -> list[ServerRecord]:
 
 
 def find(name: str | None, command: str) -> ServerRecord:
-    """The server that `name` means; without a name the only one. `command` is what wants it, for
-    the hint.
+    """The server that `name` means; without a name, the only one.
+
+    Args:
+        command: the command that needs it, for the hint.
 
     Raises:
-        ServerNotFound: there is none.
+        ServerNotFound: there is no such server.
         UsageError: there are several.
     """
     all_of_them = running()
@@ -140,20 +145,20 @@ def registered(record: ServerRecord) -> Iterator[Entry]:
 
 @dataclass
 class Entry:
-    """A record that is kept; changes go to its file."""
+    """A record whose changes go to its file."""
 
     path: Path
     record: ServerRecord
 
     def change(self, **changes: Any) -> None:
-        """Write the record with other values; a full disk keeps the old ones."""
+        """Change values of the record; when the disk is full, the file keeps the old ones."""
         self.record = replace(self.record, **changes)
         with contextlib.suppress(OSError):
             _write(self.path, self.record)
 
 
 def now() -> str:
-    """The time for `since`."""
+    """The current time, in the form of `since`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,23 +1,18 @@
-"""`chat`: questions to a server that runs, line by line; answers appear while they are made."""
+"""A conversation with a running server; parts of an answer arrive while it is generated."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import sys
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed
 
-NEW = "/new"
-"""The line that starts another conversation."""
-PROMPT = "> "
 SECONDS = 600.0
-"""How long a server may be silent."""
+"""Seconds that a server may be silent."""
 MOST_LINE = 1 << 20
-"""Bytes of one event of a stream."""
+"""Maximum size of one event of a stream, in bytes."""
 DATA, DONE = b"data: ", b"[DONE]"
 
 
@@ -25,10 +20,10 @@ class ChatSession:
     """One conversation with a server.
 
     Args:
-        url: of its API, `http://HOST:PORT/v1`.
+        url: URL of its API, `http://HOST:PORT/v1`.
         model: id of the model.
-        key: of the API, where it wants one.
-        most: tokens of an answer.
+        key: the API key, if the server needs one.
+        most: maximum number of tokens of an answer.
     """
 
     def __init__(self, url: str, model: str, *, key: str | None, most: int) -> None:
@@ -39,10 +34,10 @@ class ChatSession:
         )
         self._turns: list[dict[str, str]] = []
         self.cut = False
-        """Whether the last answer ended because it was as long as allowed."""
+        """Whether the last answer ended because it reached the maximum length."""
 
     def ask(self, text: str) -> Iterator[str]:
-        """Parts of the answer to `text`, which has all turns before it in mind.
+        """Ask `text` after all earlier turns, and yield the parts of the answer.
 
         A turn that fails, or whose iterator is closed early, is forgotten.
 
@@ -58,7 +53,7 @@ class ChatSession:
         self._turns = [*turns, {"role": "assistant", "content": "".join(said)}]
 
     def forget(self) -> None:
-        """Start again."""
+        """Start a new conversation."""
         self._turns = []
 
     def _stream(self, turns: list[dict[str, str]]) -> Iterator[str]:
@@ -89,7 +84,7 @@ class ChatSession:
 
 
 def _part(event: bytes) -> tuple[str, str | None]:
-    """The text of one event, and why the answer ends with it, if it does."""
+    """The text of one event, and the reason why the answer ends with it, if it does."""
     try:
         value = json.loads(event)
         if "error" in value:
@@ -101,12 +96,12 @@ def _part(event: bytes) -> tuple[str, str | None]:
         return text, choice.get("finish_reason")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ServerFailed(
-            f"the server sent something else than a chat: {type(error).__name__}."
+            f"the server sent something that is no chat event: {type(error).__name__}."
         ) from None
 
 
 def _message(body: bytes) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     try:
         value = json.loads(body)
         inner = value.get("error", value)
@@ -114,53 +109,3 @@ def _message(body: bytes) -> str:
     except (AttributeError, ValueError):
         text = body.decode("utf-8", "replace")
     return " ".join(str(text).split())[:400]
-
-
-def talk(chat: ChatSession) -> None:
-    """Send lines of stdin to the server and write its answers to stdout, until the input ends.
-
-    On a terminal Ctrl-C ends an answer, and an error is told; elsewhere both end the chat.
-
-    Raises:
-        ServerFailed: see `Conversation.ask`.
-    """
-    people = sys.stdin.isatty()
-    while (line := _line(people)) is not None:
-        text = line.strip()
-        if text == NEW:
-            chat.forget()
-        elif text:
-            try:
-                _show(chat.ask(text))
-                if chat.cut:
-                    terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
-            except ServerFailed as error:
-                if not people:
-                    raise
-                terminal.print_error(error.code, error.message, error.hint, as_json=False)
-            except KeyboardInterrupt:
-                if not people:
-                    raise
-                sys.stdout.write("\n")
-
-
-def _line(people: bool) -> str | None:
-    """The next line of stdin; `None` at its end."""
-    if not people:
-        return sys.stdin.readline() or None
-    try:
-        return input(PROMPT)
-    except EOFError:
-        sys.stdout.write("\n")
-        return None
-
-
-def _show(parts: Iterator[str]) -> None:
-    """Write an answer as it comes, without control characters."""
-    for part in parts:
-        sys.stdout.write(
-            "\n".join(terminal.printable(line) for line in part.replace("\t", "    ").split("\n"))
-        )
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    sys.stdout.flush()

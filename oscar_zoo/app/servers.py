@@ -1,0 +1,148 @@
+"""What can be done with the servers that run on this machine: find one's log, read it, stop one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from oscar_zoo.app import server_records
+from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.engines.sglang.launch.own_server import log_file
+from oscar_zoo.engines.sglang.launch.server import (
+    DRAIN_SECONDS,
+    GRACE_SECONDS,
+    check_port_free,
+    next_free_port,
+)
+from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound
+
+POLL_SECONDS = 0.5
+LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
+"""Seconds after which a server should be gone: its requests drain, then it has a grace period."""
+TAIL_BYTES = 1 << 20
+"""Bytes of the end of a log that are read."""
+
+
+def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) -> ServerRecord:
+    """Stop a server and wait until it is gone.
+
+    Args:
+        name: port, model or artifact of the server; `None` for the only one.
+        now: do not let running requests finish.
+
+    Raises:
+        ServerNotFound, UsageError: `name` means no server, or several.
+        ServerFailed: the server does not end.
+    """
+    record = server_records.find(name, "stop")
+    at_once = now or record.state != "ready"
+    record.process.send(signal.SIGINT if now and record.state == "ready" else signal.SIGTERM)
+    what = (
+        f"stopping {record.model}"
+        if at_once
+        else f"waiting for the requests of {record.model} to finish"
+    )
+    started = time.monotonic()
+    while not record.process.wait(POLL_SECONDS):
+        waited = time.monotonic() - started
+        observer.advance(what, int(waited), 0, "s")
+        if waited > LONGEST_STOP:
+            raise ServerFailed(
+                f"{record.model} on port {record.port} is still running after {waited:.0f} s.",
+                hint=f"end its requests: oscar-zoo stop {record.port} --now",
+            )
+    server_records.running()  # removes the record that the process left
+    return record
+
+
+def serve_log(port: int) -> Path:
+    """The log of the server on `port`."""
+    return log_file(f"serve-{port}")
+
+
+def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
+    """The log of a running server, with its record, or the log of the last server on a port.
+
+    Raises:
+        ServerNotFound, UsageError: there is no such server, or several.
+    """
+    try:
+        record = server_records.find(name, "logs")
+    except ServerNotFound as error:
+        if name is not None and name.isdecimal() and serve_log(int(name)).is_file():
+            return serve_log(int(name)), None
+        port = _newest_log() if name is None else None
+        if port is not None:
+            error.hint = f"the log of the last one: oscar-zoo logs {port}"
+        raise
+    return Path(record.log), record
+
+
+def read_log(log: Path, *, lines: int, follow: Callable[[], bool] | None = None) -> Iterator[str]:
+    """The last lines of `log`, and with `follow` every line that is written later.
+
+    Args:
+        lines: number of lines of the end.
+        follow: whether more may come; asked again and again. `None` reads the log once.
+
+    Raises:
+        ServerNotFound: the log is gone.
+    """
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            yield from stream.read().decode("utf-8", "replace").splitlines()[-lines:]
+            if follow is not None:
+                yield from _new_lines(stream, follow)
+    except FileNotFoundError:
+        raise ServerNotFound(f"no log at {log}.", hint="see what runs: oscar-zoo ps") from None
+
+
+def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
+    """Refuse a port that is taken.
+
+    Args:
+        again: the command line of the user with another port, for the hint.
+
+    Raises:
+        PortInUse: another process has it, or a server of ours that is starting.
+        UsageError: this user cannot listen there.
+    """
+    ours = {record.port: record for record in server_records.running()}
+
+    def other() -> str:
+        return again(str(next_free_port(host, port, avoid=ours.keys()) or "PORT"))
+
+    if port in ours:
+        raise PortInUse(
+            f"port {port} is taken: {ours[port].model} is served there.",
+            hint=f"choose another: {other()} (or end that one: oscar-zoo stop {port})",
+        )
+    check_port_free(host, port, again=other)
+
+
+def _newest_log() -> int | None:
+    """The port of the log that was written last, or `None` when there is no log."""
+    logs = [
+        path
+        for path in serve_log(0).parent.glob("serve-*.log")
+        if path.stem.removeprefix("serve-").isdecimal()
+    ]
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else int(newest.stem.removeprefix("serve-"))
+
+
+def _new_lines(stream: IO[bytes], goes_on: Callable[[], bool]) -> Iterator[str]:
+    rest = b""
+    while True:
+        last = not goes_on()  # asked before the read, so that the last lines are read, too
+        *whole, rest = (rest + stream.read()).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace")
+        if last:
+            return
+        time.sleep(POLL_SECONDS)

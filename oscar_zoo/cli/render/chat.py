@@ -1,0 +1,64 @@
+"""A conversation on a terminal or through a pipe: lines of stdin in, answers to stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from oscar_zoo.app.chat import ChatSession
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.errors import ServerFailed
+
+NEW = "/new"
+"""The line that starts another conversation."""
+PROMPT = "> "
+
+
+def talk(chat: ChatSession) -> None:
+    """Send lines of stdin to the server and write its answers to stdout, until the input ends.
+
+    On a terminal, Ctrl-C ends one answer and an error is printed; elsewhere both end the chat.
+
+    Raises:
+        ServerFailed: as `ChatSession.ask`.
+    """
+    people = sys.stdin.isatty()
+    while (line := _line(people)) is not None:
+        text = line.strip()
+        if text == NEW:
+            chat.forget()
+        elif text:
+            try:
+                _show(chat.ask(text))
+                if chat.cut:
+                    terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
+            except ServerFailed as error:
+                if not people:
+                    raise
+                terminal.print_error(error.code, error.message, error.hint, as_json=False)
+            except KeyboardInterrupt:
+                if not people:
+                    raise
+                sys.stdout.write("\n")
+
+
+def _line(people: bool) -> str | None:
+    """The next line of stdin, or `None` at its end."""
+    if not people:
+        return sys.stdin.readline() or None
+    try:
+        return input(PROMPT)
+    except EOFError:
+        sys.stdout.write("\n")
+        return None
+
+
+def _show(parts: Iterator[str]) -> None:
+    """Write an answer while it arrives, without control characters."""
+    for part in parts:
+        sys.stdout.write(
+            "\n".join(terminal.printable(line) for line in part.replace("\t", "    ").split("\n"))
+        )
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()

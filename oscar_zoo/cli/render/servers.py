@@ -1,0 +1,44 @@
+"""The servers that run, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.cli.render import terminal
+
+
+def server_facts(record: ServerRecord) -> dict[str, Any]:
+    """One server for `--json`."""
+    return {
+        "port": record.port,
+        "model_id": record.model,
+        "artifact": record.artifact,
+        "url": record.url,
+        "state": record.state,
+        "pid": record.process.pid,
+        "since": record.since,
+        "seconds": round(record.seconds),
+        "log": record.log,
+    }
+
+
+def print_servers(records: Sequence[ServerRecord]) -> None:
+    """The table for people."""
+    table = terminal.table(
+        "PORT", "MODEL", "ARTIFACT", "STATE", "UP", "PID", "URL", right=(0, 4, 5)
+    )
+    for record in records:
+        minutes, seconds = divmod(round(record.seconds), 60)
+        cells = (
+            record.port,
+            record.model,
+            record.artifact,
+            record.state,
+            f"{minutes // 60}:{minutes % 60:02}:{seconds:02}",
+            record.process.pid,
+            record.url,
+        )
+        table.add_row(*(terminal.clean(cell) for cell in cells))
+    terminal.out().print(table)
