@@ -18,11 +18,11 @@ if TYPE_CHECKING:
         WindowState,
         allocate,
     )
-    from oscar_kernels.decode_attention.fastest import decode_attention, decode_elements
-    from oscar_kernels.decode_attention.launcher import extend_attention, extend_elements
+    from oscar_kernels.decode_attention.dispatch import decode_attention, decode_workspace_numel
+    from oscar_kernels.decode_attention.launcher import extend_attention, extend_workspace_numel
     from oscar_kernels.decode_attention.workspace import Workspace
     from oscar_kernels.kv_read.launcher import materialize_prefix
-    from oscar_kernels.kv_write.fastest import write_kv_int2
+    from oscar_kernels.kv_write.dispatch import write_kv_int2
     from oscar_kernels.slot_table.launcher import pack_slots
     from oscar_kernels.spec import QuantSpec
 
@@ -36,9 +36,9 @@ __all__ = [
     "Workspace",
     "allocate",
     "decode_attention",
-    "decode_elements",
+    "decode_workspace_numel",
     "extend_attention",
-    "extend_elements",
+    "extend_workspace_numel",
     "materialize_prefix",
     "pack_slots",
     "write_kv_int2",
@@ -51,12 +51,12 @@ _HOMES = {
     ),
     "QuantSpec": "spec",
     "Workspace": "decode_attention.workspace",
-    "decode_elements": "decode_attention.fastest",
+    "decode_workspace_numel": "decode_attention.dispatch",
     "extend_attention": "decode_attention.launcher",
-    "extend_elements": "decode_attention.launcher",
+    "extend_workspace_numel": "decode_attention.launcher",
     "materialize_prefix": "kv_read.launcher",
     "pack_slots": "slot_table.launcher",
-    "write_kv_int2": "kv_write.fastest",
+    "write_kv_int2": "kv_write.dispatch",
 }
 
 

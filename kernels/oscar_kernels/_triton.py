@@ -9,7 +9,7 @@ import os
 import torch
 
 MINIMUM = (8, 0)
-"""Lowest compute capability the kernels are written for: bfloat16 matrix units and asynchronous
+"""Lowest compute capability the kernels are written for: bfloat16 tensor cores and asynchronous
 copies."""
 
 

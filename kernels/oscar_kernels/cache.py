@@ -85,14 +85,16 @@ class BatchView:
     """The cached tokens of `B` requests.
 
     Attributes:
-        indptr: `[B + 1]` int32 or int64; request `b` has `indptr[b + 1] - indptr[b]` cached tokens.
-        slots: `[>= indptr[B]]` int32 or int64, slots in order of position.
+        kv_indptr: `[B + 1]` int32 or int64; request `b` has `kv_indptr[b + 1] - kv_indptr[b]`
+            cached tokens.
+        kv_indices: `[>= kv_indptr[B]]` int32 or int64, slots of the cached tokens in order of
+            position.
         rows: `[B]` int32 or int64, the row of each request in the stores; 0 for padding.
-        windows: of all rows.
+        windows: which positions of every row are present in BF16.
     """
 
-    indptr: Tensor
-    slots: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
     rows: Tensor
     windows: WindowState
 
@@ -102,14 +104,14 @@ class TokenTargets:
     """Where `T` new tokens go; all int32 or int64.
 
     Attributes:
-        slots: `[T]`.
+        out_loc: `[T]`, the slot of each token.
         rows: `[T]`, the row of each token's request.
-        positions: `[T]`.
-        ends: `[T]`, tokens of its request once these are written: only the last `recent` of them
-            enter the ring.
+        positions: `[T]`, the position of each token in its request.
+        ends: `[T]`, the number of tokens of its request once these are written. Only the last
+            `recent` tokens of a request enter the ring.
     """
 
-    slots: Tensor
+    out_loc: Tensor
     rows: Tensor
     positions: Tensor
     ends: Tensor
@@ -120,7 +122,7 @@ class Transforms:
     """The transform pairs of one layer, float32; a leading dimension of 1 is shared by all heads,
     else `H`.
 
-    The tensors must not change once they are in use: kernels keep what they work out of them.
+    The tensors must not change once they are in use: kernels keep what they compute from them.
 
     `k' = (k - k_mean) @ k_forward`, `q' = q @ q_partner`, `v' = v @ v_forward`,
     `o = o' @ o_partner^T`.
@@ -154,11 +156,11 @@ def allocate(
     """An empty cache of one layer.
 
     Args:
-        k_spec, v_spec: of rows; equal `scale_dtype`, 16 bits.
-        slots: dummy page included.
-        rows: of the ring, row 0 included.
-        blocks: sink blocks; `rows` by default.
-        dtype: of the windows; bfloat16 by default.
+        k_spec, v_spec: what a row is; both have the same 16-bit `scale_dtype`.
+        slots: number of slots, the dummy page included.
+        rows: number of ring rows, row 0 included.
+        blocks: number of sink blocks; `rows` by default.
+        dtype: type of the windows; bfloat16 by default.
 
     Raises:
         ValueError: scales are not stored in 16 bits, or differently for K and V.

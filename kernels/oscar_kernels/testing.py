@@ -78,7 +78,7 @@ class Filling:
     Attributes:
         cache, batch: as the kernels take them.
         keys, values: transformed rows of all tokens, `[tokens, H, head_dim]` float32, packed by
-            `batch.indptr`.
+            `batch.kv_indptr`.
     """
 
     cache: LayerCache
@@ -163,7 +163,7 @@ def _rows(tokens: int, heads: int, spec: QuantSpec, draw: torch.Generator) -> Te
 
 
 def _store(filling: Filling, rows: list[int], indptr: list[int], state: Tensor) -> None:
-    cache, slots = filling.cache, filling.batch.slots.long()
+    cache, slots = filling.cache, filling.batch.kv_indices.long()
     split, groups = code_bytes(cache.k_spec), 2 * cache.k_spec.num_groups
     for spec, x, codes, affine in (
         (cache.k_spec, filling.keys, cache.codes[..., :split], cache.affine[..., :groups]),

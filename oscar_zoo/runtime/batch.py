@@ -167,8 +167,8 @@ def _pieces(view: BatchView, prefixes: list[int], most: int) -> tuple[Piece, ...
             number,
             count,
             BatchView(
-                view.indptr[number : number + 2],
-                view.slots,
+                view.kv_indptr[number : number + 2],
+                view.kv_indices,
                 view.rows[number : number + 1],
                 view.windows,
             ),

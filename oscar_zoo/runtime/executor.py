@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, Transforms, WindowState, allocate
-from oscar_kernels.decode_attention import fastest, launcher, tuning
+from oscar_kernels.decode_attention import dispatch, launcher, tuning
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
-from oscar_kernels.kv_write.fastest import prepare, write_kv_int2
+from oscar_kernels.kv_write.dispatch import prepare, write_kv_int2
 from oscar_zoo.runtime.batch import DecodeBatch, ExtendBatch, Piece
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import Pair, TransformTable
@@ -115,7 +115,7 @@ class Executor:
         write_kv_int2(
             k, v, cache, transforms, batch.targets, windows=self.windows, query=q, query_out=rows
         )
-        return fastest.decode_attention(
+        return dispatch.decode_attention(
             rows,
             cache,
             batch.view,
@@ -124,7 +124,7 @@ class Executor:
             workspace=self.decode_scratch,
             out=out,
             # a ring has a row at least, so the newest token is read from there or from the sinks
-            settled=True,
+            prefix_stable=True,
         )
 
     def extend(
@@ -163,7 +163,7 @@ class Executor:
             *rows,
             cache,
             batch.prefix,
-            cuts=batch.cuts,
+            qo_indptr=batch.cuts,
             sm_scale=scaling,
             o_partner=transforms.o_partner,
             workspace=self.extend_scratch,
@@ -200,7 +200,9 @@ class Executor:
     def _rows(self, cache: LayerCache, piece: Piece) -> tuple[Tensor, Tensor]:
         """Cached tokens in 16 bits, transformed; good until the next call."""
         k, v = (rows[: piece.count] for rows in self.scratch)
-        materialize_prefix(cache, piece.view, out_k=k, out_v=v, first=piece.first, cuts=piece.cuts)
+        materialize_prefix(
+            cache, piece.view, out_k=k, out_v=v, first=piece.first, out_indptr=piece.cuts
+        )
         return k, v
 
 
@@ -237,8 +239,8 @@ def executor_bytes(
 
 def _workspaces(cache: LayerCache, num_q_heads: int, max_batch: int) -> tuple[int, int]:
     """Numbers for decode and for fused extends."""
-    decode = fastest.decode_elements(cache, num_q_heads, max_batch)
-    return decode, launcher.extend_elements(cache, num_q_heads, SHORT)
+    decode = dispatch.decode_workspace_numel(cache, num_q_heads, max_batch)
+    return decode, launcher.extend_workspace_numel(cache, num_q_heads, SHORT)
 
 
 def _transforms(k: Pair, v: Pair) -> Transforms:

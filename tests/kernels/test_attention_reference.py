@@ -69,16 +69,16 @@ def test_decode_is_the_softmax_of_every_head_on_its_own(cap: float) -> None:
 
 def test_extend_is_decode_over_a_growing_exact_tail() -> None:
     filling = testing.random_cache([0, 7, 11], SPEC, sink=2, recent=4)
-    cuts = torch.tensor([0, 3, 3, 8])
+    qo_indptr = torch.tensor([0, 3, 3, 8])
     query, key, value = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
     got, lse = reference.extend_attention(
-        query.double(), key, value, filling.cache, filling.batch, cuts=cuts, sm_scale=0.2
+        query.double(), key, value, filling.cache, filling.batch, qo_indptr=qo_indptr, sm_scale=0.2
     )
     assert not got[8].any() and (lse[8] == -math.inf).all()
     for token in range(8):
         request = 0 if token < 3 else 2
         keys, values = reference.cached_rows(filling.cache, filling.batch, request, torch.float64)
-        new = slice(int(cuts[request]), token + 1)
+        new = slice(int(qo_indptr[request]), token + 1)
         keys, values = (
             torch.cat([keys, key[new].double()]),
             torch.cat([values, value[new].double()]),

@@ -162,12 +162,12 @@ def test_tuning_prints_a_table_to_paste() -> None:
     done = script("tune.py", "--dry-run", "--only", "read")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith("return ")]
-    assert len(table) == 1 and table[0].startswith("return Tiles(block_m=")
+    assert len(table) == 1 and table[0].startswith("return ReadTiles(block_m=")
     assert "(in use)" in done.stderr
 
 
-def test_the_kernel_of_the_matrix_units_has_what_it_is_said_to_time() -> None:
-    spec = importlib.util.spec_from_file_location("matrix_units", SCRIPTS / "matrix_units.py")
+def test_the_kernel_of_the_tensor_cores_has_what_it_is_said_to_time() -> None:
+    spec = importlib.util.spec_from_file_location("tensor_cores", SCRIPTS / "tensor_cores.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -188,8 +188,8 @@ def test_the_kernel_of_the_matrix_units_has_what_it_is_said_to_time() -> None:
 
 
 @pytest.mark.gpu
-def test_the_matrix_units_are_measured() -> None:
-    done = script("matrix_units.py")
+def test_the_tensor_cores_are_measured() -> None:
+    done = script("tensor_cores.py")
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(io.StringIO(done.stdout)))
     assert len(lines) == 3 and all(float(line["alone"]) >= 1 for line in lines)

@@ -111,7 +111,7 @@ def test_refusals_name_what_was_seen() -> None:
     assert "5 query heads over 2 KV heads" in reason(heads=5)
     assert "34 query heads" in reason(heads=34)
     assert "float64" in reason(dtype=torch.float64)
-    assert "int16 indices" in reason(slots=torch.zeros(5, dtype=torch.int16))
+    assert "int16 indices" in reason(kv_indices=torch.zeros(5, dtype=torch.int16))
 
 
 LENGTHS = (1, 17, 320, 63, 1000, 3001)
@@ -123,7 +123,7 @@ def assert_right(
     """Against plain torch in float64, with poisoned scratch and output; twice, because nothing may
     stay in scratch."""
     workspace = Workspace.allocate(
-        launcher.decode_elements(filling.cache, query.shape[1], query.shape[0]), "cuda"
+        launcher.decode_workspace_numel(filling.cache, query.shape[1], query.shape[0]), "cuda"
     )
     testing.poison(workspace.scratch)
     out = testing.poison(query.new_empty(*query.shape[:2], filling.cache.v_spec.head_dim))
@@ -227,7 +227,7 @@ def test_logit_cap_and_value_partner(cap: float, per_head: bool) -> None:
 @pytest.mark.parametrize("group", [4, 8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_dtypes(dtype: torch.dtype, group: int, scale_dtype: str) -> None:
-    """Weights enter the matrix units in float16, so a float32 query is not better than one in
+    """Weights enter the tensor cores in float16, so a float32 query is not better than one in
     float16."""
     loose = 2e-3 if dtype == torch.float32 else 1e-6
     assert_right(*random_case(group=group, dtype=dtype, scale_dtype=scale_dtype), atol=loose)
@@ -238,7 +238,9 @@ def test_long_integers_and_a_large_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     filling, query = random_case(torch.randint(1, 600, (150,), generator=generator).tolist())
     batch = filling.batch
-    wide = BatchView(batch.indptr.long(), batch.slots.long(), batch.rows.int(), batch.windows)
+    wide = BatchView(
+        batch.kv_indptr.long(), batch.kv_indices.long(), batch.rows.int(), batch.windows
+    )
     assert_right(dataclasses.replace(filling, batch=wide), query)
 
 
@@ -246,7 +248,7 @@ def test_long_integers_and_a_large_batch() -> None:
 def test_values_beyond_the_first_bound_keep_their_size() -> None:
     """Scales that grow a thousandfold along a sequence, and logits that grow with them."""
     filling, query = random_case((4000,), sink=0, recent=0)
-    order = filling.batch.slots.long()
+    order = filling.batch.kv_indices.long()
     growth = torch.logspace(-3, 3, 4000, device="cuda")[:, None, None]
     filling.cache.affine[order] = (filling.cache.affine[order].float() * growth).to(
         filling.cache.affine.dtype
@@ -256,24 +258,24 @@ def test_values_beyond_the_first_bound_keep_their_size() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [(8192,), (1,), (700,), LENGTHS, (0, 5, 0, 900)], ids=str)
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("prefix_stable", [False, True])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_variants(tiles: tuning.CudaTiles, lengths: tuple[int, ...], settled: bool) -> None:
-    assert_right(*random_case(lengths, heads=8), tiles=tiles, settled=settled)
+def test_variants(tiles: tuning.CudaTiles, lengths: tuple[int, ...], prefix_stable: bool) -> None:
+    assert_right(*random_case(lengths, heads=8), tiles=tiles, prefix_stable=prefix_stable)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("prefix_stable", [False, True])
 @pytest.mark.parametrize("heads", [8, 1])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
 def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(
-    tiles: tuning.CudaTiles, heads: int, settled: bool
+    tiles: tuning.CudaTiles, heads: int, prefix_stable: bool
 ) -> None:
     """The query of every launch is the output of the one before."""
     filling, query = random_case((1000,), heads=heads)
 
     def chain(wait: bool) -> torch.Tensor:
-        x, options = query, {"sm_scale": 0.1, "tiles": tiles, "settled": settled}
+        x, options = query, {"sm_scale": 0.1, "tiles": tiles, "prefix_stable": prefix_stable}
         for _ in range(20):
             x = launcher.decode_attention(10 * x, filling.cache, filling.batch, **options)
             x = launcher.decode_attention(x, filling.cache, filling.batch, **options)
@@ -294,7 +296,9 @@ def test_a_graph_follows_lengths_slots_and_padding() -> None:
     batch, cache = filling.batch, filling.cache
     cache.codes[0], cache.affine[0], cache.ring_k[0], cache.ring_v[0] = 0, 0, 0, 0
     cache.sink_k[0], cache.sink_v[0] = 0, 0
-    workspace = Workspace.allocate(launcher.decode_elements(cache, query.shape[1], 4), "cuda")
+    workspace = Workspace.allocate(
+        launcher.decode_workspace_numel(cache, query.shape[1], 4), "cuda"
+    )
     out = torch.empty_like(query)
     run = {"sm_scale": 0.1, "workspace": workspace, "out": out}
     launcher.decode_attention(query, cache, batch, **run)
@@ -302,8 +306,8 @@ def test_a_graph_follows_lengths_slots_and_padding() -> None:
     with torch.cuda.graph(graph):
         out.zero_()
         launcher.decode_attention(query, cache, batch, **run)
-    batch.indptr.copy_(torch.tensor([0, 1000, 1077, 1078, 1079]))
-    batch.slots[1077:1079] = 0
+    batch.kv_indptr.copy_(torch.tensor([0, 1000, 1077, 1078, 1079]))
+    batch.kv_indices[1077:1079] = 0
     batch.rows[2:] = 0
     query.normal_()
     graph.replay()

@@ -23,7 +23,7 @@ from torch import Tensor
 from oscar_kernels.cache import BatchView, Transforms
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.cuda import launcher as decode
-from oscar_kernels.kv_write import fastest, reference
+from oscar_kernels.kv_write import dispatch, reference
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.cuda import launcher, parameters
@@ -183,7 +183,7 @@ def test_the_emulated_kernel_writes_what_the_reference_writes(
         for name in ("codes", "affine")
     )
     few = job.only(torch.arange(7, 20))
-    alone, slots = few.write(emulated)[0], few.targets.slots.long()
+    alone, slots = few.write(emulated)[0], few.targets.out_loc.long()
     assert torch.equal(alone.codes[slots], together.codes[slots])
     assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
 
@@ -275,7 +275,7 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> 
     assert torch.equal(bits(got.affine), bits(want.affine))
     for spec, x, part in ((PLAIN[0], rows, slice(32)), (PLAIN[1], rows.flip(0), slice(32, None))):
         codes, expected = (
-            unpack(cache.codes[job.targets.slots][..., part]).int() for cache in (got, want)
+            unpack(cache.codes[job.targets.out_loc][..., part]).int() for cache in (got, want)
         )
         clipped = clip_rows(x, spec).double()
         low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
@@ -309,7 +309,7 @@ def test_a_broken_row_harms_no_other(build: Any, step: bool) -> None:
     broken.key[4, 0, 3], broken.key[6, 1, 4], broken.value[9, 1] = math.nan, math.inf, -math.inf
     good, got = (x.write(Emulated(build, step=step))[0] for x in (job, broken))
     spared = torch.ones(len(good.codes), dtype=torch.bool)
-    spared[job.targets.slots[[4, 6, 9]].long()] = False
+    spared[job.targets.out_loc[[4, 6, 9]].long()] = False
     assert torch.equal(got.codes[spared], good.codes[spared])
     assert torch.equal(bits(got.affine[spared]), bits(good.affine[spared]))
 
@@ -407,11 +407,11 @@ def test_what_the_kernel_does_not_have_is_told() -> None:
 def test_on_a_gpu_the_other_kernel_is_taken_with_a_word(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    fastest._tell.cache_clear()
+    dispatch._tell.cache_clear()
     odd = bfloat16_job(QuantSpec(32, 32, 0.9))
     for asked, told in (("0", 0), ("1", 1)):
-        monkeypatch.setenv(fastest.VARIABLE, asked)
-        assert_same(fastest, odd, error=2**-16, allowed=3, rows=2**-7)
+        monkeypatch.setenv(dispatch.VARIABLE, asked)
+        assert_same(dispatch, odd, error=2**-16, allowed=3, rows=2**-7)
         assert len([x for x in caplog.records if "head_dim 32" in x.getMessage()]) == told
 
 
@@ -464,7 +464,7 @@ def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: 
     together, _ = job.write(launcher)
     for chosen in (slice(0, 1), slice(tokens // 3, tokens // 2 + 1), slice(0, tokens)):
         some = job.only(chosen)
-        alone, slots = some.write(launcher)[0], some.targets.slots.long()
+        alone, slots = some.write(launcher)[0], some.targets.out_loc.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
         assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
 
@@ -512,9 +512,11 @@ def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("prefix_stable", [False, True])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles, settled: bool) -> None:
+def test_attention_right_behind_a_write_sees_it(
+    tiles: tuning.CudaTiles, prefix_stable: bool
+) -> None:
     """Attention may start while the write runs; it must wait for the ring rows and the query.
 
     Settled: only the newest token is written, as in a decode step.
@@ -522,9 +524,9 @@ def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles, settled
     job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
     cache, _ = job.write(launcher)
     one = (job.targets.rows == 3).nonzero()[:, 0]  # the request that begins at position 0
-    new = one[-1:] if settled else one
+    new = one[-1:] if prefix_stable else one
     batch = BatchView(
-        torch.tensor([0, len(one)], device="cuda").int(), job.targets.slots[one].int(),
+        torch.tensor([0, len(one)], device="cuda").int(), job.targets.out_loc[one].int(),
         job.targets.rows[one][:1], job.windows,
     )  # fmt: skip
 
@@ -546,7 +548,7 @@ def test_attention_right_behind_a_write_sees_it(tiles: tuning.CudaTiles, settled
                 torch.cuda.synchronize()
             out.append(
                 decode.decode_attention(
-                    x[-1:], cache, batch, sm_scale=0.1, tiles=tiles, settled=settled
+                    x[-1:], cache, batch, sm_scale=0.1, tiles=tiles, prefix_stable=prefix_stable
                 )
             )
         return torch.stack(out)

@@ -137,10 +137,10 @@ def test_padding_of_a_cuda_graph_changes_nothing() -> None:
     filling = testing.random_cache([50, 3], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     cache, batch = filling.cache, filling.batch
     query = torch.randn(5, 4, 32, device=DEVICE, dtype=DTYPE)
-    ends = batch.indptr[-1] + torch.arange(1, 4, device=DEVICE, dtype=batch.indptr.dtype)
+    ends = batch.kv_indptr[-1] + torch.arange(1, 4, device=DEVICE, dtype=batch.kv_indptr.dtype)
     padded = BatchView(
-        torch.cat([batch.indptr, ends]),
-        torch.cat([batch.slots, batch.slots.new_zeros(3)]),
+        torch.cat([batch.kv_indptr, ends]),
+        torch.cat([batch.kv_indices, batch.kv_indices.new_zeros(3)]),
         torch.cat([batch.rows, batch.rows.new_zeros(3)]),
         batch.windows,
     )
@@ -157,7 +157,9 @@ def test_padding_of_a_cuda_graph_changes_nothing() -> None:
 def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
     spec = QuantSpec(16, 16)
     filling = testing.random_cache([40, 1, 0], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
-    workspace = Workspace(torch.empty(launcher.decode_elements(filling.cache, 4, 3), device=DEVICE))
+    workspace = Workspace(
+        torch.empty(launcher.decode_workspace_numel(filling.cache, 4, 3), device=DEVICE)
+    )
     for batch in (1, 2, 3):
         testing.poison(workspace.scratch)
         rows = dataclasses.replace(filling.batch, rows=filling.batch.rows[:batch])
@@ -227,7 +229,7 @@ def test_offsets_beyond_32_bits() -> None:
     far = slots - small.cache.codes.shape[0]
     codes[far:], affine[far:] = small.cache.codes, small.cache.affine
     cache = dataclasses.replace(small.cache, codes=codes, affine=affine)
-    batch = dataclasses.replace(small.batch, slots=small.batch.slots + far)
+    batch = dataclasses.replace(small.batch, kv_indices=small.batch.kv_indices + far)
     query = torch.randn(1, 32, 128, device=DEVICE, dtype=DTYPE)
     want = launcher.decode_attention(query, small.cache, small.batch, sm_scale=0.1)
     assert torch.equal(launcher.decode_attention(query, cache, batch, sm_scale=0.1), want)
@@ -241,7 +243,7 @@ def test_a_cuda_graph_follows_new_lengths() -> None:
     )
     cache, batch = filling.cache, filling.batch
     query = torch.randn(2, 32, 128, device=DEVICE, dtype=DTYPE)
-    workspace = Workspace(torch.empty(launcher.decode_elements(cache, 32, 2), device=DEVICE))
+    workspace = Workspace(torch.empty(launcher.decode_workspace_numel(cache, 32, 2), device=DEVICE))
     out = torch.empty_like(query)
 
     def step() -> None:
@@ -253,7 +255,7 @@ def test_a_cuda_graph_follows_new_lengths() -> None:
         step()
     batch.windows.ring_start.fill_(10_000)
     for lengths in ([5000, 700], [64, 1], [4000, 1700]):
-        batch.indptr.copy_(torch.tensor([0, *lengths]).cumsum(0))
+        batch.kv_indptr.copy_(torch.tensor([0, *lengths]).cumsum(0))
         testing.poison(workspace.scratch)
         testing.poison(out)
         graph.replay()

@@ -38,9 +38,9 @@ def check(
         torch.randn(tokens, h, spec.head_dim, device=DEVICE, dtype=DTYPE)
         for h, spec in ((heads * group, k_spec), (heads, k_spec), (heads, v_spec))
     )
-    cuts = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()
+    qo_indptr = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()
     out = torch.full((tokens, heads * group, v_spec.head_dim), 7.0, device=DEVICE, dtype=DTYPE)
-    options = {"cuts": cuts, "sm_scale": k_spec.head_dim**-0.5, "logit_cap": cap}
+    options = {"qo_indptr": qo_indptr, "sm_scale": k_spec.head_dim**-0.5, "logit_cap": cap}
     with testing.poisoned_allocations():
         got, lse = launcher.extend_attention(
             query, key, value, filling.cache, filling.batch, out=out, **options
@@ -118,18 +118,20 @@ def test_any_number_of_query_rows_in_a_program(
 def test_a_workspace_of_the_announced_size_is_enough() -> None:
     spec = QuantSpec(16, 16)
     filling = testing.random_cache([20, 9, 5], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
-    workspace = Workspace(torch.empty(launcher.extend_elements(filling.cache, 4, 9), device=DEVICE))
+    workspace = Workspace(
+        torch.empty(launcher.extend_workspace_numel(filling.cache, 4, 9), device=DEVICE)
+    )
     query, key, value = (torch.randn(9, h, 16, device=DEVICE, dtype=DTYPE) for h in (4, 2, 2))
-    for cuts in ([0, 9], [0, 3, 9], [0, 1, 2, 9]):
+    for qo_indptr in ([0, 9], [0, 3, 9], [0, 1, 2, 9]):
         testing.poison(workspace.scratch)
-        bounds = torch.tensor(cuts, device=DEVICE)
+        bounds = torch.tensor(qo_indptr, device=DEVICE)
         got, _ = launcher.extend_attention(
             query,
             key,
             value,
             filling.cache,
             filling.batch,
-            cuts=bounds,
+            qo_indptr=bounds,
             sm_scale=0.2,
             workspace=workspace,
         )

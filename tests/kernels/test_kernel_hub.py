@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from oscar_kernels import testing
-from oscar_kernels.decode_attention import fastest
+from oscar_kernels.decode_attention import dispatch
 from oscar_kernels.spec import QuantSpec
 
 BUILDER = Path(__file__).resolve().parents[2] / "kernels" / "hub" / "build.py"
@@ -126,7 +126,7 @@ def test_the_loaded_kernel_decodes_as_ours(variant: Path) -> None:
         [70, 1], QuantSpec(64, 64, 0.96), sink=5, recent=9, dtype=dtype, device=device
     )
     query = torch.randn(2, 8, 64, dtype=dtype, device=device)
-    want = fastest.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)
+    want = dispatch.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)
     got = kernel.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)
     assert torch.equal(got, want)
 

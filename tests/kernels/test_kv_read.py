@@ -80,12 +80,14 @@ def test_a_request_in_int2_alone_gives_what_the_quantizer_gives() -> None:
 
 
 def pieces(lengths: Sequence[int], size: int, device: str) -> list[tuple[Tensor, Tensor]]:
-    """`first` and `cuts` of every piece of at most `size` positions of each request."""
+    """`first` and `out_indptr` of every piece of at most `size` positions of each request."""
     out = []
     for start in range(0, max(lengths), size):
         counts = [min(max(n - start, 0), size) for n in lengths]
-        cuts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
-        out.append((torch.full((len(lengths),), start, device=device), cuts))
+        out_indptr = torch.tensor(
+            [0, *itertools.accumulate(counts)], dtype=torch.int32, device=device
+        )
+        out.append((torch.full((len(lengths),), start, device=device), out_indptr))
     return out
 
 
@@ -93,13 +95,14 @@ def test_pieces_give_the_whole() -> None:
     lengths = [20, 0, 3, 11]
     filling = testing.random_cache(lengths, QuantSpec(16, 8), sink=3, recent=4, device=DEVICE)
     whole, _ = read(launcher, filling, sum(lengths))
-    for first, cuts in pieces(lengths, 8, DEVICE):
-        keys, _ = assert_same(filling, 4 * 8, first=first, cuts=cuts)
+    for first, out_indptr in pieces(lengths, 8, DEVICE):
+        keys, _ = assert_same(filling, 4 * 8, first=first, out_indptr=out_indptr)
         for b, start in enumerate(itertools.accumulate([0, *lengths[:-1]])):
-            count = int(cuts[b + 1] - cuts[b])
+            count = int(out_indptr[b + 1] - out_indptr[b])
             position = start + int(first[b])
             assert torch.equal(
-                keys[int(cuts[b]) : int(cuts[b]) + count], whole[position : position + count]
+                keys[int(out_indptr[b]) : int(out_indptr[b]) + count],
+                whole[position : position + count],
             )
 
 

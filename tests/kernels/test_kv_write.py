@@ -65,7 +65,7 @@ def test_a_token_has_the_same_bytes_whatever_it_is_written_with() -> None:
     for chosen in (slice(0, 1), slice(5, 6), slice(9, 30), torch.tensor([36, 3])):
         some = job.only(chosen)
         alone, some_query = some.write(launcher)
-        slots = some.targets.slots.long()
+        slots = some.targets.out_loc.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
         assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
         assert torch.equal(some_query, query[chosen])
@@ -101,7 +101,7 @@ def test_inputs_may_be_slices_of_one_projection() -> None:
 def test_padding_goes_to_the_dummies() -> None:
     job = make_job(QuantSpec(32, 32, 0.9), tokens=12)
     targets = TokenTargets(*(getattr(job.targets, f.name).clone() for f in fields(job.targets)))
-    for name, dummy in (("slots", 0), ("rows", 0), ("positions", 0), ("ends", 1)):
+    for name, dummy in (("out_loc", 0), ("rows", 0), ("positions", 0), ("ends", 1)):
         getattr(targets, name)[7:] = dummy
     padded, _ = replace(job, targets=targets).write(launcher)
     alone, _ = job.only(slice(0, 7)).write(launcher)
@@ -118,7 +118,7 @@ def test_a_broken_token_harms_no_other(bad: float) -> None:
     broken.key[4, 0, 3], broken.value[9, 1] = bad, bad
     good, got = job.write(launcher)[0], broken.write(launcher)[0]
     spared = torch.ones(len(good.codes), dtype=torch.bool)
-    spared[job.targets.slots[[4, 9]].long().cpu()] = False
+    spared[job.targets.out_loc[[4, 9]].long().cpu()] = False
     assert torch.equal(got.codes[spared], good.codes[spared])
     assert torch.equal(bits(got.affine[spared]), bits(good.affine[spared]))
 
@@ -127,7 +127,7 @@ def test_large_values_saturate() -> None:
     job = make_job(QuantSpec(32, 32))
     job = replace(job, key=job.key * 1e6, value=job.value * 1e-12)
     cache, _ = job.write(launcher)
-    affine = cache.affine[job.targets.slots.long()].float()
+    affine = cache.affine[job.targets.out_loc.long()].float()
     assert affine.isfinite().all() and (affine[..., 1] == -65504).any()
 
 
@@ -151,7 +151,7 @@ def test_random_shapes(
 @pytest.mark.parametrize(("change", "words"), [
     ({"key": torch.zeros(3, 2, 32)}, "key"),
     ({"query": torch.zeros(21, 3, 32)}, "query"),
-    ({"targets": TokenTargets(*[torch.zeros(4)] * 4)}, "targets.slots"),
+    ({"targets": TokenTargets(*[torch.zeros(4)] * 4)}, "targets.out_loc"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -213,7 +213,7 @@ def test_bfloat16_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head
     together, _ = job.write(launcher)
     for chosen in (slice(0, 64), slice(100, 101), slice(300, 363), slice(0, 600)):
         some = job.only(chosen)
-        alone, slots = some.write(launcher)[0], some.targets.slots.long()
+        alone, slots = some.write(launcher)[0], some.targets.out_loc.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
         assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
 

@@ -20,8 +20,8 @@ pytest.importorskip("triton")
 from cache_oracle import general_set
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.decode_attention.fastest import decode_attention
-from oscar_kernels.kv_write.fastest import write_kv_int2
+from oscar_kernels.decode_attention.dispatch import decode_attention
+from oscar_kernels.kv_write.dispatch import write_kv_int2
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import executor
 from oscar_zoo.runtime.batch import DecodeTables, extend_batch
@@ -173,13 +173,16 @@ def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_ro
         write_kv_int2(k, v, cache, *others, **options)
 
     def attention(
-        query: Tensor, cache: LayerCache, view: BatchView, *, settled: bool, **options: Any
+        query: Tensor, cache: LayerCache, view: BatchView, *, prefix_stable: bool, **options: Any
     ) -> Tensor:
         nonlocal checked
-        out = decode_attention(query, cache, view, settled=settled, **options).clone()
-        assert settled, "a step that waits for the whole write is slower"
+        out = decode_attention(query, cache, view, prefix_stable=prefix_stable, **options).clone()
+        assert prefix_stable, "a step that waits for the whole write is slower"
         before = early.pop()
-        last, blocks = view.indptr.diff()[: len(view.rows)] - 1, view.windows.sink_block[view.rows]
+        last, blocks = (
+            view.kv_indptr.diff()[: len(view.rows)] - 1,
+            view.windows.sink_block[view.rows],
+        )
         for side in "kv":
             ring, sink = f"ring_{side}", f"sink_{side}"
             getattr(before, ring)[view.rows, last % recent] = getattr(cache, ring)[
@@ -187,13 +190,13 @@ def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_ro
             ]
             new, at = blocks[last < SINK], last[last < SINK]
             getattr(before, sink)[new, at] = getattr(cache, sink)[new, at]
-        again = decode_attention(query, before, view, settled=settled, **options)
+        again = decode_attention(query, before, view, prefix_stable=prefix_stable, **options)
         assert torch.equal(again, out)
         checked += 1
         return out
 
     monkeypatch.setattr(executor, "write_kv_int2", write)
-    monkeypatch.setattr(executor.fastest, "decode_attention", attention)
+    monkeypatch.setattr(executor.dispatch, "decode_attention", attention)
     for _ in range(2):  # the newest token of one request is a sink at first
         both.step({1: 1, 3: 1}, decode=True)
     assert checked == 2

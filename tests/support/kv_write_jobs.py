@@ -152,7 +152,7 @@ def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:
 
     `error` is relative to the sum of the magnitudes that make up a transformed value.
     """
-    slots, split, count = job.targets.slots.long(), code_bytes(got.k_spec), 0
+    slots, split, count = job.targets.out_loc.long(), code_bytes(got.k_spec), 0
     none = torch.zeros((), dtype=torch.float64, device=job.key.device)
     k_mean = none if job.transforms.k_mean is None else job.transforms.k_mean.double()
     for spec, x, mean, matrix, part in (

@@ -119,7 +119,7 @@ def _close(what: str, got: Tensor, want: Tensor) -> None:
 
 
 class FlashInfer:
-    """Its paged decode kernel on matrix units, and its prefill kernel for one request.
+    """Its paged decode kernel on tensor cores, and its prefill kernel for one request.
 
     Args:
         library: the module `flashinfer`.

@@ -66,14 +66,14 @@ class AttentionLayers:
     Attributes:
         query: `[B, Hq, Dk]` of decode, `[T, Hq, Dk]` of an extend.
         key, value: `[T, H, Dk]`, `[T, H, Dv]` of an extend.
-        cuts: `[B + 1]` of an extend.
+        qo_indptr: `[B + 1]` of an extend.
         o_partner: `[1, Dv, Dv]`.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    cuts: Tensor
+    qo_indptr: Tensor
     o_partner: Tensor
     caches: list[LayerCache]
     batch: BatchView

@@ -59,13 +59,15 @@ def extend(heads: Heads) -> None:
         AssertionError: they are not.
     """
     filling, new = _filling(heads, lengths()), [3, 1, 7, 2][: len(lengths())]
-    cuts = torch.tensor([0, *new], device=cases.DEVICE).cumsum(0).int()
+    qo_indptr = torch.tensor([0, *new], device=cases.DEVICE).cumsum(0).int()
     query = cases.normal(sum(new), heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
     key = cases.normal(sum(new), heads.num_kv_heads, heads.k_spec.head_dim)
     value = cases.normal(sum(new), heads.num_kv_heads, heads.v_spec.head_dim)
     options: dict[str, Any] = {
-        "cuts": cuts, "sm_scale": heads.k_spec.head_dim**-0.5, "o_partner": _partner(heads),
-    }  # fmt: skip
+        "qo_indptr": qo_indptr,
+        "sm_scale": heads.k_spec.head_dim**-0.5,
+        "o_partner": _partner(heads),
+    }
     got = attention.extend_attention(query, key, value, filling.cache, filling.batch, **options)
 
     def op(index: int) -> Callable[..., Tensor]:

@@ -199,7 +199,7 @@ def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object
     options."""
     number, q_heads, _ = job.query.shape
     workspace = Workspace.allocate(
-        path.decode_elements(job.caches[0], q_heads, number), cases.DEVICE
+        path.decode_workspace_numel(job.caches[0], q_heads, number), cases.DEVICE
     )
     out = job.query.new_empty(number, q_heads, job.caches[0].v_spec.head_dim)
     return [
@@ -212,7 +212,7 @@ def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object
             o_partner=job.o_partner,
             workspace=workspace,
             out=out,
-            settled=True,
+            prefix_stable=True,
             **options,
         )
         for cache in job.caches
@@ -222,7 +222,7 @@ def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object
 def extend_calls(job: cases.AttentionLayers) -> Calls:
     """The short extend of every layer."""
     tokens, q_heads, _ = job.query.shape
-    elements = triton_attention.extend_elements(job.caches[0], q_heads, tokens)
+    elements = triton_attention.extend_workspace_numel(job.caches[0], q_heads, tokens)
     workspace = Workspace.allocate(elements, cases.DEVICE)
     out = job.query.new_empty(tokens, q_heads, job.caches[0].v_spec.head_dim)
     lse = torch.empty(tokens, q_heads, dtype=torch.float32, device=cases.DEVICE)
@@ -234,7 +234,7 @@ def extend_calls(job: cases.AttentionLayers) -> Calls:
             job.value,
             cache,
             job.batch,
-            cuts=job.cuts,
+            qo_indptr=job.qo_indptr,
             sm_scale=job.sm_scale,
             o_partner=job.o_partner,
             workspace=workspace,

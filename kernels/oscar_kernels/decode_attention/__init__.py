@@ -1,5 +1,5 @@
-"""Split-KV attention over an INT2 cache; see kernels/README.md. Called, the package is
-`fastest.decode_attention`."""
+"""Split-KV attention over an INT2 cache; see kernels/README.md. Calling this package calls
+`dispatch.decode_attention`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 class _Op(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        from oscar_kernels.decode_attention.fastest import decode_attention
+        from oscar_kernels.decode_attention.dispatch import decode_attention
 
         return decode_attention(*args, **options)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from oscar_kernels import _triton
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.decode_attention.workspace import Workspace, elements
+from oscar_kernels.decode_attention.workspace import Workspace, numel
 
 LARGEST_GROUP = 16
 LARGEST_HEAD = 256
@@ -41,15 +41,15 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
-    settled: bool = False,
+    prefix_stable: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
 
     Args:
         query: `[B, Hq, Dk]`, rows contiguous.
         o_partner: float32.
-        workspace: of at least `decode_elements` numbers; made for this call by default.
-        settled: unused; the kernel begins when the one in front has ended.
+        workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
+        prefix_stable: unused; this kernel starts after the kernel in front has ended.
 
     Raises:
         ValueError: shapes that do not fit or are not supported, or no Triton on this device.
@@ -75,7 +75,7 @@ def extend_attention(
     cache: LayerCache,
     batch: BatchView,
     *,
-    cuts: Tensor,
+    qo_indptr: Tensor,
     sm_scale: float,
     logit_cap: float = 0.0,
     o_partner: Tensor | None = None,
@@ -86,47 +86,53 @@ def extend_attention(
     """New tokens over their request's cached prefix and themselves; see
     `reference.extend_attention`.
 
-    Made for 2 to 256 new tokens per request. Tokens after the last cut are not written.
+    Made for 2 to 256 new tokens per request. Tokens from `qo_indptr[B]` on are not written.
 
     Raises:
         ValueError: shapes that do not fit or are not supported, or no Triton on this device.
     """
-    tokens, requests = query.shape[0], cuts.numel() - 1
+    tokens, requests = query.shape[0], qo_indptr.numel() - 1
     tiles = _extend_tiles(cache, tokens, requests, query.shape[1], query.device)
     if out is None:
         out = query.new_empty(tokens, query.shape[1], cache.v_spec.head_dim)
     if lse is None:
         lse = query.new_empty(tokens, query.shape[1], dtype=torch.float32)
     _check(query, cache, batch, out, o_partner)
-    _check_new(query, key, value, cache, cuts, lse)
+    _check_new(query, key, value, cache, qo_indptr, lse)
     scratch = workspace or Workspace.allocate(_elements(query, cache, tiles), query.device)
     partial, sums, merged = scratch.parts(
         tokens * query.shape[1], _splits(tiles), cache.v_spec.head_dim
     )
     if tokens and requests:
         _stage1(
-            query, (key, value, cuts), cache, batch, tiles, (partial, sums), (sm_scale, logit_cap)
+            query,
+            (key, value, qo_indptr),
+            cache,
+            batch,
+            tiles,
+            (partial, sums),
+            (sm_scale, logit_cap),
         )
-        _stage2((partial, sums, merged), cache, out, (lse, cuts[-1:]), o_partner, _splits(tiles))
+        _stage2(
+            (partial, sums, merged), cache, out, (lse, qo_indptr[-1:]), o_partner, _splits(tiles)
+        )
     return out, lse
 
 
-def decode_elements(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Numbers of a workspace for decode batches up to `max_batch`."""
+def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch`."""
     device, head_dim = cache.codes.device, cache.v_spec.head_dim
     return max(
-        elements(b * num_q_heads, _splits(_decode_tiles(cache, b, num_q_heads, device)), head_dim)
+        numel(b * num_q_heads, _splits(_decode_tiles(cache, b, num_q_heads, device)), head_dim)
         for b in range(1, max_batch + 1)
     )
 
 
-def extend_elements(cache: LayerCache, num_q_heads: int, max_tokens: int) -> int:
-    """Numbers of a workspace for extends of up to `max_tokens` new tokens in all."""
+def extend_workspace_numel(cache: LayerCache, num_q_heads: int, max_tokens: int) -> int:
+    """Workspace size in float32 elements, for extends of up to `max_tokens` new tokens in all."""
     device, head_dim = cache.codes.device, cache.v_spec.head_dim
     return max(
-        elements(
-            t * num_q_heads, _splits(_extend_tiles(cache, t, 1, num_q_heads, device)), head_dim
-        )
+        numel(t * num_q_heads, _splits(_extend_tiles(cache, t, 1, num_q_heads, device)), head_dim)
         for t in range(1, max_tokens + 1)
     )
 
@@ -173,7 +179,7 @@ def _splits(tiles: tuning.AttentionTiles) -> int:
 
 
 def _elements(query: Tensor, cache: LayerCache, tiles: tuning.AttentionTiles) -> int:
-    return elements(query.shape[0] * query.shape[1], _splits(tiles), cache.v_spec.head_dim)
+    return numel(query.shape[0] * query.shape[1], _splits(tiles), cache.v_spec.head_dim)
 
 
 def _stage1(
@@ -187,17 +193,17 @@ def _stage1(
 ) -> None:
     from oscar_kernels.decode_attention.kernel import _attention_stage1_kernel
 
-    key, value, cuts = new or (cache.ring_k[0], cache.ring_v[0], batch.indptr)
+    key, value, qo_indptr = new or (cache.ring_k[0], cache.ring_v[0], batch.kv_indptr)
     heads, group = cache.num_kv_heads, query.shape[1] // cache.num_kv_heads
-    requests = cuts.numel() - 1
+    requests = qo_indptr.numel() - 1
     blocks = -(-query.shape[0] // tiles.tokens) + requests if tiles.tokens else query.shape[0]
     windows = batch.windows
     _attention_stage1_kernel[(heads, _splits(tiles), blocks)](
         query,
         cache.codes.view(torch.int16),
         cache.affine.view(torch.int32),
-        batch.slots,
-        batch.indptr,
+        batch.kv_indices,
+        batch.kv_indptr,
         batch.rows,
         windows.sink_block,
         windows.sink_from,
@@ -208,7 +214,7 @@ def _stage1(
         cache.ring_v,
         key,
         value,
-        cuts,
+        qo_indptr,
         *results,
         *query.stride()[:2],
         *key.stride()[:2],
@@ -342,14 +348,16 @@ def _check(
         cache.ring_v,
         cache.sink_k,
         cache.sink_v,
-        batch.slots,
+        batch.kv_indices,
     ):
         if not x.is_contiguous():
-            raise ValueError("the tensors of a cache and the slots of a batch must be contiguous")
+            raise ValueError(
+                "the tensors of a cache and `kv_indices` of a batch must be contiguous"
+            )
 
 
 def _check_new(
-    query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, cuts: Tensor, lse: Tensor
+    query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, qo_indptr: Tensor, lse: Tensor
 ) -> None:
     heads = cache.num_kv_heads
     if lse.shape != query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
@@ -366,7 +374,7 @@ def _check_new(
                 f"{name} is {tuple(x.shape)}; [{query.shape[0]}, {heads}, {head_dim}], rows"
                 " contiguous"
             )
-    if not 1 <= cuts.numel() - 1 <= MOST_REQUESTS:
+    if not 1 <= qo_indptr.numel() - 1 <= MOST_REQUESTS:
         raise ValueError(
-            f"{cuts.numel() - 1} requests in one extend; 1 to {MOST_REQUESTS} are supported"
+            f"{qo_indptr.numel() - 1} requests in one extend; 1 to {MOST_REQUESTS} are supported"
         )

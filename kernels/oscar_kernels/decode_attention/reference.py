@@ -24,7 +24,7 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: object = None,
     out: Tensor | None = None,
-    settled: bool = False,
+    prefix_stable: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens, itself included.
 
@@ -34,11 +34,11 @@ def decode_attention(
         sm_scale: factor of the logits.
         logit_cap: `c` for `c * tanh(logit / c)`; 0 for none.
         o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
-        workspace: unused; the launcher's.
+        workspace: unused; only launchers need one.
         out: `[B, Hq, Dv]`, written if given.
-        settled: what the caller knows of the rows that are read: the kernel in front of this call
-            on its stream writes none of them but that of every request's newest token, which is in
-            the window. So it is in a decode step.
+        prefix_stable: the caller promises that the kernel in front of this call on the same stream
+            writes, of all rows that are read, only the newest token of each request, and that this
+            token is read from a window. A decode step can promise this.
 
     Returns:
         `[B, Hq, Dv]` in the dtype of the query, or `out`.
@@ -47,7 +47,7 @@ def decode_attention(
     for request in range(query.shape[0]):
         keys, values = cached_rows(cache, batch, request, query.dtype)
         rows.append(attend(query[request : request + 1], keys, values, sm_scale, logit_cap)[0])
-    result = _undo(
+    result = apply_o_partner(
         torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim),
         o_partner,
     )
@@ -61,7 +61,7 @@ def extend_attention(
     cache: LayerCache,
     batch: BatchView,
     *,
-    cuts: Tensor,
+    qo_indptr: Tensor,
     sm_scale: float,
     logit_cap: float = 0.0,
     o_partner: Tensor | None = None,
@@ -74,18 +74,19 @@ def extend_attention(
     Args:
         query, key, value: `[T, Hq, Dk]`, `[T, H, Dk]`, `[T, H, Dv]`, transformed.
         cache, batch: the prefix only; its windows are those of the prefix.
-        cuts: `[B + 1]`; request `b` has the new tokens `cuts[b] .. cuts[b + 1] - 1`.
+        qo_indptr: `[B + 1]`; request `b` brings the tokens
+            `qo_indptr[b] .. qo_indptr[b + 1] - 1`.
         sm_scale, logit_cap, o_partner, workspace: as for `decode_attention`.
         out, lse: `[T, Hq, Dv]` and float32 `[T, Hq]`, written if given.
 
     Returns:
         Outputs `[T, Hq, Dv]` in the dtype of the query, and the natural logarithm of the sum of
-        exponentiated logits `[T, Hq]`. Tokens after the last cut get zeros and -inf.
+        exponentiated logits `[T, Hq]`. Tokens from `qo_indptr[B]` on get zeros and -inf.
     """
     result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
     sums = torch.full(query.shape[:2], -torch.inf, dtype=query.dtype, device=query.device)
     for request, (first, last) in enumerate(
-        zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+        zip(qo_indptr[:-1].tolist(), qo_indptr[1:].tolist(), strict=True)
     ):
         keys, values = cached_rows(cache, batch, request, query.dtype)
         new = slice(first, last)
@@ -94,7 +95,7 @@ def extend_attention(
             torch.cat([values, value[new].to(query.dtype)]),
         )
         result[new], sums[new] = attend(query[new], keys, values, sm_scale, logit_cap)
-    result = _undo(result, o_partner)
+    result = apply_o_partner(result, o_partner)
     return (result if out is None else out.copy_(result)), (
         sums if lse is None else lse.copy_(sums)
     )
@@ -116,7 +117,16 @@ def attend(
     return outputs.flatten(1, 2), torch.logsumexp(logits, -1).flatten(1, 2)
 
 
-def _undo(outputs: Tensor, o_partner: Tensor | None) -> Tensor:
+def apply_o_partner(outputs: Tensor, o_partner: Tensor | None) -> Tensor:
+    """Bring attention outputs back to the basis of the model: `o = o' @ o_partner^T`.
+
+    Args:
+        outputs: `[T, Hq, Dv]`, any float dtype. Not modified.
+        o_partner: `[1 | H, Dv, Dv]`, cast to the dtype of `outputs`; `None` returns `outputs`.
+
+    Returns:
+        `[T, Hq, Dv]` in the dtype of `outputs`.
+    """
     if o_partner is None:
         return outputs
     heads = outputs.unflatten(1, (o_partner.shape[0], -1))

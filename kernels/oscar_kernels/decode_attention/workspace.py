@@ -1,5 +1,5 @@
-"""Memory between the two stages, made once: partial outputs and lse of every split, and merged
-outputs."""
+"""Memory that stage 1 hands to stage 2, allocated once: the partial output and lse of every split,
+and the merged outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Workspace:
     scratch: Tensor
 
     @classmethod
-    def allocate(cls, elements: int, device: torch.device | str) -> Workspace:
-        """Scratch of `elements` float32 numbers; see `launcher.decode_elements`."""
-        return cls(torch.empty(elements, dtype=torch.float32, device=device))
+    def allocate(cls, numel: int, device: torch.device | str) -> Workspace:
+        """Scratch of `numel` float32 elements; see `dispatch.decode_workspace_numel`."""
+        return cls(torch.empty(numel, dtype=torch.float32, device=device))
 
     def parts(self, rows: int, splits: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """Partial outputs, their lse, and merged outputs.
@@ -35,16 +35,16 @@ class Workspace:
         Raises:
             ValueError: the scratch is too small.
         """
-        needed = elements(rows, splits, head_dim)
+        needed = numel(rows, splits, head_dim)
         if self.scratch.numel() < needed:
             raise ValueError(
-                f"the workspace holds {self.scratch.numel()} numbers; this call needs {needed}"
+                f"the workspace holds {self.scratch.numel()} elements; this call needs {needed}"
             )
-        cuts = [rows * splits * head_dim, rows * splits, rows * head_dim]
-        partial, lse, merged = self.scratch[:needed].split(cuts)
+        sizes = [rows * splits * head_dim, rows * splits, rows * head_dim]
+        partial, lse, merged = self.scratch[:needed].split(sizes)
         return partial, lse, merged
 
 
-def elements(rows: int, splits: int, head_dim: int) -> int:
-    """Float32 numbers of a call."""
+def numel(rows: int, splits: int, head_dim: int) -> int:
+    """Float32 elements that one call needs; arguments as for `Workspace.parts`."""
     return rows * (splits * (head_dim + 1) + head_dim)

@@ -17,7 +17,7 @@ def materialize_prefix(
     out_k: Tensor,
     out_v: Tensor,
     first: Tensor | None = None,
-    cuts: Tensor | None = None,
+    out_indptr: Tensor | None = None,
     tiles: ReadTiles | None = None,
 ) -> None:
     """Write the transformed rows of cached tokens, packed by request; see
@@ -47,14 +47,14 @@ def materialize_prefix(
         cache.sink_v,
         out_k,
         out_v,
-        batch.indptr,
-        batch.slots,
+        batch.kv_indptr,
+        batch.kv_indices,
         batch.rows,
         batch.windows.sink_block,
         batch.windows.sink_from,
         batch.windows.ring_start,
-        batch.indptr if first is None else first,
-        batch.indptr if cuts is None else cuts,
+        batch.kv_indptr if first is None else first,
+        batch.kv_indptr if out_indptr is None else out_indptr,
         len(out_k),
         requests,
         requests.bit_length(),
@@ -88,5 +88,7 @@ def _check(cache: LayerCache, batch: BatchView, out_k: Tensor, out_v: Tensor) ->
             raise ValueError(
                 f"{name} {tuple(out.shape)}: contiguous [tokens, {heads}, {spec.head_dim}] needed"
             )
-    if len(batch.indptr) != len(batch.rows) + 1:
-        raise ValueError(f"{len(batch.indptr)} entries of indptr for {len(batch.rows)} requests")
+    if len(batch.kv_indptr) != len(batch.rows) + 1:
+        raise ValueError(
+            f"{len(batch.kv_indptr)} entries of kv_indptr for {len(batch.rows)} requests"
+        )

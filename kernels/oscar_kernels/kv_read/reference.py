@@ -18,26 +18,26 @@ def materialize_prefix(
     out_k: Tensor,
     out_v: Tensor,
     first: Tensor | None = None,
-    cuts: Tensor | None = None,
+    out_indptr: Tensor | None = None,
 ) -> None:
     """Write the transformed rows of cached tokens, packed by request.
 
-    Request `b` fills rows `cuts[b] .. cuts[b + 1]` with its positions from `first[b]` on. By
-    default that is every position of every request. A long prefix can be read in pieces: with the
-    requests' lengths `n`, piece `i` of `c` positions has `first = i * c` and `cuts` the running sum
-    of `clamp(n - i * c, 0, c)`.
+    Request `b` fills rows `out_indptr[b] .. out_indptr[b + 1]` with its positions from `first[b]`
+    on. By default that is every position of every request. A long prefix can be read in pieces:
+    with the requests' lengths `n`, piece `i` of `c` positions has `first = i * c`, and `out_indptr`
+    is the running sum of `clamp(n - i * c, 0, c)`.
 
     Args:
         cache: read.
         batch: the requests, their slots and windows; positions count from the first entry of each.
-        out_k: `[capacity, H, Dk]`, any float dtype. Rows past the last cut stay as they are.
+        out_k: `[capacity, H, Dk]`, any float dtype. Rows from `out_indptr[B]` on stay as they are.
         out_v: `[capacity, H, Dv]`.
         first: `[B]` int32 or int64, the first position of each request; 0 by default.
-        cuts: `[B + 1]` int32 or int64, from 0; `batch.indptr` by default. A row past its request's
-            end stays as it is.
+        out_indptr: `[B + 1]` int32 or int64, starts at 0; `batch.kv_indptr` by default. A row past
+            its request's end stays as it is.
     """
-    ends = batch.indptr.tolist()
-    places = ends if cuts is None else cuts.tolist()
+    ends = batch.kv_indptr.tolist()
+    places = ends if out_indptr is None else out_indptr.tolist()
     starts = [0] * len(batch.rows) if first is None else first.tolist()
     for b in range(len(batch.rows)):
         keys, values = cached_rows(cache, batch, b, torch.float32)
@@ -57,9 +57,9 @@ def cached_rows(
     Returns:
         `[n, H, Dk]` and `[n, H, Dv]` of `dtype`.
     """
-    first, last = batch.indptr[request : request + 2].tolist()
+    first, last = batch.kv_indptr[request : request + 2].tolist()
     length, row = last - first, int(batch.rows[request])
-    slots = batch.slots[first:last].long()
+    slots = batch.kv_indices[first:last].long()
     position = torch.arange(length, device=slots.device)
     keys, values = stored_rows(cache, slots)
     keys, values = keys.to(dtype), values.to(dtype)

@@ -49,9 +49,11 @@ def check(
             f"key {key.dtype} and value {value.dtype} need one type and adjacent channels"
         )
     if min(dk, dv) < 16:
-        raise ValueError(f"head_dim {min(dk, dv)} is less than 16, the least of a matrix unit")
+        raise ValueError(
+            f"head_dim {min(dk, dv)} is less than 16, the smallest tile of a tensor core"
+        )
     _check_transforms(transforms, heads, dk, dv)
-    for name in ("slots", "rows", "positions", "ends"):
+    for name in ("out_loc", "rows", "positions", "ends"):
         if getattr(targets, name).shape != (tokens,) or not getattr(targets, name).is_contiguous():
             raise ValueError(
                 f"targets.{name} {tuple(getattr(targets, name).shape)}: contiguous [{tokens}]"

@@ -115,7 +115,7 @@ def _launch(
         transforms.v_forward,
         transforms.q_partner,
         transforms.k_forward if mean is None else mean,
-        targets.slots,
+        targets.out_loc,
         targets.rows,
         targets.positions,
         targets.ends,

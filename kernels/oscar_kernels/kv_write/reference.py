@@ -77,8 +77,10 @@ def _write_slots(k_rows: Tensor, v_rows: Tensor, cache: LayerCache, targets: Tok
         quantize(k_rows, cache.k_spec),
         quantize(v_rows, cache.v_spec),
     )
-    cache.codes[targets.slots.long()] = torch.cat([k_codes, v_codes], -1)
-    cache.affine[targets.slots.long()] = torch.cat([k_affine.flatten(-2), v_affine.flatten(-2)], -1)
+    cache.codes[targets.out_loc.long()] = torch.cat([k_codes, v_codes], -1)
+    cache.affine[targets.out_loc.long()] = torch.cat(
+        [k_affine.flatten(-2), v_affine.flatten(-2)], -1
+    )
 
 
 def _write_windows(

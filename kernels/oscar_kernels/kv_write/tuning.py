@@ -36,7 +36,7 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Wri
 
     Args:
         padded_dim: a power of two.
-        sixteen_bit: new tokens are bfloat16 or float16, exact operands of the matrix units.
+        sixteen_bit: new tokens are bfloat16 or float16, exact operands of the tensor cores.
         interpreted: on the CPU, where few large tiles are fastest.
     """
     if interpreted:

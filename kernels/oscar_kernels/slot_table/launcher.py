@@ -1,5 +1,7 @@
-"""From the engine's table of slots to a packed list: a snapshot that kernels of a CUDA graph may
-read later."""
+"""Packing the engine's table of slots into one list, in one Triton launch.
+
+The list is a snapshot, so kernels of a CUDA graph may read it while the engine changes its table.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,17 @@ from oscar_kernels import _triton
 
 BLOCK = 1024
 PROGRAMS = 64
-"""Per request: a long one is copied by many."""
+"""Programs per request, so that many programs copy a long one."""
 
 
-def pack_slots(table: Tensor, rows: Tensor, indptr: Tensor, out: Tensor) -> None:
-    """Copy `table[rows[b], : indptr[b + 1] - indptr[b]]` to `out[indptr[b] :]` for every request.
+def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+    """Pack the slots of every request; see `reference.pack_slots`.
 
     Nothing is read on the host. Bound by memory: 8 bytes per token at int32.
 
     Args:
-        table: `[R, most tokens]` integer slots by row and position, rows contiguous.
-        rows: `[B]` integers.
-        indptr: `[B + 1]` integers, from 0.
-        out: `[>= indptr[B]]` integers; what lies beyond stays.
+        table: rows contiguous.
+        out: contiguous.
 
     Raises:
         ValueError: shapes do not fit, or Triton cannot run on this device.
@@ -32,16 +32,17 @@ def pack_slots(table: Tensor, rows: Tensor, indptr: Tensor, out: Tensor) -> None
     if (
         table.dim() != 2
         or table.stride(1) != 1
-        or indptr.numel() != rows.numel() + 1
+        or kv_indptr.numel() != rows.numel() + 1
         or not out.is_contiguous()
     ):
         raise ValueError(
-            f"table {tuple(table.shape)}, rows {tuple(rows.shape)} and indptr {tuple(indptr.shape)}"
+            f"table {tuple(table.shape)}, rows {tuple(rows.shape)} and kv_indptr"
+            f" {tuple(kv_indptr.shape)}"
         )
     if not rows.numel():
         return
     from oscar_kernels.slot_table.kernel import _pack_slots_kernel
 
     _pack_slots_kernel[(rows.numel(), PROGRAMS)](
-        table, rows, indptr, out, table.stride(0), BLOCK=BLOCK, num_warps=4
+        table, rows, kv_indptr, out, table.stride(0), BLOCK=BLOCK, num_warps=4
     )

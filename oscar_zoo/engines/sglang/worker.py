@@ -70,7 +70,7 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, side: WindowShape) 
     whole = DevicePath.nbytes(slots, side, num_q_heads=heads, max_tokens=longest, device=device)
     if device.startswith(
         "cuda"
-    ):  # what the write kernel keeps of the transforms, see `fastest.prepare`
+    ):  # what the write kernel keeps of the transforms, see `dispatch.prepare`
         artifact = served()[1]
         whole += transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
     return whole

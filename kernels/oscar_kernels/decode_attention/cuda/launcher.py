@@ -162,7 +162,12 @@ def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | Non
     if query.shape[0] > MAX_BATCH:
         return f"{query.shape[0]} requests; it has up to {MAX_BATCH}"
     wrong = next(
-        (x.dtype for x in (batch.indptr, batch.slots, batch.rows) if x.dtype not in _INTEGER), None
+        (
+            x.dtype
+            for x in (batch.kv_indptr, batch.kv_indices, batch.rows)
+            if x.dtype not in _INTEGER
+        ),
+        None,
     )
     if wrong is not None:
         return f"{wrong} indices; it has int32 and int64"
@@ -190,8 +195,8 @@ def unbuildable(
     return _build_failure(_variant(query, cache, batch, logit_cap), query.device)
 
 
-def decode_elements(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Numbers of a workspace for batches up to `max_batch`."""
+def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch`."""
     return sum(_parts(cache, num_q_heads, max_batch))
 
 
@@ -205,36 +210,37 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
-    settled: bool = False,
+    prefix_stable: bool = False,
     tiles: CudaTiles = CUDA,
 ) -> Tensor:
     """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph.
 
-    From sm_90 on the kernel may read the batch's own tensors (`indptr`, `rows`, `slots`, window
-    state) while the kernel in front still runs: write them at least one kernel before, or by one
-    that does not let the next start early.
+    From sm_90 on the kernel may read the batch's own tensors (`kv_indptr`, `kv_indices`, `rows`,
+    window state) while the kernel in front still runs. Write them at least one kernel earlier, or
+    with a kernel that does not let the next one start early.
 
     Args:
         query: `[B, Hq, Dk]` bfloat16, float16 or float32, contiguous.
         cache, batch: contiguous.
         o_partner: float32, contiguous.
-        workspace: of at least `decode_elements` numbers; made for this call by default.
+        workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
-        settled: as the reference; the other rows may be read while the kernel in front still runs.
+        prefix_stable: as in the reference; if true, cached rows other than the newest one of each
+            request may be read while the kernel in front still runs.
 
     Returns:
         `out`.
 
     Raises:
-        Unsupported: see `unsupported`; or a tensor is not contiguous, or `out` or the workspace
-            does not fit.
+        NoAttentionVariant: see `unsupported`; or a tensor is not contiguous, or `out` or the
+            workspace does not fit.
     """
     _refuse(unsupported(query, cache, batch))
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     if workspace is None:
         workspace = Workspace.allocate(
-            decode_elements(cache, query.shape[1], query.shape[0]), query.device
+            decode_workspace_numel(cache, query.shape[1], query.shape[0]), query.device
         )
     _refuse(_misfit(query, cache, batch, o_partner, workspace, out))
     requests, heads = query.shape[0], cache.num_kv_heads
@@ -252,8 +258,8 @@ def decode_attention(
         cache.ring_v,
         cache.sink_k,
         cache.sink_v,
-        batch.indptr,
-        batch.slots,
+        batch.kv_indptr,
+        batch.kv_indices,
         batch.rows,
         batch.windows.sink_block,
         batch.windows.sink_from,
@@ -277,7 +283,7 @@ def decode_attention(
         loaded.grid,
         cache.codes[0].nbytes,
         cache.affine[0].nbytes,
-        settled,
+        prefix_stable,
     )
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = loaded.ring_bytes + 28 * requests + 4
@@ -310,8 +316,8 @@ def _misfit(
         "ring_v": cache.ring_v,
         "sink_k": cache.sink_k,
         "sink_v": cache.sink_v,
-        "indptr": batch.indptr,
-        "slots": batch.slots,
+        "kv_indptr": batch.kv_indptr,
+        "kv_indices": batch.kv_indices,
         "rows": batch.rows,
         **({} if partner is None else {"o_partner": partner}),
     }
@@ -320,7 +326,7 @@ def _misfit(
         return f"{strided} is not contiguous"
     needed = sum(_parts(cache, query.shape[1], query.shape[0]))
     if workspace.scratch.numel() < needed:
-        return f"the workspace holds {workspace.scratch.numel()} numbers; this call needs {needed}"
+        return f"the workspace holds {workspace.scratch.numel()} elements; this call needs {needed}"
     if out.dtype != query.dtype or out.shape != (*query.shape[:2], cache.v_spec.head_dim):
         return f"out is {out.dtype} {tuple(out.shape)}"
     if partner is not None and partner.dtype != torch.float32:
@@ -338,8 +344,8 @@ def _variant(
         cache.v_spec,
         query.shape[1] // cache.num_kv_heads,
         cache.num_kv_heads,
-        _INTEGER[batch.slots.dtype],
-        _INTEGER[batch.indptr.dtype],
+        _INTEGER[batch.kv_indices.dtype],
+        _INTEGER[batch.kv_indptr.dtype],
         _INTEGER[batch.rows.dtype],
         _QUERY[query.dtype],
         logit_cap != 0,
@@ -393,7 +399,7 @@ def _ring_bytes(flags: nvrtc.Flags) -> int:
 
 
 def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:
-    """Numbers of partial results, of their statistics, and of the prefix sums of work."""
+    """Elements of the partial results, of their statistics, and of the prefix sums of work."""
     group = num_q_heads // cache.num_kv_heads
     halves = 1 if group <= 8 else 2
     blocks = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)

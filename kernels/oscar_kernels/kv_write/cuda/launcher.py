@@ -83,7 +83,7 @@ def write_kv_int2(
 
     Raises:
         ValueError: shapes or types do not fit.
-        Unsupported: see `unsupported` and `unbuildable`; nothing has been launched.
+        NoWriteVariant: see `unsupported` and `unbuildable`; nothing has been launched.
     """
     check(key, value, cache, transforms, targets, query, rows_out)
     if query is not None and query_out is None:

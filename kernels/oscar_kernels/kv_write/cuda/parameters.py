@@ -116,7 +116,7 @@ def arguments(
     tensors = (
         cache.codes,
         cache.affine,
-        targets.slots,
+        targets.out_loc,
         targets.rows,
         targets.positions,
         targets.ends,

@@ -2,7 +2,7 @@
 
 A float32 matrix becomes two bfloat16 ones: the larger half is cut off, the smaller one is the rest,
 rounded. Column `n` is channel `channels(D)[n]`; its numbers lie in 16-byte units, unit `u` of rows
-`8 u .. 8 u + 7` in plane `u // 8`, and within the plane where the matrix units look for it: at
+`8 u .. 8 u + 7` in plane `u // 8`, and within the plane where the tensor cores look for it: at
 `n * 128 + ((u ^ n) % 8) * 16`.
 """
 

@@ -62,7 +62,7 @@ class WriteVariant:
 def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> WriteVariant:
     """The variant for a cache and the integer types of targets."""
     slots, rows, positions, ends = (
-        _INTEGER[x.dtype] for x in (targets.slots, targets.rows, targets.positions, targets.ends)
+        _INTEGER[x.dtype] for x in (targets.out_loc, targets.rows, targets.positions, targets.ends)
     )
     return WriteVariant(cache.k_spec, cache.v_spec, (slots, rows, positions, ends), warpgroups)
 
@@ -108,7 +108,7 @@ def misfit(
             return f"{name} is not contiguous from a multiple of 16 bytes on"
     wrong = (
         x.dtype
-        for x in (targets.slots, targets.rows, targets.positions, targets.ends)
+        for x in (targets.out_loc, targets.rows, targets.positions, targets.ends)
         if x.dtype not in _INTEGER
     )
     return next((f"{dtype} targets; it has int32 and int64" for dtype in wrong), None)

@@ -1,7 +1,6 @@
-"""Writing new tokens by the fastest path there is: CUDA C++ where it can be compiled and has the
-shape, else Triton.
+"""Writing new tokens on a GPU: CUDA C++ where it can be compiled and has the shape, else Triton.
 
-Why the CUDA path is not taken on a GPU is logged once for each reason.
+When the CUDA path is not taken on a GPU, a warning says why, once for each reason.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from oscar_kernels.kv_write.reference import Parts
 logger = logging.getLogger(__name__)
 
 VARIABLE = "OSCAR_KERNELS_CUDA_WRITE"
-"""Environment variable: 0 leaves the CUDA kernel out."""
+"""Environment variable; the value 0 disables the CUDA kernel."""
 
 
 def write_kv_int2(
@@ -63,13 +62,16 @@ def write_kv_int2(
 
 
 def wanted() -> bool:
-    """The environment does not leave the CUDA kernel out."""
+    """Whether the environment allows the CUDA kernel."""
     return os.environ.get(VARIABLE) != "0"
 
 
 def prepare(transforms: Transforms) -> None:
-    """Allocate now what the first write with these transforms would: nothing on a CPU, their own
-    size at most and 32 bytes for each channel of a K matrix."""
+    """Allocate now what the first write with these transforms would allocate.
+
+    On a GPU that is at most the size of the transforms, and 32 bytes for each channel of a K
+    matrix. On a CPU it is nothing.
+    """
     if transforms.k_forward.is_cuda and wanted():
         prepared(transforms)
 

@@ -1,8 +1,7 @@
-"""Decode attention by the fastest path there is: CUDA C++ where it can be compiled and has the
-shape, else Triton.
+"""Decode attention on a GPU: CUDA C++ where it can be compiled and has the shape, else Triton.
 
-Both take the same arguments and the same workspace and give the same numbers up to rounding. Why
-the CUDA path is not taken is logged once for each reason.
+Both paths take the same arguments and the same workspace, and their results are equal up to
+rounding. When the CUDA path is not taken, a warning says why, once for each reason.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
-    settled: bool = False,
+    prefix_stable: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
 
     Args:
-        workspace: of at least `decode_elements` numbers; made for this call by default.
+        workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
 
     Raises:
-        ValueError: neither path can, or tensors do not fit.
+        ValueError: neither path can run this, or tensors do not fit.
     """
     reason = cuda_launcher.unsupported(query, cache, batch) or cuda_launcher.unbuildable(
         query, cache, batch, logit_cap
@@ -57,16 +56,16 @@ def decode_attention(
         o_partner=o_partner,
         workspace=workspace,
         out=out,
-        settled=settled,
+        prefix_stable=prefix_stable,
     )
 
 
-def decode_elements(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Numbers of a workspace for decode batches up to `max_batch` on either path."""
-    portable = triton_launcher.decode_elements(cache, num_q_heads, max_batch)
+def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch` on either path."""
+    triton = triton_launcher.decode_workspace_numel(cache, num_q_heads, max_batch)
     if not cache.codes.is_cuda:
-        return portable
-    return max(portable, cuda_launcher.decode_elements(cache, num_q_heads, max_batch))
+        return triton
+    return max(triton, cuda_launcher.decode_workspace_numel(cache, num_q_heads, max_batch))
 
 
 @functools.cache

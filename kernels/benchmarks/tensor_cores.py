@@ -1,6 +1,6 @@
-"""What other instructions cost while the matrix units work, and what a product costs beside them.
+"""What other instructions cost while the tensor cores work, and what a product costs beside them.
 
-    python kernels/benchmarks/matrix_units.py
+    python kernels/benchmarks/tensor_cores.py
 
 A line per instruction: its clock cycles in a warp that has a scheduler to itself, then beside
 products by one and by two other warps of that scheduler; then the clock cycles of a product of 64
@@ -81,7 +81,7 @@ KERNEL(contend, {128 * GROUPS}, Params p) {{
 
 
 def main() -> int:
-    """Print the table; 2 without a GPU that has these matrix units."""
+    """Print the table; 2 without a GPU that has these tensor cores."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from oscar_kernels import testing
-from oscar_kernels.decode_attention import fastest, reference
+from oscar_kernels.decode_attention import dispatch, reference
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.spec import QuantSpec
 
 
 @pytest.fixture(autouse=True)
 def untold() -> None:
-    fastest._tell.cache_clear()
+    dispatch._tell.cache_clear()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [x.getMessage() for x in caplog.records if x.name == fastest.__name__]
+    return [x.getMessage() for x in caplog.records if x.name == dispatch.__name__]
 
 
 def test_the_reason_is_told_once(
@@ -30,7 +30,7 @@ def test_the_reason_is_told_once(
     query = torch.zeros(1, 4, 128, dtype=torch.bfloat16)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"cpu|triton"):
-            fastest.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0)
+            dispatch.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0)
     assert len(told(caplog)) == 1
     assert "needs an NVIDIA GPU, the query is on cpu" in told(caplog)[0]
 
@@ -45,8 +45,8 @@ def test_both_paths_are_right_in_one_workspace(
         [1000, 3, 400], QuantSpec(head_dim, head_dim), dtype=torch.bfloat16, device="cuda"
     )
     query = torch.randn(3, 8, head_dim, device="cuda").bfloat16()
-    workspace = Workspace.allocate(fastest.decode_elements(filling.cache, 8, 3), "cuda")
-    out = fastest.decode_attention(
+    workspace = Workspace.allocate(dispatch.decode_workspace_numel(filling.cache, 8, 3), "cuda")
+    out = dispatch.decode_attention(
         query, filling.cache, filling.batch, sm_scale=0.1, workspace=workspace
     )
     testing.assert_as_good_as_torch(
