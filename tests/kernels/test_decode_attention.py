@@ -171,7 +171,7 @@ def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
         want = reference.decode_attention(query.double(), filling.cache, rows, sm_scale=0.2)
         assert got is out
         assert (got - want).abs().max() < (0.05 if ON_GPU else 1e-5)
-    with pytest.raises(ValueError, match="the workspace holds 5 numbers"):
+    with pytest.raises(ValueError, match="the workspace holds 5 elements"):
         launcher.decode_attention(
             query,
             filling.cache,
