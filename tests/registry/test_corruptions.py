@@ -1,5 +1,4 @@
-"""A thousand damaged deliveries, with each version of the client: every one refused, nothing in the
-store touched."""
+"""Damaged deliveries: every one is refused, and nothing in the store is touched."""
 
 from __future__ import annotations
 
@@ -45,11 +44,13 @@ def corrupted(folder: Path, count: int, scheme: str, version: int = 1) -> dict[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_thousand_damaged_deliveries_from_hugging_face(tmp_path: Path, version: int) -> None:
-    result = corrupted(tmp_path, 1000, "hf", version)
+def test_damaged_deliveries_from_hugging_face(tmp_path: Path, version: int) -> None:
+    """A thousand with one version of the client and two hundred with the other."""
+    count = 1000 if version == 1 else 200
+    result = corrupted(tmp_path, count, "hf", version)
     assert result["accepted"] == []
-    assert result["refused"] == 1000
-    assert result["same_size"] >= 300
+    assert result["refused"] == count
+    assert result["same_size"] >= 0.3 * count
     assert result["unchanged"]
     assert result["healed"]
 
