@@ -11,24 +11,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-UNASKED = "run it without --offline"
-"""Begins the hint where offline mode kept hubs from being asked."""
+from oscar_zoo.next_step import Install, ListNames, Login, NextStep, rendered
+
+_UNASKED = "{} is not on this machine, and offline mode asks no hub."
+_ONLINE = "run it without --offline"
 
 
 class OscarZooError(Exception):
     """Base of every error this library raises on purpose.
 
+    No code decides anything by the words of `message` or `hint`: what a caller may want to know is
+    the class, the `code`, or data.
+
     Args:
         message: one line, cause and value seen; no secrets.
-        hint: the next step for the user, or `None`.
+        hint: advice in words, or `None`.
+        suggestions: names that may have been meant, best first.
+        next_step: what to do next, as data.
     """
 
     code = "error"
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        suggestions: Sequence[str] = (),
+        next_step: NextStep | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.advice = hint
+        self.suggestions = tuple(suggestions)
+        self.next_step = next_step
+
+    @property
+    def hint(self) -> str | None:
+        """What to do, for people: suggestions, advice and the next step in one line."""
+        return rendered(self.suggestions, self.advice, self.next_step)
+
+    def advise(self, advice: str | None = None, *, next_step: NextStep | None = None) -> None:
+        """Replace everything that the error suggests."""
+        self.suggestions, self.advice, self.next_step = (), advice, next_step
 
 
 # --- the branches ---
@@ -134,12 +159,18 @@ class ArtifactNotFound(NotFoundError):
     @classmethod
     def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
         """Build the error for an unknown `name` with close matches, best first."""
-        hint = (
-            f"did you mean {' or '.join(close)}? All: oscar-zoo list"
-            if close
-            else "all names: oscar-zoo list"
-        )
-        return cls(f"no artifact is called {name!r}.", hint=hint)
+        return cls(f"no artifact is called {name!r}.", suggestions=close, next_step=ListNames())
+
+
+class ArtifactNotAsked(ArtifactNotFound):
+    """An artifact is not on this machine, and offline mode asked no hub for it."""
+
+    code = "not_found.offline"
+
+    @classmethod
+    def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
+        """Build the error for `name`; see `ArtifactNotFound.for_name`."""
+        return cls(_UNASKED.format(name), hint=_ONLINE, suggestions=close)
 
 
 class PathNotFound(NotFoundError):
@@ -167,10 +198,7 @@ class MissingDependency(OscarZooError):
     @classmethod
     def for_extra(cls, library: str, extra: str) -> Self:
         """Build the error naming the extra of this package that brings `library`."""
-        return cls(
-            f"this needs {library}, which is not installed.",
-            hint=f"pip install 'oscar-zoo[{extra}]'",
-        )
+        return cls(f"this needs {library}, which is not installed.", next_step=Install(extra))
 
 
 class RepositoryNotFound(NotFoundError):
@@ -327,7 +355,7 @@ class OfflineError(NetworkError):
     @classmethod
     def for_name(cls, name: str) -> Self:
         """Build the error for an artifact `name` that is not on this machine."""
-        return cls(f"{name} is not on this machine, and offline mode asks no hub.", hint=UNASKED)
+        return cls(_UNASKED.format(name), hint=_ONLINE)
 
 
 # --- access ---
@@ -342,10 +370,9 @@ class LoginRequired(AccessError):
     def for_hub(cls, hub: str, *, sent_token: bool) -> Self:
         """Build the error; `sent_token` says whether a token was sent and refused."""
         if sent_token:
-            return cls(f"{hub} refused the token.", hint="log in again: oscar-zoo login")
+            return cls(f"{hub} refused the token.", next_step=Login())
         return cls(
-            f"{hub} does not exist, or is private.",
-            hint="check the name; if it is private: oscar-zoo login",
+            f"{hub} does not exist, or is private.", hint="check the name", next_step=Login()
         )
 
 

@@ -17,6 +17,7 @@ from oscar_zoo.artifact.names import Reference, path_text
 from oscar_zoo.artifact.outcome import Verified, warning_text
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, UsageError
+from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.known_names import find_stored
@@ -255,7 +256,5 @@ def _stored(reference: Reference) -> StoredArtifact:
     store = Store()
     record = find_stored(reference, store)
     if record is None:
-        raise ArtifactNotFound(
-            f"{reference} is not in the store.", hint=f"fetch it: oscar-zoo pull {reference}"
-        )
+        raise ArtifactNotFound(f"{reference} is not in the store.", next_step=Pull(str(reference)))
     return store.open(record.digest, record.id)

@@ -77,7 +77,7 @@ def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
             return serve_log(int(name)), None
         port = _newest_log() if name is None else None
         if port is not None:
-            error.hint = f"the log of the last one: oscar-zoo logs {port}"
+            error.advise(f"the log of the last one: oscar-zoo logs {port}")
         raise
     return Path(record.log), record
 

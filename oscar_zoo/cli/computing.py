@@ -34,6 +34,7 @@ from oscar_zoo.errors import (
     OutputExists,
 )
 from oscar_zoo.hubs import address
+from oscar_zoo.next_step import AddOption, DropOption
 from oscar_zoo.registry.model_names import check_made_for
 from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.pull import PullResult, pull
@@ -171,8 +172,10 @@ def _compute(plan: ComputePlan, work: Path, *, silent: bool) -> ComputeResult:
                 shutil.rmtree(work, ignore_errors=True)
                 result = compute_artifact(options, progress=advance)
         except OscarZooError as error:
-            if error.hint and "--" in error.hint and "--calib-data" not in error.hint:
-                error.hint += f" (options of oscar-zoo compute {quote(plan.choice.source)})"
+            step = error.next_step
+            if isinstance(step, AddOption | DropOption):  # not an option of the command that runs
+                command = f"oscar-zoo compute {quote(plan.choice.source)}"
+                error.next_step = replace(step, command=command)
             raise
     assert result is not None, "one process, by `Wish.check`"
     return result
@@ -209,7 +212,7 @@ def _publish(result: ComputeResult, trust: Trust) -> PullResult:
     try:
         publish(result.path, own, allow_warnings=True)
     except OscarZooError as error:
-        error.hint = f"the result is kept in {result.path}; {error.hint or 'try again'}"
+        error.advise(f"the result is kept in {result.path}; {error.hint or 'try again'}")
         raise
     made = result.artifact_id
     pins = [file.read().pin(made) for file in (trust.lock, trust.known) if file is not None]

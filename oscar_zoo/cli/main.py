@@ -107,8 +107,10 @@ class LazyGroup(click.Group):
         known = ctx.resilient_parsing or not args or args[0] in COMMANDS or args[0].startswith("-")
         if not known:
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "oscar-zoo --help lists the commands"
-            raise errors.UsageError(f"there is no command {args[0]!r}.", hint=hint)
+            hint = None if close else "oscar-zoo --help lists the commands"
+            raise errors.UsageError(
+                f"there is no command {args[0]!r}.", hint=hint, suggestions=close
+            )
         return super().resolve_command(ctx, args)
 
 

@@ -4,7 +4,6 @@ how long it takes."""
 from __future__ import annotations
 
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,19 @@ from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.course import duration
 from oscar_zoo.cli.render.progress import current
-from oscar_zoo.errors import UNASKED, ArtifactNotFound, NetworkError, OscarZooError, UsageError
+from oscar_zoo.errors import (
+    ArtifactNotAsked,
+    ArtifactNotFound,
+    NetworkError,
+    OscarZooError,
+    UsageError,
+)
+from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice, choose_model
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions
-
-_KEPT = re.compile(r"did you mean [^?]*\?|it is published on [^;]*|to use it anyway.*")
-"""Parts of the hints of a failed search that are worth more than computing."""
 
 
 @dataclass(frozen=True)
@@ -140,15 +143,10 @@ def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZoo
     `choice` either."""
     from oscar_zoo.models.model_hub import is_here
 
-    unasked = isinstance(error, NetworkError) or (error.hint or "").startswith(UNASKED)
+    unasked = isinstance(error, NetworkError | ArtifactNotAsked)
     if unasked and not is_here(choice.source):
         return error
-    kept = _KEPT.search(error.hint or "") if isinstance(error, ArtifactNotFound) else None
-    more = error.hint if isinstance(error, NetworkError) else kept and kept[0]
-    if more is None:
-        error.hint = f"compute one: {command}"
-    else:
-        error.hint = f"{more}{' To' if more.endswith('?') else '; to'} compute one: {command}"
+    error.next_step = Compute(choice.name, command)
     return error
 
 

@@ -53,6 +53,7 @@ from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
 from oscar_zoo.models.memory import Workload, memory_errors
+from oscar_zoo.next_step import AddOption
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
 
@@ -215,7 +216,8 @@ def _choose(
     if subject.loaded is None or data.heldout is None:
         raise UsageError(
             "there is no held-out text to choose a method with.",
-            hint="use more text, or name a method: --method wush",
+            hint="use more text",
+            next_step=AddOption("--method", "wush"),
         )
     return choose(
         subject.loaded,

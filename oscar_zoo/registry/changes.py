@@ -176,7 +176,7 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
     except PathNotFound as error:
         if not create:
             hint = (
-                error.hint
+                error.advice
                 if create is None
                 else "check the path; to make a new hub there: --create"
             )
@@ -185,7 +185,7 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
     except RepositoryNotFound as error:
         if not create or not isinstance(hub, CanCreate):
             can = create is not None and isinstance(hub, CanCreate)
-            hint = "check the name; to make a new repository: --create" if can else error.hint
+            hint = "check the name; to make a new repository: --create" if can else error.advice
             raise RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
         return HubState.empty(hub, None)

@@ -7,7 +7,6 @@ would hide it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.hubs.base import Hub
+from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.known_names import close_names
 
 T = TypeVar("T")
@@ -71,13 +71,14 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
         return HubUnreachable(
             "; ".join(facts) + ".", hint="here already: oscar-zoo list --installed"
         )
-    close = [error for _, error in troubles if (error.hint or "").startswith("did you mean")]
+    close = [error for _, error in troubles if error.suggestions]
     if close:
         return close[0]
     asked = ", ".join(hub.title for hub, _ in troubles)
     return ArtifactNotFound(
         f"{name} is on none of the hubs asked: {asked}.",
-        hint="see what they have: oscar-zoo list; or compute one: oscar-zoo pull MODEL --compute",
+        hint="see what they have: oscar-zoo list",
+        next_step=Compute("MODEL", "oscar-zoo pull MODEL --compute"),
     )
 
 
@@ -86,13 +87,7 @@ def _suggesting(
 ) -> OscarZooError:
     """`error`, asking first whether another name was meant where hubs did not answer: that needs no
     hub."""
-    hint = error.hint or ""
-    if not isinstance(error, NetworkError) or hint.startswith("did you mean"):
-        return error
-    asked = (re.match(r"did you mean [^?]*\?", other.hint or "") for _, other in troubles)
-    question = next((match[0] for match in asked if match), None)
-    close = close_names(name) if question is None else ()
-    question = f"did you mean {' or '.join(close)}?" if close else question
-    if question is not None:
-        error.hint = f"{question} {hint[0].upper()}{hint[1:]}" if hint else question
+    if isinstance(error, NetworkError) and not error.suggestions:
+        known = next((other.suggestions for _, other in troubles if other.suggestions), ())
+        error.suggestions = known or close_names(name)
     return error

@@ -137,7 +137,7 @@ def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
         empty = "" if holds_model(path) else ", which has no config.json"
         hint = f"did you mean the folder {path_text(path)}{empty}?"
     elif close:
-        hint = f"did you mean {close[0]}?"
+        return PathNotFound(f"no model is called {text!r}.", suggestions=close[:1])
     return PathNotFound(f"no model is called {text!r}.", hint=hint)
 
 

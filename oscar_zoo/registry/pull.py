@@ -17,7 +17,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.errors import (
-    ArtifactNotFound,
+    ArtifactNotAsked,
     DigestMismatchError,
     IntegrityError,
     MalformedFile,
@@ -218,11 +218,11 @@ class _Job:
         try:
             self.store.open(record.digest, record.id)
         except IntegrityError as damage:
-            damage.hint = f"it could not be fetched again: {error.message}"
+            damage.advise(f"it could not be fetched again: {error.message}")
             return damage
         if isinstance(error, NetworkError):
             again = f"oscar-zoo pull {self.reference} --offline"
-            error.hint = f"a copy of {record.fetched[:10]} is here; to use it: {again}"
+            error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
         return error
 
     def _missing(self, error: OscarZooError, offline: bool) -> OscarZooError:
@@ -230,12 +230,8 @@ class _Job:
         meant."""
         name, known = str(self.reference), self.catalog.recipe(self.reference.name) is not None
         if offline and known and all(hub.name == own_zoo() for hub in self.hubs):
-            unasked = OfflineError.for_name(name)
-            error = (
-                error
-                if isinstance(error, OfflineError)
-                else ArtifactNotFound(unasked.message, hint=unasked.hint)
-            )
+            if not isinstance(error, OfflineError):
+                error = ArtifactNotAsked.for_name(name)
         elif not isinstance(error, NetworkError):
             return error
         there = sorted({record.id.reference for record in self.store.installed()})
@@ -244,15 +240,11 @@ class _Job:
             f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "nothing is installed yet"
         )
         if offline:
-            error.hint = f"{error.hint}; {here}"
+            error.advice = "; ".join(filter(None, (error.advice, here)))
             return error
         error.message = f"{name} is not on this machine and could not be fetched: {error.message}"
         error.args = (error.message,)
-        question, mark, _ = (error.hint or "").partition("?")
-        asked = bool(mark) and question.startswith("did you mean")
-        error.hint = (
-            f"{question}? {here[0].upper()}{here[1:]}" if asked else f"check the network; {here}"
-        )
+        error.advice = here if error.suggestions else f"check the network; {here}"
         return error
 
     def remember_copy(self, record: Record) -> None:

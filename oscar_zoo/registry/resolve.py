@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound
 from oscar_zoo.hubs.base import Hub
+from oscar_zoo.next_step import ListNames
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact, status_sentence
@@ -148,8 +149,8 @@ def _not_found(
     elsewhere = sorted(
         {h for m in view.catalog.manifests(recipe.name) if m.registry for h in m.registry.hubs}
     )
-    where = f"it is published on {', '.join(elsewhere)}; " if elsewhere else ""
     return ArtifactNotFound(
         f"{recipe.name} is not on {view.hub.title}.",
-        hint=f"{where}see what is there: oscar-zoo list --hub {view.hub.name}",
+        hint=f"it is published on {', '.join(elsewhere)}" if elsewhere else None,
+        next_step=ListNames(view.hub.name),
     )

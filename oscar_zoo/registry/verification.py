@@ -20,6 +20,7 @@ from oscar_zoo.errors import (
     PathNotFound,
     UsageError,
 )
+from oscar_zoo.next_step import Pull, UsePath
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored
 from oscar_zoo.registry.notices import status_warnings
@@ -107,12 +108,11 @@ def check_installed(
     record = find_stored(reference, store)
     if record is None:
         close = close_names(reference.name)
-        hint = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"fetch it: oscar-zoo pull {reference}"
+        raise ArtifactNotFound(
+            f"{reference} is not in the store.",
+            suggestions=close,
+            next_step=None if close else Pull(str(reference)),
         )
-        raise ArtifactNotFound(f"{reference} is not in the store.", hint=hint)
     label, warnings = record.id.reference, status_warnings(record)
     try:
         stored = store.open(record.digest, record.id)
@@ -162,7 +162,7 @@ def existing_path(path: Path) -> Path:
 def suggest_path(place: Path, error: OscarZooError) -> None:
     """Let `error` of a name that is not known ask whether `place` was meant."""
     kind = "folder" if place.is_dir() else "file"
-    error.hint = f"did you mean the {kind} {shlex.quote(path_text(place))}?"
+    error.advise(next_step=UsePath(path_text(place), kind))
 
 
 def artifact_folders(path: Path) -> list[Path]:
@@ -229,9 +229,8 @@ def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> G
     if isinstance(model, Path) or is_path(model):
         raise PathNotFound.for_path(model, "model folder")
     close = catalog.close_matches(model)
-    hint = (
-        f"did you mean {close[0]}?"
-        if close
-        else "give a folder with a config.json, or a name of the zoo"
+    raise UsageError(
+        f"no model is called {model!r}.",
+        hint=None if close else "give a folder with a config.json, or a name of the zoo",
+        suggestions=close[:1],
     )
-    raise UsageError(f"no model is called {model!r}.", hint=hint)

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from oscar_zoo.cli import streams
 from oscar_zoo.cli.render.course import Rarely, duration
+from oscar_zoo.next_step import capitalized
 
 NOT_REPORTED = "not reported"
 _WIDEST = 4096
@@ -95,17 +96,8 @@ def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> 
     if hint:
         line += (
             "" if message.endswith((".", "!", "?", ":")) else "."
-        ) + f" {clean(_sentence(hint))}"
+        ) + f" {clean(capitalized(hint))}"
     err().print(line)
-
-
-def _sentence(hint: str) -> str:
-    """`hint` with a capital letter, unless it starts with a command the user can copy."""
-    return (
-        hint
-        if hint.startswith(("oscar-zoo ", "pip ", "chmod ", "make "))
-        else hint[0].upper() + hint[1:]
-    )
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -23,6 +23,7 @@ from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.next_step import AddOption
 
 EVEN, FOCUSED = 64, 64
 """Queries of each kind kept of a sequence, all heads alike."""
@@ -121,7 +122,8 @@ class HeldOutRows:
             if not bool(torch.isfinite(rows).all()):
                 raise ComputeFailed(
                     f"layer {layer_id} gives {name} rows that are not finite on held-out text.",
-                    hint="try --dtype float32, or check the weights",
+                    hint="check the weights",
+                    next_step=AddOption("--dtype", "float32"),
                 )
         first, tokens = self.windows.sink + self.windows.recent, query.shape[1]
         readers = torch.arange(min(first, tokens), tokens, device=query.device)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.errors import IntegrityError, OutputExists
+from oscar_zoo.next_step import DropOption
 
 STATE = "state.json"
 MIN_SECONDS = 1.0
@@ -121,7 +122,7 @@ def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
 def unusable(path: Path, why: str) -> IntegrityError:
     """The error of a state or file that is damaged."""
     return IntegrityError(
-        f"{path} cannot be resumed: {why[:200].rstrip('.')}.", hint="start again without --resume"
+        f"{path} cannot be resumed: {why[:200].rstrip('.')}.", next_step=DropOption("--resume")
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from oscar_zoo.compute.data.documents import Document, Message
 from oscar_zoo.errors import UsageError
+from oscar_zoo.next_step import AddOption
 
 _PIECE = (
     1 << 20
@@ -107,7 +108,7 @@ class Encoder:
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError(
                 f"{where} is a chat, and the model's tokenizer has no chat template.",
-                hint="--no-chat-template takes the messages as plain text",
+                next_step=AddOption("--no-chat-template"),
             )
         turns = [{"role": message.role, "content": message.content} for message in messages]
         asks = messages[-1].role != "assistant"
@@ -121,7 +122,8 @@ class Encoder:
             cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise UsageError(
                 f"the chat template refuses {where}: {cause}.".replace("..", "."),
-                hint="change that record, or --no-chat-template takes the messages as plain text",
+                hint="change that record",
+                next_step=AddOption("--no-chat-template"),
             ) from None
         return str(rendered)
 

@@ -20,6 +20,7 @@ from oscar_zoo.artifact.manifest import Disjoint
 from oscar_zoo.compute.data.calibration import CalibrationData
 from oscar_zoo.compute.data.evaluation_sets import EvaluationSet, sets_on_this_machine
 from oscar_zoo.errors import UsageError
+from oscar_zoo.next_step import AddOption
 
 NGRAM = 13
 SHORTEST = 6
@@ -122,7 +123,8 @@ def check_overlap(
         if not allow_overlap and result.dataset not in data.overlaps_with:
             raise UsageError(
                 f"{_sentence(data.source, result)}.",
-                hint="use other text, or --allow-overlap to go on and have the manifest say so",
+                hint="use other text",
+                next_step=AddOption("--allow-overlap"),
             )
     apart = [result for result in results if result.compared and not result.partial]
     known = tuple(

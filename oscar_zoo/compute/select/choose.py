@@ -32,6 +32,7 @@ from oscar_zoo.evaluate.tasks.base import Measurement, Task, TaskPrompt, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.next_step import AddOption
 
 FINER_CLIPS = (0.94, 0.925, 0.9)
 """Ratios that the best method is also measured with, the same for K and V."""
@@ -183,7 +184,7 @@ class _Bench:
         if not math.isfinite(found.value):
             raise ComputeFailed(
                 "the model's own perplexity is not finite on held-out text.",
-                hint="try --dtype float32",
+                next_step=AddOption("--dtype", "float32"),
             )
         return found
 
@@ -327,7 +328,8 @@ def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
     if not prompts:
         raise UsageError(
             f"no held-out sequence is longer than the {first} tokens that stay in high precision.",
-            hint="use longer sequences (--seq-len), or name a method",
+            hint="use longer sequences",
+            next_step=AddOption("--seq-len", "N"),
         )
     return Perplexity(tuple(prompts))
 
@@ -349,5 +351,6 @@ def _refuse(name: str, gates: Sequence[Gate]) -> None:
             what, limit = words[gate.name]
             raise ComputeFailed(
                 f"the best fit, {name}, {what} {gate.value:.1f} {limit}.",
-                hint="use more or other text; to keep it all the same: --allow-poor",
+                hint="use more or other text",
+                next_step=AddOption("--allow-poor"),
             )

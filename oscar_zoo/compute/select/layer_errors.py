@@ -41,6 +41,7 @@ from oscar_zoo.compute.capture.held_out_rows import (
 )
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.simulated_cache import Side
+from oscar_zoo.next_step import AddOption
 
 LARGEST_NOISE = 60.0
 """What an error of a logit is cut at: its exponential and sums of it stay within float32."""
@@ -166,7 +167,7 @@ class LayerBench:
         if not all(map(math.isfinite, (*energies, *errors))):
             raise ComputeFailed(
                 f"attention of layer {self.layer_id} is not finite on held-out text.",
-                hint="try --dtype float32",
+                next_step=AddOption("--dtype", "float32"),
             )
         return errors
 

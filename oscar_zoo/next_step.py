@@ -1,0 +1,151 @@
+"""What a user can do about an error, as data. `str` of a step is an instruction by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from shlex import quote
+
+
+class NextStep:
+    """One thing to do."""
+
+    @property
+    def otherwise(self) -> str:
+        """The same instruction, as it follows other advice."""
+        return str(self)
+
+
+@dataclass(frozen=True)
+class Pull(NextStep):
+    """Fetch the artifact `name`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"fetch it: oscar-zoo pull {self.name}"
+
+    @property
+    def otherwise(self) -> str:
+        """See `NextStep`."""
+        return f"to {self}"
+
+
+@dataclass(frozen=True)
+class Compute(NextStep):
+    """Compute an artifact for the model `name` with the command line `command`."""
+
+    name: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"compute one: {self.command}"
+
+    @property
+    def otherwise(self) -> str:
+        """See `NextStep`."""
+        return f"to {self}"
+
+
+@dataclass(frozen=True)
+class ListNames(NextStep):
+    """See which names there are, on all hubs or on `hub`."""
+
+    hub: str | None = None
+
+    def __str__(self) -> str:
+        if self.hub is None:
+            return "all names: oscar-zoo list"
+        return f"see what is there: oscar-zoo list --hub {quote(self.hub)}"
+
+
+@dataclass(frozen=True)
+class UsePath(NextStep):
+    """Name the file or folder `path`, written as a path; `kind` is one of the two words."""
+
+    path: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"did you mean the {self.kind} {quote(self.path)}?"
+
+
+@dataclass(frozen=True)
+class AddOption(NextStep):
+    """Add an option to the command.
+
+    Attributes:
+        option: with its dashes.
+        value: what to give it, if it takes a value.
+        command: the command that has the option, where that is not the one that failed.
+    """
+
+    option: str
+    value: str | None = None
+    command: str | None = None
+
+    def __str__(self) -> str:
+        option = self.option if self.value is None else f"{self.option} {self.value}"
+        return f"add {option}" + (f" (an option of {self.command})" if self.command else "")
+
+    @property
+    def otherwise(self) -> str:
+        """See `NextStep`."""
+        return f"or {self}"
+
+
+@dataclass(frozen=True)
+class DropOption(NextStep):
+    """Run the command without `option`; `command` as for `AddOption`."""
+
+    option: str
+    command: str | None = None
+
+    def __str__(self) -> str:
+        of = f" (an option of {self.command})" if self.command else ""
+        return f"run it without {self.option}{of}"
+
+
+@dataclass(frozen=True)
+class Install(NextStep):
+    """Install this package with its optional dependencies `extra`."""
+
+    extra: str
+
+    def __str__(self) -> str:
+        return f"pip install 'oscar-zoo[{self.extra}]'"
+
+
+@dataclass(frozen=True)
+class Login(NextStep):
+    """Log in to a hub; `hub` is the argument of `oscar-zoo login`."""
+
+    hub: str = "hf"
+
+    def __str__(self) -> str:
+        return "log in: oscar-zoo login" + ("" if self.hub == "hf" else f" {self.hub}")
+
+    @property
+    def otherwise(self) -> str:
+        """See `NextStep`."""
+        return f"if it is private, {self}"
+
+
+COMMANDS = ("oscar-zoo ", "pip ", "chmod ", "make ")
+"""Beginnings of advice that is a command to copy, and gets no capital letter."""
+
+
+def capitalized(text: str) -> str:
+    """`text` with a capital letter, unless it begins with a command to copy."""
+    return text if text.startswith(COMMANDS) else text[:1].upper() + text[1:]
+
+
+def rendered(suggestions: tuple[str, ...], advice: str | None, step: NextStep | None) -> str | None:
+    """The hint of an error: names that may have been meant, advice in words, and the next step."""
+    parts = [advice] if advice else []
+    if step is not None:
+        parts.append(step.otherwise if advice or suggestions else str(step))
+    text = "; ".join(parts)
+    if not suggestions:
+        return text or None
+    question = f"did you mean {' or '.join(suggestions)}?"
+    return f"{question} {capitalized(text)}" if text else question

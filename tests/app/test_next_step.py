@@ -1,0 +1,60 @@
+"""What an error suggests is data; the hint is rendered from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from oscar_zoo.errors import ArtifactNotFound, LoginRequired, OscarZooError
+from oscar_zoo.next_step import (
+    AddOption,
+    Compute,
+    DropOption,
+    Install,
+    ListNames,
+    NextStep,
+    Pull,
+    UsePath,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "alone", "after"),
+    [
+        (Pull("A:b"), "fetch it: oscar-zoo pull A:b", "to fetch it: oscar-zoo pull A:b"),
+        (Compute("A", "make it"), "compute one: make it", "to compute one: make it"),
+        (ListNames(), "all names: oscar-zoo list", "all names: oscar-zoo list"),
+        (AddOption("--dtype", "float32"), "add --dtype float32", "or add --dtype float32"),
+        (DropOption("--resume"), "run it without --resume", "run it without --resume"),
+        (Install("serve"), "pip install 'oscar-zoo[serve]'", "pip install 'oscar-zoo[serve]'"),
+        (UsePath("./a b", "folder"), "did you mean the folder './a b'?", None),
+    ],
+)
+def test_a_step_alone_and_after_other_advice(step: NextStep, alone: str, after: str | None) -> None:
+    assert OscarZooError("no.", next_step=step).hint == alone
+    if after is not None:
+        assert OscarZooError("no.", hint="wait", next_step=step).hint == f"wait; {after}"
+
+
+def test_suggestions_come_first_and_keep_commands_as_they_are() -> None:
+    error = ArtifactNotFound.for_name("qwen", ("Qwen3-8B", "Qwen3-4B"))
+    assert error.suggestions == ("Qwen3-8B", "Qwen3-4B") and error.next_step == ListNames()
+    assert error.hint == "did you mean Qwen3-8B or Qwen3-4B? All names: oscar-zoo list"
+    error.next_step = Compute("Qwen", "oscar-zoo compute Qwen")
+    assert str(error.hint).endswith("? To compute one: oscar-zoo compute Qwen")
+
+
+def test_an_option_of_another_command_says_so() -> None:
+    step = AddOption("--allow-poor", command="oscar-zoo compute M")
+    assert str(step) == "add --allow-poor (an option of oscar-zoo compute M)"
+
+
+def test_a_login_is_needed_again_or_only_if_the_repository_is_private() -> None:
+    assert LoginRequired.for_hub("H", sent_token=True).hint == "log in: oscar-zoo login"
+    asked = LoginRequired.for_hub("H", sent_token=False).hint
+    assert asked == "check the name; if it is private, log in: oscar-zoo login"
+
+
+def test_advising_replaces_everything() -> None:
+    error = ArtifactNotFound.for_name("qwen", ("Qwen3-8B",))
+    error.advise("wait")
+    assert error.hint == "wait" and error.suggestions == () and error.next_step is None
