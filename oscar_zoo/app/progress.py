@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.phases import Phase, Progress
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,8 @@ class Silent:
 
 SILENT: Observer = Silent()
 """For callers who want no news."""
+
+
+def phase_progress(observer: Observer) -> Progress:
+    """A callback for work that reports `(done, total, phase)`, which tells `observer`."""
+    return lambda done, total, phase: observer.advance(phase, done, total)

@@ -9,6 +9,13 @@ from pathlib import Path
 
 from oscar_zoo.app import targets
 from oscar_zoo.app.artifacts import Artifact, open_artifact, open_reference
+from oscar_zoo.app.compute_plan import (
+    ComputeWish,
+    compute_command,
+    model_to_compute,
+    plan_computing,
+    refusal,
+)
 from oscar_zoo.app.devices import pick_serving_device
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.names import Reference, path_text
@@ -16,18 +23,9 @@ from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.tree import artifact_of_model
 from oscar_zoo.artifact.verify import find_artifacts
 from oscar_zoo.cli.loading import with_overrides
-from oscar_zoo.cli.offering import (
-    ComputeWish,
-    agreed,
-    can_ask,
-    command_line,
-    model_to_compute,
-    plan_computing,
-    refusal,
-)
 from oscar_zoo.cli.pasting import model_argument
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.render.progress import TerminalObserver, current
+from oscar_zoo.cli.render.progress import can_ask, current
 from oscar_zoo.engines.sglang import concurrency, config_refusals, flags
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, preflight, staging
 from oscar_zoo.engines.sglang.settings import ArtifactSource
@@ -72,12 +70,12 @@ class ServeRequest:
         """What to do where nobody has the artifact."""
         offline = config.load(self.hubs, offline=self.offline).offline
         return ComputeWish(
-            self.compute,
-            self.calib_data,
-            self.device,
-            self.revision,
-            offline,
-            self.silent,
+            compute=self.compute,
+            ask=not self.as_json and can_ask(),
+            calib_data=self.calib_data,
+            device=self.device,
+            revision=self.revision,
+            offline=offline,
             to_serve=True,
         )
 
@@ -218,29 +216,33 @@ def _open(request: ServeRequest) -> Artifact:
     """The artifact; one that nobody has is computed, if that is wanted or somebody at a terminal
     agrees."""
     sources, target = Sources(request.hubs), targets.parse(request.artifact)
-    try:
-        with TerminalObserver(quiet=request.silent) as observer:
+    with current() as observer:
+        try:
             return open_artifact(target, sources, observer)
-    except OscarZooError as error:
-        choice = model_to_compute(request.artifact, error, request.model)
-        if choice is None:
-            raise
-        if request.model is None:
-            choice.check_can_be_had(with_folder("serve", request.artifact))
-        ask = isinstance(error, ArtifactNotFound) and can_ask() and not request.as_json
-        plan = plan_computing(choice, request.wish, error) if request.compute or ask else None
-        if plan is None or not (request.compute or agreed(plan)):
-            at = "" if request.model is None else f" --model {model_argument(request.model)}"
-            raise refusal(error, command_line("serve", request.artifact) + at, choice) from None
-    from oscar_zoo.cli.computing import obtain
-    from oscar_zoo.registry.pins import PinFile
-    from oscar_zoo.registry.trust import Trust
+        except OscarZooError as error:
+            if isinstance(target, targets.PathTarget):
+                raise
+            choice = model_to_compute(target, error, observer, model=request.model)
+            if choice is None:
+                raise
+            if request.model is None:
+                choice.check_can_be_had(with_folder("serve", request.artifact))
+            ask = request.wish.ask and isinstance(error, ArtifactNotFound)
+            plan = None
+            if request.compute or ask:
+                plan = plan_computing(choice, request.wish, error, observer)
+            if plan is None or not (request.compute or observer.confirm(plan.question)):
+                at = "" if request.model is None else f" --model {model_argument(request.model)}"
+                line = compute_command("serve", request.artifact) + at
+                raise refusal(error, line, choice) from None
+        from oscar_zoo.app.obtain import obtain
+        from oscar_zoo.registry.pins import PinFile
+        from oscar_zoo.registry.trust import Trust
 
-    found = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), silent=request.silent)
-    record = found.pulled.artifact.record
-    reference = Reference(record.id.model, record.id.tag, record.digest)
-    folder = target.path if isinstance(target, targets.ModelTarget) else None
-    with TerminalObserver(quiet=request.silent) as observer:
+        trust = Trust(lock=PinFile.of_project(), write_lock=False)
+        record = obtain(plan, trust, observer).pulled.artifact.record
+        reference = Reference(record.id.model, record.id.tag, record.digest)
+        folder = target.path if isinstance(target, targets.ModelTarget) else None
         return open_reference(reference, Sources(), observer, folder=folder)
 
 

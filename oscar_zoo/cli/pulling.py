@@ -9,16 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.artifact.names import Reference
-from oscar_zoo.cli.offering import (
+from oscar_zoo.app.compute_plan import (
     ComputeWish,
-    command_line,
+    compute_command,
     model_to_compute,
     plan_computing,
     refusal,
 )
+from oscar_zoo.app.targets import parse_named
+from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli.pasting import pasted, serving
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.computing import computed_facts, plan_sentence
+from oscar_zoo.cli.render.progress import current
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.hubs.deadline import in_parallel
@@ -99,11 +102,13 @@ def compute_missing(
     """
     done: list[dict[str, Any] | OscarZooError] = []
     for text, result in zip(texts.values(), results, strict=True):
-        choice = model_to_compute(text, result) if isinstance(result, OscarZooError) else None
+        choice = None
+        if isinstance(result, OscarZooError):
+            choice = model_to_compute(parse_named(text), result, current(), model=None)
         if choice is None or not isinstance(result, OscarZooError):
             done.append(result)
         elif not wish.compute:
-            line = command_line("pull", "FOLDER" if choice.on_no_hub else text)
+            line = compute_command("pull", "FOLDER" if choice.on_no_hub else text)
             done.append(refusal(result, line, choice))
         else:
             make = _plan_made if dry_run else _make
@@ -114,8 +119,8 @@ def compute_missing(
 def _plan_made(
     choice: ModelChoice, request: PullRequest, wish: ComputeWish, error: OscarZooError
 ) -> dict[str, Any]:
-    choice.check_can_be_had(command_line("pull", "FOLDER"))
-    plan = plan_computing(choice, wish, error)
+    choice.check_can_be_had(compute_command("pull", "FOLDER"))
+    plan = plan_computing(choice, wish, error, current())
     facts = {
         "id": None,
         "model": choice.source,
@@ -123,19 +128,21 @@ def _plan_made(
         "already_present": False,
         "computed": True,
     }
-    cost = {"bytes": 0, "estimated_seconds": plan.seconds, "plan": plan.sentence}
-    return facts | {"files": [], "warnings": [], "notes": list(plan.notes)} | cost
+    cost = {"bytes": 0, "estimated_seconds": plan.seconds, "plan": plan_sentence(plan.facts)}
+    return facts | {"files": [], "warnings": [], "notes": [note.text for note in plan.notes]} | cost
 
 
 def _make(
     choice: ModelChoice, request: PullRequest, wish: ComputeWish, error: OscarZooError
 ) -> dict[str, Any]:
-    from oscar_zoo.cli.computing import obtain
+    from oscar_zoo.app.obtain import obtain
 
-    choice.check_can_be_had(command_line("pull", "FOLDER"))
-    obtained = obtain(plan_computing(choice, wish, error), request.trust, silent=wish.silent)
-    row = _row(obtained.pulled)
-    return _exported(row | obtained.facts, obtained.pulled, request)
+    choice.check_can_be_had(compute_command("pull", "FOLDER"))
+    with current() as observer:
+        plan = plan_computing(choice, wish, error, observer)
+        obtained = obtain(plan, request.trust, observer)
+    row = _row(obtained.pulled) | computed_facts(obtained.computed)
+    return _exported(row, obtained.pulled, request)
 
 
 def _attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | OscarZooError:

@@ -15,6 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from oscar_zoo.errors import NetworkError
+
 SECONDS = 5.0
 """How long connecting may take."""
 ENDPOINT = "https://huggingface.co"
@@ -28,14 +30,33 @@ def unreachable() -> str | None:
 
     Nobody looks in offline mode, nor where a proxy makes the connections.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE or getproxies().keys() & {
-        "http",
-        "https",
-        "all",
-    }:
+    if _offline() or getproxies().keys() & {"http", "https", "all"}:
         return None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # else every further try is a line
     return _connect((os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/"))
+
+
+def check_fetchable(source: str, revision: str | None = None) -> None:
+    """Refuse a model that is not on this machine while no hub can be asked; imports no torch.
+
+    Raises:
+        NetworkError: `source` is the id of a model on a hub, none of it is in the cache of the
+            client, and offline mode is on or Hugging Face cannot be reached.
+    """
+    if is_here(source, revision):
+        return
+    hint = "check the network, or give a local folder"
+    if _offline():
+        raise NetworkError(
+            f"{source} is not on this machine, and offline mode asks no hub.", hint=hint
+        )
+    trouble = unreachable()
+    if trouble is not None:
+        raise NetworkError(
+            f"{source} is not complete on this machine, and Hugging Face cannot be reached:"
+            f" {trouble}.",
+            hint=hint,
+        )
 
 
 def search_limits() -> dict[str, bool]:
@@ -43,17 +64,21 @@ def search_limits() -> dict[str, bool]:
     return {"local_files_only": True} if unreachable() is not None else {}
 
 
-def is_here(source: str) -> bool:
-    """Whether the model `source` is a folder, or lies in the cache of Hugging Face's client at
-    least in part."""
+def is_here(source: str, revision: str | None = None) -> bool:
+    """Whether the model `source` is a folder, or at least part of it is in the cache of Hugging
+    Face's client."""
     if Path(source).is_dir():
         return True
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        return isinstance(try_to_load_from_cache(source, "config.json"), str)
+        return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
     except ValueError:  # it cannot be the id of a model there
         return False
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE
 
 
 @cache

@@ -97,6 +97,16 @@ def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
     raise _unknown(model, catalog.close_matches(model))
 
 
+def recorded_model(model_id: str) -> ModelChoice:
+    """The model of a manifest or moments file, by the identity recorded there.
+
+    No folder is looked at: the name of a local model means nothing on another machine.
+    """
+    recipe = Catalog.packaged().recipe(model_id)
+    name = recipe.name if recipe else _safe(model_id.rpartition("/")[2])
+    return ModelChoice(model_id, model_id, name, recipe)
+
+
 def holds_model(path: Path) -> bool:
     """Whether `path` is a folder with a `config.json`."""
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)

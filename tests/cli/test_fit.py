@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import socket
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from cli_child import Cli
 from saved_models import save_model
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.cli import offering
+from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
+from oscar_zoo.app.progress import SILENT
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 from oscar_zoo.registry.model_names import choose_model
@@ -196,12 +196,10 @@ def test_a_model_that_serve_refuses_is_told_first(
     capsys.readouterr()
     assert run(["pull", str(folder), "--compute", "--dry-run"]) == 0
     assert "serve will refuse this model" in capsys.readouterr().err
-    plan = partial(
-        offering.plan_computing, choose_model(str(folder)), error=ArtifactNotFound("nobody has it")
-    )
+    choice, error = choose_model(str(folder)), ArtifactNotFound("nobody has it")
     with pytest.raises(UnsupportedModel, match="sliding-window"):
-        plan(offering.ComputeWish(compute=True, to_serve=True, silent=True))
-    assert plan(offering.ComputeWish(compute=True, silent=True)).notes
+        plan_computing(choice, ComputeWish(compute=True, to_serve=True), error, SILENT)
+    assert plan_computing(choice, ComputeWish(compute=True), error, SILENT).notes
     assert not [
         note
         for note in compute_json(capsys, Path(MODEL), *arguments, "--force")["notes"]

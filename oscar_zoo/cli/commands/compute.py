@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import click
 
+from oscar_zoo.app.compute import METHODS, ComputeRequest, Method
+from oscar_zoo.app.progress import Note
 from oscar_zoo.cli import completing, options
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
-
-METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned", "hadamard")
 
 
 @click.command("compute")
@@ -20,7 +19,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @click.option("--model-path", metavar="MODEL", help="Another way to give MODEL.")
 @click.option(
     "--calib-data",
-    default="manuals",
+    default=ComputeRequest.calib_data,
     show_default=True,
     metavar="SOURCE",
     help=(
@@ -43,7 +42,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @click.option(
     "--method",
     type=click.Choice(METHODS),
-    default="auto",
+    default=ComputeRequest.method,
     show_default=True,
     help="How to fit; auto measures all on held-out text and keeps the best.",
 )
@@ -55,7 +54,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "sglang"]),
-    default="transformers",
+    default=ComputeRequest.engine,
     show_default=True,
     help=(
         "What runs the model; several processes with transformers: torchrun -m oscar_zoo"
@@ -65,7 +64,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @click.option(
     "--tensor-parallel",
     type=click.IntRange(1),
-    default=1,
+    default=ComputeRequest.tensor_parallel,
     metavar="N",
     help="Ranks of the sglang engine.",
 )
@@ -101,6 +100,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 )
 @click.option(
     "--output-dir",
+    "output",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="[default: ./<Model>/<tag>]",
@@ -121,6 +121,7 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 @options.dtype_option
 @options.devices_option
 @options.stream_option
+@options.offline_option
 @click.option(
     "--force", is_flag=True, help="Replace an artifact that is already in the output folder."
 )
@@ -129,12 +130,14 @@ METHODS = ("auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned
 def command(
     model: str | None,
     model_path: str | None,
-    calib_data: str,
+    method: Method,
+    compat: bool,
+    no_tune: bool,
     clip: str | None,
-    group_size: int | None,
+    offline: bool,
     quiet: bool,
     as_json: bool,
-    **choices: object,
+    **choices: Any,
 ) -> None:
     """Fit a rotation for MODEL: a local folder, a name of the zoo, or an id such as Qwen/Qwen3-8B.
 
@@ -151,59 +154,31 @@ def command(
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
     """
-    from oscar_zoo.app.devices import require_compute
-    from oscar_zoo.cli.computing import watched
-    from oscar_zoo.cli.loading import compute_options, refused_by_serve, will_be_refused
-    from oscar_zoo.cli.pasting import model_argument, pasted, saved, typed
-    from oscar_zoo.cli.render.choice import print_choice
-    from oscar_zoo.registry.summary import artifact_summary
+    from oscar_zoo.app.compute import compute
+    from oscar_zoo.cli.render.computing import next_steps, print_result, result_facts
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    require_compute()
-    from oscar_zoo.compute.job import compute_artifact
-
-    model = _one_model(model, model_path)
-    wanted = compute_options(model, calib_data, clip, group_size, choices)
-    told: list[str] = []
-    refused = refused_by_serve(wanted.model, wanted.revision)
-    with watched(wanted, enabled=not (quiet or as_json)) as shown:
-
-        def tell(text: str) -> None:
-            told.append(text)
-            shown.note(f"note: {text}")
-
-        if refused is not None:
-            tell(will_be_refused(refused))
-        result = compute_artifact(wanted, progress=shown, tell=tell)
+    if offline:
+        options.go_offline()
+    chosen = _one_model(model, model_path)
+    method = "oscar" if compat else method
+    request = ComputeRequest(
+        chosen, method=method, tune=not no_tune, clip=options.parse_clip(clip), **choices
+    )
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        result = compute(request, observer)
     if result is None:  # a process of torchrun that only lent a hand
         return
     if as_json:
-        facts: dict[str, Any] = {"schema": "oscar-zoo.compute/1", "path": typed(result.path)}
-        facts |= {"notes": [*told, *result.notes]}
-        facts |= {
-            "moments": typed(result.moments) if result.moments else None,
-            "seconds": dict(result.seconds),
-        }
-        facts |= {"report": typed(result.report) if result.report else None}
-        facts |= {"selection": result.manifest.fit.selection, "quality": result.manifest.quality}
-        terminal.emit_json(facts | artifact_summary(result.manifest))
+        terminal.emit_json(result_facts(result))
         return
-    if result.choice is not None:
-        print_choice(result.choice)
-    terminal.out().print(saved(result.path, result.manifest))
-    if result.report is not None:
-        terminal.note(f"Report: {typed(result.report)}", quiet=quiet)
-    if result.moments is not None:
-        terminal.note(
-            f"Moments beside it, for another method without the model: {typed(result.moments)}",
-            quiet=quiet,
-        )
-    for note in result.notes:
-        terminal.note(f"note: {note}", quiet=quiet)
-    at = f" --revision {quote(wanted.revision)}" if wanted.revision else ""
-    terminal.note(
-        f"Next: oscar-zoo eval {pasted(result.path)} --model {model_argument(model)}{at}",
-        quiet=quiet,
-    )
+    print_result(result)
+    *files, step = next_steps(result, chosen, request.revision)
+    for line in files:
+        terminal.note(line, quiet=quiet)
+    for text in result.notes:
+        observer.note(Note("compute.remark", text))
+    terminal.note(step, quiet=quiet)
 
 
 def _one_model(argument: str | None, option: str | None) -> str:

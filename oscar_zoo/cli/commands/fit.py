@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from oscar_zoo.app.compute import METHODS
 from oscar_zoo.cli import options
-from oscar_zoo.cli.commands.compute import METHODS
 from oscar_zoo.cli.render import terminal
 
 
@@ -22,6 +22,7 @@ from oscar_zoo.cli.render import terminal
 )
 @click.option(
     "--output-dir",
+    "output",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="[default: ./<Model>/<tag>]",
@@ -46,7 +47,6 @@ def command(
     moments: Path,
     method: str,
     clip: str | None,
-    group_size: int | None,
     quiet: bool,
     as_json: bool,
     **choices: Any,
@@ -59,24 +59,17 @@ def command(
       oscar-zoo fit ./Qwen3-8B/seq16384_prompt4_group128.moments.safetensors --method wush
       oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
     """
-    from oscar_zoo.app.devices import require_compute
-    from oscar_zoo.cli.loading import refit_options
+    from oscar_zoo.app.fit import FitRequest, fit
     from oscar_zoo.cli.pasting import measuring, saved, typed
-    from oscar_zoo.cli.render.progress import course
+    from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.registry.summary import artifact_summary
 
-    require_compute()
-    from oscar_zoo.compute.refit import PHASES, refit
-
-    with course(PHASES, timed=False, enabled=not (quiet or as_json)) as shown:
-        name, recipe = refit_options(moments, clip, group_size)
-        place, force = choices["output_dir"], choices["force"]
-        target, manifest = refit(
-            moments, method, recipe, model_name=name, target=place, force=force, progress=shown
-        )
+    request = FitRequest(moments, method, options.parse_clip(clip), **choices)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        result = fit(request, observer)
     if as_json:
-        facts: dict[str, Any] = {"schema": "oscar-zoo.fit/1", "path": typed(target)}
-        terminal.emit_json(facts | artifact_summary(manifest))
+        facts = {"schema": "oscar-zoo.fit/1", "path": typed(result.path)}
+        terminal.emit_json(facts | artifact_summary(result.manifest))
         return
-    terminal.out().print(saved(target, manifest))
-    terminal.note(measuring(target, manifest.model.id), quiet=quiet)
+    terminal.out().print(saved(result.path, result.manifest))
+    terminal.note(measuring(result.path, result.manifest.model.id), quiet=quiet)

@@ -33,24 +33,19 @@ def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -
       oscar-zoo merge-moments monday.safetensors tuesday.safetensors --output both.safetensors
       oscar-zoo fit both.safetensors --method wush
     """
-    from oscar_zoo.app.devices import require_compute
+    from oscar_zoo.app.fit import merge_moments
     from oscar_zoo.cli.pasting import typed
 
-    require_compute()
-    from oscar_zoo.compute.merging import merge_files
-
-    result = merge_files(files, output)
-    tokens = sum(sequence.tokens for sequence in result.info.sequences)
+    merged = merge_moments(files, output)
     if as_json:
-        facts = {"schema": "oscar-zoo.merge/1", "path": typed(output), "sha256": result.file.sha256}
-        terminal.emit_json(
-            facts | {"size": result.file.size, "tokens": tokens, "notes": list(result.notes)}
-        )
+        facts = {"schema": "oscar-zoo.merge/1", "path": typed(output), "sha256": merged.sha256}
+        counts = {"size": merged.size, "tokens": merged.tokens, "notes": list(merged.notes)}
+        terminal.emit_json(facts | counts)
         return
-    size = terminal.megabytes(result.file.size)
+    size = terminal.megabytes(merged.size)
     terminal.out().print(
-        f"Saved {terminal.clean(typed(output))}  {tokens:,} tokens, {size} "
-        f" sha256:{result.file.sha256}"
+        f"Saved {terminal.clean(typed(output))}  {merged.tokens:,} tokens, {size} "
+        f" sha256:{merged.sha256}"
     )
-    for note in result.notes:
+    for note in merged.notes:
         terminal.note(f"note: {note}", quiet=quiet)

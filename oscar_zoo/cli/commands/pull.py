@@ -83,7 +83,7 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, *
     from oscar_zoo.cli import pulling
 
     silent = quiet or as_json
-    wish = _wish(flags, silent)
+    wish = _wish(flags)
     wanted, request = _request(names, flags)
     lock = request.trust.lock
     locked_before = lock is None or lock.path.exists()
@@ -97,8 +97,8 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, dry_run: bool, *
     return _show(results, as_json=as_json, quiet=quiet, dry_run=dry_run, lock=made)
 
 
-def _wish(flags: dict[str, Any], silent: bool) -> Any:
-    from oscar_zoo.cli.offering import ComputeWish
+def _wish(flags: dict[str, Any]) -> Any:
+    from oscar_zoo.app.compute_plan import ComputeWish
     from oscar_zoo.errors import UsageError
     from oscar_zoo.hubs import config
 
@@ -109,7 +109,7 @@ def _wish(flags: dict[str, Any], silent: bool) -> Any:
         )
     given = {name: flags[name] for name in ("compute", "calib_data", "device")}
     offline = config.load(flags["hubs"], offline=flags["offline"]).offline
-    wish = ComputeWish(**given, offline=offline, silent=silent)
+    wish = ComputeWish(**given, offline=offline)
     wish.check()
     return wish
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
+
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
@@ -11,8 +13,16 @@ if TYPE_CHECKING:
 
 
 def print_choice(choice: Choice) -> None:
-    """The comparison table, with the candidate that was kept marked; columns that nothing was
-    measured for are left."""
+    """Print the comparison on stdout."""
+    for line in choice_lines(choice):
+        terminal.out().print(line)
+
+
+def choice_lines(choice: Choice) -> list[RenderableType]:
+    """The comparison table, in which the kept candidate is marked, and the reason below it.
+
+    Columns of what was not measured are left out.
+    """
     heads = ["METHOD", "K CLIP", "V CLIP", "OUTPUT ERROR"]
     heads += [] if choice.base is None else ["PERPLEXITY", "vs BF16", "± SE", "RECALL"]
     table = terminal.table(*heads, "", right=tuple(range(1, len(heads))))
@@ -29,12 +39,12 @@ def print_choice(choice: Choice) -> None:
             cells += [_number(row.perplexity, ",.3f"), _number(row.change_percent, "+,.2f", " %")]
             cells += [_number(row.standard_error, ".2f"), _number(row.recall, ".1%")]
         table.add_row(row.method, *cells, "kept" if row is choice.chosen else "")
-    terminal.out().print(table)
+    lines: list[RenderableType] = [table]
     if choice.base is not None:
-        terminal.out().print(
+        lines.append(
             f"Perplexity of {choice.measured_on}; other text or windows give other numbers"
         )
-    terminal.out().print(f"Kept {choice.chosen.method}: {choice.reason}")
+    return [*lines, f"Kept {choice.chosen.method}: {choice.reason}"]
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rich.console import RenderableType
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.progress_bar import ProgressBar
@@ -28,8 +29,8 @@ class Display(Protocol):
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
         """See `oscar_zoo.app.progress.Observer`."""
 
-    def say(self, text: str) -> None:
-        """Print a line without breaking what is shown."""
+    def say(self, line: RenderableType) -> None:
+        """Print a line, or a table, without breaking what is shown."""
 
     def close(self) -> None:
         """Stop showing; what was drawn disappears, lines stay."""
@@ -61,11 +62,11 @@ class CourseLines:
         began = self._course.update(done, total, label)
         if (began and not first) or self._rarely():
             self._rarely.now()
-            self.say(self._course.line)
+            self.say(terminal.clean(self._course.line))
 
-    def say(self, text: str) -> None:
+    def say(self, line: RenderableType) -> None:
         """See `Display`."""
-        terminal.note(text)
+        terminal.err().print(line)
 
     def close(self) -> None:
         """See `Display`."""
@@ -86,13 +87,12 @@ class CountLines:
         if new:
             self._rarely.now()
         if new or ((total or waiting) and self._rarely()):
-            self.say(
-                f"{label} ({done} s)" if waiting else f"{label}: {count_text(done, total, unit)}"
-            )
+            count = f" ({done} s)" if waiting else f": {count_text(done, total, unit)}"
+            self.say(terminal.clean(label + count))
 
-    def say(self, text: str) -> None:
+    def say(self, line: RenderableType) -> None:
         """See `Display`."""
-        terminal.note(text)
+        terminal.err().print(line)
 
     def close(self) -> None:
         """See `Display`."""
@@ -105,9 +105,9 @@ class _Bars:
         self._bars = Bars(*columns, console=terminal.err(), transient=True)
         self._bars.start()
 
-    def say(self, text: str) -> None:
+    def say(self, line: RenderableType) -> None:
         """See `Display`."""
-        self._bars.console.print(terminal.clean(text))
+        self._bars.console.print(line)
 
     def close(self) -> None:
         """See `Display`."""

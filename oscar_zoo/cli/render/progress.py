@@ -15,7 +15,7 @@ import click
 from oscar_zoo.app.progress import Note
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.displays import Clock, Display, count_display, course_display
-from oscar_zoo.cli.render.notes import question_of, text_of
+from oscar_zoo.cli.render.notes import lines_of, question_of
 from oscar_zoo.evaluate.phases import Phase, Progress
 
 _TOLD = "oscar_zoo.told"
@@ -71,12 +71,12 @@ class TerminalObserver:
     def note(self, note: Note) -> None:
         """See `Observer`."""
         with self._lock:
-            text = text_of(note)
-            if self._silent or text in self._told:
+            if self._silent or note.text in self._told:
                 return
-            self._told.add(text)
-            say: Callable[[str], None] = self._display.say if self._display else terminal.note
-            say(text)
+            self._told.add(note.text)
+            say = self._display.say if self._display else terminal.err().print
+            for line in lines_of(note):
+                say(line)
 
     def confirm(self, question: Note) -> bool:
         """See `Observer`; asks on a terminal only."""
@@ -84,7 +84,7 @@ class TerminalObserver:
             self.close()
             if self._as_json or not can_ask():
                 return False
-            return click.confirm(question_of(question), default=True, err=True)
+            return click.confirm(terminal.printable(question_of(question)), default=True, err=True)
 
     def close(self) -> None:
         """End what is shown."""

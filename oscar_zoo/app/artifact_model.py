@@ -1,0 +1,86 @@
+"""The model that an artifact runs with, and the serving recipe of the two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.progress import Observer
+from oscar_zoo.app.targets import parse_model
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.errors import UsageError
+from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
+
+
+def model_for(
+    artifact: Artifact, model: str | None, observer: Observer, *, again: str
+) -> ModelChoice:
+    """The model to run with `artifact`: `model` if it is given, else the artifact's base model.
+
+    Args:
+        again: the command line that takes the FOLDER of the model, for the error.
+
+    Raises:
+        UsageError: the artifact names no model, or no hub has the model that it names.
+    """
+    if model is not None:
+        return parse_model(model, observer)
+    if artifact.base_model is None:
+        raise UsageError(
+            "this artifact does not say which model it is for.", hint="add --model MODEL"
+        )
+    choice = parse_model(artifact.base_model, observer)
+    choice.check_can_be_had(again)
+    return choice
+
+
+def recipe_for(artifact: Artifact, choice: ModelChoice, geometry: Geometry | None) -> ServingRecipe:
+    """The recipe in force: the artifact's, else the zoo's or the default for the model.
+
+    Args:
+        geometry: of the model, where it is known; the artifact is checked against it.
+
+    Raises:
+        GeometryMismatch: the artifact was made for another shape of model.
+        UsageError: the artifact has no recipe, and the model's geometry is not known.
+    """
+    if geometry is not None and artifact.verified.k is not None and artifact.verified.v is not None:
+        artifact.verified.k.require_geometry("k", geometry, choice.name)
+        artifact.verified.v.require_geometry("v", geometry, choice.name)
+    if artifact.recipe is not None:
+        return artifact.recipe
+    if geometry is not None:
+        return serving_recipe(choice, geometry)
+    raise UsageError(
+        "neither the artifact nor the zoo has a serving recipe.",
+        hint="serve an artifact with an oscar.json",
+    )
+
+
+def geometry_for(choice: ModelChoice) -> Geometry | None:
+    """Geometry of a model before it is loaded: read from its folder, or as the zoo knows it.
+
+    Raises:
+        InvalidModel, StorageError: the folder does not hold a usable model.
+        UnsupportedModel: an INT2 cache cannot serve this model.
+    """
+    from oscar_zoo.engines.sglang.launch import preflight
+    from oscar_zoo.models.folder_geometry import geometry_of_folder
+
+    folder = Path(choice.source)
+    if not folder.is_dir():
+        return choice.recipe.geometry if choice.recipe else None
+    preflight.check_folder(folder)
+    return geometry_of_folder(folder, choice.model_id)
+
+
+def both_sides(artifact: Artifact) -> tuple[RotationSet, RotationSet]:
+    """The rotations of keys and values; raises `UsageError` when one of the two is missing."""
+    k, v = artifact.verified.k, artifact.verified.v
+    if k is None or v is None:
+        raise UsageError(
+            f"{artifact.label} has only one side; a cache needs K and V.",
+            hint="give the folder that holds both",
+        )
+    return k, v

@@ -1,0 +1,236 @@
+"""Calibrate a model and fit a rotation for it.
+
+`ComputeRequest` is the one place of the defaults: the command line, `pull --compute`, `serve` and
+Python callers all start from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
+from oscar_zoo.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.compute.estimate import Estimate
+    from oscar_zoo.compute.job import ComputeOptions, ComputeResult
+    from oscar_zoo.models.loading import Dtype
+
+Method = Literal["auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned", "hadamard"]
+METHODS: tuple[Method, ...] = get_args(Method)
+"""What users may ask for; `auto` measures all others on held-out text and keeps the best."""
+CALIB_TOKENS = 16_384
+"""Tokens to calibrate on when neither the request nor the model's recipe says how many."""
+
+
+@dataclass(frozen=True)
+class ComputeRequest:
+    """What to compute.
+
+    Attributes:
+        model: a local folder, a name of the zoo, or a hub id such as `Qwen/Qwen3-8B`.
+        calib_data: text to calibrate on: a text or JSONL file, a folder of such files, a text known
+            by name, or a Hugging Face dataset `ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD]`.
+        calib_tokens: tokens to read; `None` for the number in the model's recipe, else 16,384.
+        seq_len: tokens of a sequence; `None` for the recipe's, else up to 4,096.
+        method: how to fit.
+        clip: clip ratios to record for serving; `None` fits them with `auto`, and otherwise takes
+            the recipe's.
+        group_size: channels that share a scale; `None` for the recipe's.
+        device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
+        dtype: type of the weights in memory; `auto` keeps the stored one.
+        engine: what runs the model.
+        tensor_parallel: ranks of the sglang engine.
+        stream_weights: read weights layer by layer; `None` does so when the model does not fit.
+        output: the artifact's folder; `None` for `./<Model>/<tag>`.
+        force: replace an artifact that is already in the folder.
+        resume: continue from what an interrupted run of the same request left.
+        seed: shuffles the documents; `None` keeps their order.
+        chat_template: render text as chat, or chats as text; `None` decides by the data.
+        allow_overlap: calibrate although the text holds questions of an evaluation set.
+        allow_poor: write a result that fails its quality gates.
+        fast: with `auto`, choose by errors of attention alone, without perplexity and recall.
+        tune: with `auto`, also try `wush-tuned`, which reads the text once more.
+        revision: commit, branch or tag of a model on a hub.
+        model_id: identity to record for a local folder, `ORG/NAME`.
+    """
+
+    model: str
+    calib_data: str = "manuals"
+    calib_tokens: int | None = None
+    seq_len: int | None = None
+    method: Method = "auto"
+    clip: Clip | None = None
+    group_size: int | None = None
+    device: str | None = None
+    dtype: Dtype = "auto"
+    engine: Literal["transformers", "sglang"] = "transformers"
+    tensor_parallel: int = 1
+    stream_weights: bool | None = None
+    output: Path | None = None
+    force: bool = False
+    resume: bool = False
+    seed: int | None = None
+    chat_template: bool | None = None
+    allow_overlap: bool = False
+    allow_poor: bool = False
+    fast: bool = False
+    tune: bool = True
+    revision: str | None = None
+    model_id: str | None = None
+
+
+def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResult | None:
+    """Calibrate a model, fit a rotation, and write it as a verified artifact.
+
+    Returns:
+        The artifact; its `notes` hold every remark, also those that the observer was told at once.
+        `None` in all processes of `torchrun` but the first.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        OscarZooError: as `oscar_zoo.compute.job.compute_artifact`.
+    """
+    options = options_of(request, observer)
+    refused = serving_refusal(options.model, options.revision)
+    early = (not_served_note(refused),) if refused is not None else ()
+    return run(options, observer, notes=early)
+
+
+def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
+    """Everything that `request` leaves open is decided here: model, recipe, device and amounts.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        NetworkError: the model is not on this machine and cannot be fetched now.
+        OscarZooError: there is no such model or device.
+    """
+    from oscar_zoo.app.devices import pick_device, require_compute
+    from oscar_zoo.app.targets import parse_model
+    from oscar_zoo.models.model_hub import check_fetchable
+    from oscar_zoo.registry.model_names import check_model_id, serving_recipe
+
+    require_compute()
+    choice = parse_model(request.model, observer)
+    choice.check_can_be_had("oscar-zoo compute FOLDER")
+    if request.model_id is not None:
+        check_model_id(request.model_id)
+    check_fetchable(choice.source, request.revision)
+    from oscar_zoo.compute.options import ComputeOptions
+    from oscar_zoo.models.loading import inspect_model
+
+    block = inspect_model(
+        choice.source, revision=request.revision, model_id=request.model_id or choice.model_id
+    )
+    recipe = serving_recipe(choice, block.geometry)
+    device = pick_device(request.device, several=request.engine == "transformers")
+    usual = choice.recipe.calibration if choice.recipe else None
+    return ComputeOptions(
+        model=choice.source,
+        model_id=block.id,
+        model_name=choice.name,
+        revision=request.revision,
+        calib_data=request.calib_data,
+        calib_tokens=request.calib_tokens or (usual.tokens if usual else CALIB_TOKENS),
+        seq_len=request.seq_len or (usual.sequence_length if usual else None),
+        recipe=recipe.override(clip=request.clip, group_size=request.group_size),
+        method=request.method,
+        output_dir=request.output,
+        device=device,
+        dtype=request.dtype,
+        stream_weights=request.stream_weights,
+        engine=request.engine,
+        tensor_parallel=request.tensor_parallel,
+        environment=_engine_environment(device) if request.engine == "sglang" else {},
+        force=request.force,
+        resume=request.resume,
+        seed=request.seed,
+        chat_template=request.chat_template,
+        allow_overlap=request.allow_overlap,
+        allow_poor=request.allow_poor,
+        fast=request.fast,
+        tune=request.tune,
+        fixed_clip=request.clip is not None,
+    )
+
+
+def run(
+    options: ComputeOptions,
+    observer: Observer,
+    *,
+    cost: Estimate | None = None,
+    notes: tuple[Note, ...] = (),
+) -> ComputeResult | None:
+    """Compute with `options` and tell the observer of the first process how far it is.
+
+    Args:
+        cost: what it will cost, where that is known already.
+        notes: remarks to make when the work begins; the result holds them too.
+    """
+    from oscar_zoo.compute.capture.run import is_main_process
+    from oscar_zoo.compute.estimate import estimate
+    from oscar_zoo.compute.job import compute_artifact
+    from oscar_zoo.compute.phases import expected_phases
+    from oscar_zoo.models.loading import inspect_model
+
+    observer = observer if is_main_process() else SILENT
+    if cost is None and observer is not SILENT:
+        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+        cost = estimate(options, block)
+    observer.begin(cost.phases if cost else expected_phases(options), timed=cost is not None)
+    told: list[str] = []
+    for note in notes:
+        told.append(note.text)
+        observer.note(note)
+    result = compute_artifact(
+        options,
+        progress=phase_progress(observer),
+        tell=partial(_remark, observer, told),
+    )
+    observer.begin((), timed=False)
+    return replace(result, notes=(*told, *result.notes)) if result is not None else None
+
+
+def serving_refusal(source: str, revision: str | None) -> UnsupportedModel | None:
+    """Why `oscar-zoo serve` refuses this model, as far as its `config.json` tells; `None` when it
+    does not.
+
+    Raises:
+        InvalidModel, PathNotFound, NetworkError: there is no readable configuration.
+    """
+    from oscar_zoo.engines.sglang.config_refusals import check_config
+    from oscar_zoo.models.config_file import ConfigFile, read_config
+    from oscar_zoo.models.loading import config_folder
+
+    try:
+        check_config(ConfigFile(read_config(config_folder(source, revision=revision))))
+    except UnsupportedModel as error:
+        return error
+    return None
+
+
+def not_served_note(error: UnsupportedModel) -> Note:
+    """The remark, made before time is spent, that `serve` refuses the model with `error`."""
+    text = f"oscar-zoo serve will refuse this model: {error.message}"
+    return Note("compute.not_served", text, {"reason": error.message})
+
+
+def _remark(observer: Observer, told: list[str], text: str) -> None:
+    told.append(text)
+    observer.note(Note("compute.remark", text))
+
+
+def _engine_environment(device: str) -> Mapping[str, str]:
+    """Variables of an SGLang engine that calibrates: those of `serve`, without an INT2 cache."""
+    from oscar_zoo.engines.sglang.launch.plan import child_environment
+    from oscar_zoo.engines.sglang.launch.staging import kernels_folder
+
+    return child_environment(
+        os.environ, device="cpu" if device == "cpu" else None, kernels=kernels_folder()
+    )

@@ -1,0 +1,205 @@
+"""What computing an artifact that nobody has published would do, and what it would cost.
+
+`pull` and `serve` use this when a search found nothing: computing is planned, started or only
+named as the next step, as the caller wishes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from oscar_zoo.app.compute import ComputeRequest, not_served_note, options_of, serving_refusal
+from oscar_zoo.app.devices import require_compute
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.app.targets import ModelTarget, NameTarget, parse_model
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.errors import (
+    ArtifactNotAsked,
+    ArtifactNotFound,
+    NetworkError,
+    OscarZooError,
+    UsageError,
+)
+from oscar_zoo.next_step import Compute
+from oscar_zoo.registry.model_names import ModelChoice, choose_model
+
+if TYPE_CHECKING:
+    from oscar_zoo.compute.estimate import Estimate
+    from oscar_zoo.compute.options import ComputeOptions
+
+
+@dataclass(frozen=True)
+class ComputeWish:
+    """What a caller wants when nobody has published an artifact.
+
+    Attributes:
+        compute: compute one without a question.
+        ask: otherwise, ask the observer whether to compute one.
+        calib_data, device, revision: as in `ComputeRequest`; `None` for its defaults.
+        offline: send no request.
+        to_serve: the artifact is wanted for a server, so a model that `serve` refuses is an error.
+    """
+
+    compute: bool = False
+    ask: bool = False
+    calib_data: str | None = None
+    device: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    to_serve: bool = False
+
+    def check(self) -> None:
+        """Raise `UsageError` when the wish makes no sense or cannot be met in this process."""
+        if self.calib_data and not self.compute:
+            raise UsageError(
+                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
+            )
+        if self.compute and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "this computes in one process.",
+                hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish",
+            )
+
+
+@dataclass(frozen=True)
+class ComputePlan:
+    """A computation that can be started.
+
+    Attributes:
+        choice: the model.
+        options: everything but the output folder.
+        cost: what it will take, or `None` where that cannot be estimated.
+        notes: what the user should know before it starts.
+    """
+
+    choice: ModelChoice
+    options: ComputeOptions
+    cost: Estimate | None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated duration, or `None`."""
+        return self.cost.seconds if self.cost else None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The plan in plain values, for notes and questions.
+
+        `fetched_bytes` are weights that may have to be downloaded first, or `None`.
+        """
+        here = Path(self.choice.source).is_dir()
+        return {
+            "model": self.choice.name,
+            "tokens": self.options.calib_tokens,
+            "data": str(self.options.calib_data),
+            "device": self.options.device,
+            "seconds": self.seconds,
+            "fetched_bytes": self.cost.weight_bytes if self.cost and not here else None,
+        }
+
+    @property
+    def question(self) -> Note:
+        """Asks whether to start it."""
+        text = f"No artifact for {self.choice.name} exists. Compute one now?"
+        return Note("compute.question", text, self.facts)
+
+    @property
+    def start(self) -> Note:
+        """Tells that it starts."""
+        text = f"No artifact for {self.choice.name} was found. Computing one."
+        return Note("compute.start", text, self.facts, kind="step")
+
+
+def model_to_compute(
+    target: ModelTarget | NameTarget, error: OscarZooError, observer: Observer, *, model: str | None
+) -> ModelChoice | None:
+    """The model from which an artifact for `target` can be made, after a search gave `error`.
+
+    Args:
+        model: where the model's weights are, if the caller said so; it must have the same name.
+
+    Returns:
+        `None` when the error says something else, when the target names one version, and when no
+        model is meant.
+    """
+    if not isinstance(error, ArtifactNotFound | NetworkError):
+        return None
+    reference = target.reference
+    if reference.tag is not None or reference.digest is not None:
+        return None
+    try:
+        if model is not None:
+            choice = parse_model(model, observer)
+        elif isinstance(target, ModelTarget):
+            choice = target.choice
+        else:
+            choice = choose_model(reference.name, folders=False)
+    except OscarZooError:
+        return None
+    return choice if _is_called(choice, reference) else None
+
+
+def plan_computing(
+    choice: ModelChoice, wish: ComputeWish, error: OscarZooError, observer: Observer
+) -> ComputePlan:
+    """What `compute` would do with its defaults, and how long that takes; no weights are read.
+
+    Args:
+        choice: the model.
+        wish: what the caller said.
+        error: what the search for an artifact gave.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        UnsupportedModel: it is wanted for a server, which would refuse the model.
+        OscarZooError: as `compute`, for everything that can be found wrong before it starts.
+    """
+    require_compute()
+    if isinstance(error, NetworkError):  # a hub that does not answer may have an artifact
+        observer.note(Note("hub.unreachable", error.message))
+    if wish.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # libraries that are imported later read it
+    given = {"calib_data": wish.calib_data, "device": wish.device, "revision": wish.revision}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value}
+    options = options_of(ComputeRequest(choice.source, **changes), observer)
+    from oscar_zoo.compute.estimate import estimate
+    from oscar_zoo.compute.options import check_options
+    from oscar_zoo.models.loading import inspect_model
+
+    check_options(options)
+    refused = serving_refusal(options.model, options.revision)
+    if refused is not None and wish.to_serve:
+        raise refused
+    block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+    notes = (not_served_note(refused),) if refused else ()
+    return ComputePlan(choice, options, estimate(options, block), notes)
+
+
+def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZooError:
+    """`error` of a search with the next step: computing with `command`, unless `choice` cannot be
+    fetched either."""
+    from oscar_zoo.models.model_hub import is_here
+
+    unasked = isinstance(error, NetworkError | ArtifactNotAsked)
+    if not unasked or is_here(choice.source):
+        error.next_step = Compute(choice.name, command)
+    return error
+
+
+def compute_command(command: str, text: str) -> str:
+    """The command line that computes an artifact for `text` where none exists."""
+    return f"oscar-zoo {command} {quote(text)} --compute"
+
+
+def _is_called(choice: ModelChoice, reference: Reference) -> bool:
+    from oscar_zoo.registry.catalog import recipe_for
+
+    recipe = recipe_for(reference.name)
+    name = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
+    return choice.name.casefold() == name.casefold()

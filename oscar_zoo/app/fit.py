@@ -1,0 +1,125 @@
+"""Fit another rotation from the moments of an earlier capture, and add captures up.
+
+Neither needs the model or its text; both need torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oscar_zoo.app.devices import require_compute
+from oscar_zoo.app.progress import SILENT, Observer, phase_progress
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.manifest import Manifest
+    from oscar_zoo.artifact.specs import Clip
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What to fit.
+
+    Attributes:
+        moments: the file that `compute` writes beside an artifact, or a merged one.
+        method: any method but `auto`, and none that is tuned: those need the model.
+        clip: clip ratios to record for serving; `None` for the recipe's.
+        group_size: channels that share a scale; `None` for the recipe's.
+        output: the artifact's folder; `None` for `./<Model>/<tag>`.
+        force: replace an artifact that is already in the folder.
+    """
+
+    moments: Path
+    method: str
+    clip: Clip | None = None
+    group_size: int | None = None
+    output: Path | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """An artifact that was written.
+
+    Attributes:
+        path: its folder.
+        manifest: the content of its `oscar.json`.
+    """
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """A moments file that was written.
+
+    Attributes:
+        path: the file.
+        size: its bytes.
+        sha256: its hash, 64 hexadecimal digits.
+        tokens: tokens of all sequences in it.
+        notes: what the user should know, in sentences.
+    """
+
+    path: Path
+    size: int
+    sha256: str
+    tokens: int
+    notes: tuple[str, ...]
+
+
+def fit(request: FitRequest, observer: Observer = SILENT) -> FitResult:
+    """Fit a method to a moments file and write the artifact.
+
+    Raises:
+        MissingDependency: torch is not installed.
+        UsageError: there is no such method, or it needs the model.
+        MalformedFile, PathNotFound: `moments` is not a moments file.
+        ComputeFailed: the file lacks what the method reads, or the result failed verification.
+        OutputExists, StorageError: the folder cannot be written.
+    """
+    require_compute()
+    from oscar_zoo.compute.moments_file import load_moments
+    from oscar_zoo.compute.refit import PHASES, refit
+    from oscar_zoo.registry.model_names import recorded_model, serving_recipe
+
+    observer.begin(PHASES, timed=False)
+    block = load_moments(request.moments)[1].model
+    choice = recorded_model(block.id)
+    recipe = serving_recipe(choice, block.geometry)
+    path, manifest = refit(
+        request.moments,
+        request.method,
+        recipe.override(clip=request.clip, group_size=request.group_size),
+        model_name=choice.name,
+        target=request.output,
+        force=request.force,
+        progress=phase_progress(observer),
+    )
+    observer.begin((), timed=False)
+    return FitResult(path, manifest)
+
+
+def merge_moments(paths: Sequence[Path], output: Path) -> MergeResult:
+    """Add captures of other text up, or join the ranks of one capture; the files say which.
+
+    Args:
+        paths: moments files of one model. A sequence that is in two files would count twice and is
+            refused.
+        output: file to write.
+
+    Raises:
+        MissingDependency: torch is not installed.
+        UsageError: the files do not go together.
+        MalformedFile, PathNotFound: one of them is not a moments file.
+        StorageError: the disk refused.
+    """
+    require_compute()
+    from oscar_zoo.compute.merging import merge_files
+
+    merged = merge_files(paths, output)
+    tokens = sum(sequence.tokens for sequence in merged.info.sequences)
+    return MergeResult(output, merged.file.size, merged.file.sha256, tokens, tuple(merged.notes))
