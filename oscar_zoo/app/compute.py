@@ -123,7 +123,7 @@ def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
         check_model_id(request.model_id)
     check_fetchable(choice.source, request.revision)
     from oscar_zoo.compute.options import ComputeOptions
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     block = inspect_model(
         choice.source, revision=request.revision, model_id=request.model_id or choice.model_id
@@ -177,7 +177,7 @@ def run(
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.job import compute_artifact
     from oscar_zoo.compute.phases import expected_phases
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     observer = observer if is_main_process() else SILENT
     if cost is None and observer is not SILENT:
@@ -206,7 +206,7 @@ def serving_refusal(source: str, revision: str | None) -> UnsupportedModel | Non
     """
     from oscar_zoo.engines.sglang.config_refusals import check_config
     from oscar_zoo.models.config_file import ConfigFile, read_config
-    from oscar_zoo.models.loading import config_folder
+    from oscar_zoo.models.inspect import config_folder
 
     try:
         check_config(ConfigFile(read_config(config_folder(source, revision=revision))))

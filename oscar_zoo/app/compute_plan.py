@@ -170,7 +170,7 @@ def plan_computing(
     options = options_of(ComputeRequest(choice.source, **changes), observer)
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.options import check_options
-    from oscar_zoo.models.loading import inspect_model
+    from oscar_zoo.models.inspect import inspect_model
 
     check_options(options)
     refused = serving_refusal(options.model, options.revision)
