@@ -69,7 +69,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Everything measured."""
+    """Everything measured; `model` is the name of the model, where it is known."""
 
     load: Load
     tally: Tally
@@ -81,6 +81,7 @@ class LoadReport:
     same_answers: bool | None
     drain: Drain
     limits: LoadLimits
+    model: str | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -124,6 +125,7 @@ class LoadReport:
         tally, firsts = self.tally, self.tally.first_token_s
         return {
             "schema": SCHEMA,
+            "model": self.model,
             "load": asdict(self.load),
             "seconds": self.seconds,
             "requests": tally.requests,

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app import targets
+from oscar_zoo.app.artifact_model import model_for
 from oscar_zoo.app.artifacts import open_artifact
 from oscar_zoo.app.progress import SILENT
+from oscar_zoo.app.serve_artifact import with_folder
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.cli.choosing import model_for, with_folder
 from oscar_zoo.cli.loading import load_for, with_overrides
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.progress import current
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Phase, Progress
 from oscar_zoo.registry.model_names import serving_recipe
@@ -49,7 +51,7 @@ def measure(
 
     text = read_text(data, "validation")
     opened = open_artifact(targets.parse(artifact), Sources(choices["hubs"]), SILENT)
-    choice = model_for(opened, model, again=with_folder("eval", artifact))
+    choice = model_for(opened, model, current(), again=with_folder("eval", artifact))
     progress(0, 0, "load")
     loaded = load_for(choice, choices, longest=choices["length"] or LONGEST)
     for note in loaded.notes:

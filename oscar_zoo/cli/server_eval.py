@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app import targets
+from oscar_zoo.app.artifact_model import geometry_for, model_for, recipe_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.devices import pick_device, pick_serving_device, require_serve
+from oscar_zoo.app.files import check_file, write_file
+from oscar_zoo.app.serve_artifact import with_folder
+from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.cli.benching import check_file, numbers, write_file
-from oscar_zoo.cli.choosing import model_for, model_geometry, recipe_for_model, with_folder
 from oscar_zoo.cli.loading import with_overrides
+from oscar_zoo.cli.options import numbers
 from oscar_zoo.cli.render import server_evaluation, terminal
-from oscar_zoo.cli.render.progress import TerminalObserver
-from oscar_zoo.cli.starting import Told
+from oscar_zoo.cli.render.progress import TerminalObserver, current
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
@@ -175,10 +177,10 @@ def _subject(request: ServerEvalRequest) -> _Subject:
     text = read_text(request.data, "validation")
     with TerminalObserver(quiet=request.silent) as observer:
         artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
-    choice = model_for(artifact, request.model, again=with_folder("eval", request.artifact))
-    recipe = with_overrides(
-        recipe_for_model(artifact, choice, model_geometry(choice)), clip=request.clip
+    choice = model_for(
+        artifact, request.model, current(), again=with_folder("eval", request.artifact)
     )
+    recipe = with_overrides(recipe_for(artifact, choice, geometry_for(choice)), clip=request.clip)
     if artifact.verified.k is None or artifact.verified.v is None:
         raise UsageError(
             f"{request.artifact} has only one side; a cache needs K and V.",
@@ -230,9 +232,11 @@ def _ask(
     for variant in wanted:
         try:
             wanted_server = _wanted_server(request, subject, variant)
-            news = Told(str(variant), silent=request.silent)
-            with own_server(wanted_server, news) as started:
-                runs.append(_answers(request, subject, started.client, radix=variant.radix))
+            with current() as observer:
+                news = StartObserver(str(variant), observer)
+                with own_server(wanted_server, news) as started:
+                    observer.begin((), timed=False)
+                    runs.append(_answers(request, subject, started.client, radix=variant.radix))
         except OscarZooError as error:
             if len(wanted) == 1 or not isinstance(error, ServerFailed):
                 raise

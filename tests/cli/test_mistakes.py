@@ -287,8 +287,8 @@ def test_a_server_that_dies_while_serving(
     plan = LaunchPlan(
         (sys.executable, "-c", FAKE_SERVER, str(port)), dict(os.environ), f"http://127.0.0.1:{port}"
     )
-    monkeypatch.setattr("oscar_zoo.cli.serving.require_serve", lambda: None)
-    monkeypatch.setattr("oscar_zoo.cli.serving.launch.plan", lambda *_: plan)
+    monkeypatch.setattr("oscar_zoo.app.serve.require_serve", lambda: None)
+    monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", lambda *_: plan)
     command = [
         "serve",
         str(artifact),

@@ -11,11 +11,12 @@ from pathlib import Path
 import click
 import pytest
 
-from oscar_zoo.cli.choosing import ServeRequest
+from oscar_zoo.app.serve import with_next_step
+from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
+from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.serve_command import PORT, TIMEOUT, arguments, command_line
-from oscar_zoo.cli.serving import without_model
+from oscar_zoo.cli.options import parse_clip
 from oscar_zoo.engines.sglang.launch.server import check_port_free
 from oscar_zoo.errors import ServerFailed
 
@@ -80,9 +81,9 @@ def test_offline_asks_no_hub(
     for variable in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.setenv(variable, "")  # so that what the command sets is gone afterwards
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
-    for module in ("serving", "benching"):
+    for module in ("app.serve", "app.bench"):
         monkeypatch.setattr(
-            f"oscar_zoo.cli.{module}.require_serve", lambda: None
+            f"oscar_zoo.{module}.require_serve", lambda: None
         )  # not what this is about
     assert run([*words, "Qwen3-8B", "--offline", "--device", "cpu"]) == 5
     assert (
@@ -93,7 +94,10 @@ def test_offline_asks_no_hub(
 def parsed(words: list[str]) -> ServeRequest:
     """The request of a command line without `serve`."""
     values = dict(command.make_context("serve", words).params)
-    return ServeRequest(extra=values.pop("engine_flags"), **values)
+    for name in ("print_only", "engine", "quiet", "as_json"):
+        values.pop(name)
+    clip, flags = parse_clip(values.pop("clip")), values.pop("engine_flags")
+    return ServeRequest(values.pop("artifact"), clip=clip, extra=flags, **values)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +117,10 @@ def parsed(words: list[str]) -> ServeRequest:
 )
 def test_a_request_as_a_command_line_again(text: str) -> None:
     request = parsed(shlex.split(text))
-    assert parsed(arguments(request)[1:]) == request
-    assert parsed(shlex.split(command_line(request))[2:]) == request
-    other = parsed(arguments(request, port=4711, detach=None, json=True)[1:])
-    assert other == replace(request, port=4711, detach=False, as_json=True)
+    assert parsed(request.arguments()[1:]) == request
+    assert parsed(shlex.split(request.command_line())[2:]) == request
+    other = parsed(request.arguments(port=4711, detach=None, json=True)[1:])
+    assert other == replace(request, port=4711, detach=False)
 
 
 def test_the_defaults_are_those_of_the_options() -> None:
@@ -127,9 +131,7 @@ def test_the_defaults_are_those_of_the_options() -> None:
 def test_a_taken_port_shows_the_command_with_a_free_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "oscar_zoo.cli.serving.require_serve", lambda: None
-    )  # not what this is about
+    monkeypatch.setattr("oscar_zoo.app.serve.require_serve", lambda: None)  # not what this is about
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -142,25 +144,38 @@ def test_a_taken_port_shows_the_command_with_a_free_one(
         assert f"port {port} on 127.0.0.1 is taken" in line
         again = parsed(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
         check_port_free("127.0.0.1", again.port)
-    assert (again.artifact, again.clip, again.extra) == ("Qwen3-8B", "0.9,0.9", ("--tp=2",))
+    assert (again.target, again.extra) == ("Qwen3-8B", ("--tp=2",))
+    assert again.clip == Clip(k=0.9, v=0.9)
 
 
 @pytest.mark.parametrize(
-    ("said", "helps"),
+    ("said", "step"),
     [
-        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files", True),
-        ("OSError: a/b is not a local folder and is not a valid model identifier", True),
-        ("ValueError: --frob", False),
+        (
+            "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
+            "if a/b lies in a folder: oscar-zoo serve X --model DIR --port 31000",
+        ),
+        (
+            "OSError: a/b is not a local folder and is not a valid model identifier",
+            "oscar-zoo serve X --model DIR --port 31000",
+        ),
+        (
+            "OSError: You are trying to access a gated repo. 401 Client Error.",
+            "hf download a/b, then serve it with --offline",
+        ),
+        (
+            "GatedRepoError: 403 Client Error. Access to model a/b is restricted and you are not",
+            "the server has no token of yours",
+        ),
+        ("ValueError: --frob", None),
     ],
 )
-def test_a_model_that_no_hub_has_may_lie_in_a_folder(
-    tmp_path: Path, said: str, helps: bool
+def test_a_model_that_could_not_be_fetched_has_a_next_step(
+    tmp_path: Path, said: str, step: str | None
 ) -> None:
-    failed, request = (
-        ServerFailed(f"the server ended: {said}.", hint="log: x"),
-        parsed(["X", "--port", "31000"]),
-    )
-    told = without_model(request, "a/b", failed)
+    failed = ServerFailed(f"the server ended: {said}.", hint="log: x")
+    again = parsed(["X", "--port", "31000"]).command_line(model="DIR")
+    told = with_next_step(failed, "a/b", again)
     assert told.message == failed.message and str(told.hint).endswith("log: x")
-    assert ("oscar-zoo serve X --model DIR --port 31000" in str(told.hint)) == helps
-    assert without_model(request, str(tmp_path), failed) is failed
+    assert told.hint == failed.hint if step is None else step in str(told.hint)
+    assert with_next_step(failed, str(tmp_path), again) is failed

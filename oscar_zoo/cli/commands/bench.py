@@ -3,11 +3,19 @@ machine."""
 
 from __future__ import annotations
 
+import importlib.util
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.bench.report import Report
 
 
 @click.group("bench")
@@ -99,7 +107,17 @@ def command() -> None:
 @options.quiet_option
 @options.json_option
 def serve_command(
-    artifact: str | None, engine_flags: tuple[str, ...], offline: bool, **choices: object
+    artifact: str | None,
+    engine_flags: tuple[str, ...],
+    batch: str,
+    context: str,
+    job: str | None,
+    turns: int,
+    csv: Path | None,
+    plot: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **choices: Any,
 ) -> int:
     """Start SGLang with a BF16 cache, then with an INT2 cache, and send both the same prompts.
 
@@ -124,15 +142,30 @@ def serve_command(
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x16000x256 --turns 2
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
     """
-    if offline:
+    if choices["offline"]:
         options.go_offline()  # before the libraries below are imported
-    from oscar_zoo.cli.benching import BenchRequest, bench
+    from oscar_zoo.app import bench
+    from oscar_zoo.cli.render.bench import print_failures, print_report
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    if artifact is not None and artifact.startswith(
-        "-"
-    ):  # click cannot tell what stood behind the --
-        engine_flags, artifact = (artifact, *engine_flags), None
-    return bench(BenchRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]
+    artifact, engine_flags = _apart(artifact, engine_flags)
+    cases, bulk = options.cases_of(batch, context), options.bulk_of(job, turns)
+    request = bench.BenchRequest(artifact, cases=cases, bulk=bulk, extra=engine_flags, **choices)
+    bench.check(request)
+    _check_files(csv, plot)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        report = bench.compare(request, observer)
+    _save(report, csv, plot)
+    if as_json:
+        terminal.emit_json(report.to_json())
+    else:
+        print_report(report)
+        for path in (csv, plot):
+            terminal.note(f"Saved {path}", quiet=quiet or path is None)
+    print_failures(report)
+    if report.stopped is not None:
+        return 128 + signal.Signals[report.stopped]
+    return 1 if report.errors else 0
 
 
 @command.command(
@@ -196,7 +229,19 @@ def serve_command(
 @options.device_option
 @options.quiet_option
 @options.json_option
-def load_command(artifact: str | None, engine_flags: tuple[str, ...], **choices: object) -> int:
+def load_command(
+    artifact: str | None,
+    engine_flags: tuple[str, ...],
+    clients: int,
+    seconds: float,
+    context: int,
+    new_tokens: int,
+    aborts: float,
+    growth: int,
+    quiet: bool,
+    as_json: bool,
+    **choices: Any,
+) -> int:
     """Start an INT2 server, let many streaming clients work with it, and end it with SIGTERM.
 
     Every client sends one request after the other; some hang up while theirs waits, is prefilled,
@@ -210,10 +255,47 @@ def load_command(artifact: str | None, engine_flags: tuple[str, ...], **choices:
       oscar-zoo bench load Qwen3-8B
       oscar-zoo bench load --dummy-weights Qwen3-8B --clients 200 --seconds 600 --json
     """
-    from oscar_zoo.cli.load_testing import LoadRequest, load_test
+    from oscar_zoo.app.bench_load import LoadRequest, load
+    from oscar_zoo.bench.load_clients import Load
+    from oscar_zoo.cli.render.load import print_load
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    if artifact is not None and artifact.startswith(
-        "-"
-    ):  # click cannot tell what stood behind the --
-        engine_flags, artifact = (artifact, *engine_flags), None
-    return load_test(LoadRequest(artifact=artifact, extra=engine_flags, **choices))  # type: ignore[arg-type]
+    artifact, engine_flags = _apart(artifact, engine_flags)
+    work = Load(clients, seconds, context, new_tokens, aborts)
+    request = LoadRequest(work, artifact, growth=growth << 20, extra=engine_flags, **choices)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        report = load(request, observer)
+    terminal.emit_json(report.to_json()) if as_json else print_load(report)
+    return 1 if report.violations else 0
+
+
+def _apart(artifact: str | None, flags: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The artifact and the engine flags; click takes the first flag for the artifact where none was
+    named."""
+    if artifact is not None and artifact.startswith("-"):
+        return None, (artifact, *flags)
+    return artifact, flags
+
+
+def _check_files(csv: Path | None, plot: Path | None) -> None:
+    """Refuse files that could not be written in the end; raises `UsageError` and its kin."""
+    from oscar_zoo.app.files import check_file
+
+    if plot is not None:
+        if plot.suffix.lower() != ".png":
+            raise UsageError(f"--plot {plot} is not a PNG file.", hint="end its name in .png")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise MissingDependency.for_extra("matplotlib", "compute")
+    check_file(csv)
+    check_file(plot)
+
+
+def _save(report: Report, csv: Path | None, plot: Path | None) -> None:
+    from oscar_zoo.app.files import write_file
+
+    if csv is not None:
+        write_file(csv, report.to_csv().encode())
+    if plot is not None:
+        from oscar_zoo.bench.chart import render_png
+
+        write_file(plot, render_png(report))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oscar_zoo.cli import completing, options
 from oscar_zoo.cli.engine_flags import EngineCommand
-from oscar_zoo.errors import UsageError
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.errors import ServerFailed, UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.app.serve_command import Engine
+    from oscar_zoo.app.serve_request import ServeRequest
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
 
 @click.command("serve", cls=EngineCommand)
@@ -59,7 +67,16 @@ from oscar_zoo.errors import UsageError
 @options.device_option
 @options.quiet_option
 @options.json_option
-def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> int:
+def command(
+    artifact: str,
+    engine_flags: tuple[str, ...],
+    clip: str | None,
+    print_only: bool,
+    engine: Engine,
+    quiet: bool,
+    as_json: bool,
+    **choices: Any,
+) -> int:
     """Serve a model with an INT2 KV cache over the OpenAI-compatible API.
 
     The artifact is a NAME of the zoo, or a folder that begins with ./, ../, / or ~. It is verified,
@@ -86,28 +103,88 @@ def command(artifact: str, engine_flags: tuple[str, ...], **choices: object) -> 
       oscar-zoo serve Qwen3-8B --print --device cuda
       oscar-zoo serve Qwen3-8B --print --engine oscar-fork
     """
-    from oscar_zoo.cli.choosing import ServeRequest
+    from oscar_zoo.app.serve_request import ServeRequest
+    from oscar_zoo.cli.render.progress import TerminalObserver, can_ask
 
-    request = ServeRequest(artifact=artifact, extra=engine_flags, **choices)  # type: ignore[arg-type]
-    if request.offline:
+    if choices["offline"]:
         options.go_offline()
-    if request.print_only and request.detach:
+    ask = can_ask() and not as_json
+    clipped = options.parse_clip(clip)
+    request = ServeRequest(artifact, extra=engine_flags, clip=clipped, ask=ask, **choices)
+    _check_mode(engine, print_only=print_only, detach=request.detach)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        if print_only:
+            return _print(request, engine, observer, as_json=as_json)
+        if request.detach:
+            return _detach(request, observer, as_json=as_json)
+        return _serve(request, observer, quiet=quiet, as_json=as_json)
+
+
+def _check_mode(engine: Engine, *, print_only: bool, detach: bool) -> None:
+    """Refuse options that exclude each other; raises `UsageError`."""
+    if print_only and detach:
         raise UsageError(
             "--print starts nothing that could be detached.", hint="leave out one of the two"
         )
-    if request.print_only:
-        from oscar_zoo.cli.printing import print_command
-
-        return print_command(request)
-    if request.engine != "sglang":
+    if engine != "sglang" and not print_only:
         raise UsageError(
             "oscar-zoo starts stock SGLang only.",
-            hint=f"see the command for {request.engine}: add --print",
+            hint=f"see the command for {engine}: add --print",
         )
-    if request.detach:
-        from oscar_zoo.cli.detaching import serve_detached
 
-        return serve_detached(request)
-    from oscar_zoo.cli.serving import serve
 
-    return serve(request)
+def _print(
+    request: ServeRequest, engine: Engine, observer: TerminalObserver, *, as_json: bool
+) -> int:
+    from oscar_zoo.app.progress import Note
+    from oscar_zoo.app.serve_command import command as make
+    from oscar_zoo.cli.render.serve_command import command_facts, shell_text
+
+    made = make(request, engine, observer)
+    for warning in made.warnings:
+        observer.note(Note("server.environment", warning))
+    if as_json:
+        terminal.emit_json(command_facts(made, engine))
+    else:
+        sys.stdout.write(shell_text(made) + "\n")
+    return 0
+
+
+def _detach(request: ServeRequest, observer: TerminalObserver, *, as_json: bool) -> int:
+    from oscar_zoo.app.detach import start_detached
+    from oscar_zoo.cli.render.ready import print_ready
+
+    said, status = start_detached(request, observer)
+    if status is not None:
+        error = said["error"]
+        terminal.print_error(error["code"], error["message"], error["hint"], as_json=as_json)
+        return status
+    if as_json:
+        terminal.emit_json(said)
+    else:
+        print_ready(said, stop=f"oscar-zoo stop {request.port}")
+    return 0
+
+
+def _serve(request: ServeRequest, observer: TerminalObserver, *, quiet: bool, as_json: bool) -> int:
+    from oscar_zoo.app.serve import start
+    from oscar_zoo.cli.render.ready import print_ready, ready_facts
+
+    with start(request, observer) as server:
+        facts = ready_facts(server, port=request.port, key_file=request.api_key_file)
+        try:
+            terminal.emit_json(facts) if as_json else print_ready(facts, stop="Ctrl-C")
+            server.wait()
+        except KeyboardInterrupt:
+            terminal.note("Stopped.", quiet=quiet or as_json)
+            return 130
+        except SystemExit:
+            terminal.note("Stopped by SIGTERM.", quiet=quiet or as_json)
+            return 0
+        except ServerFailed as error:
+            if not as_json:
+                raise
+            # stdout has its one object already
+            terminal.print_error(error.code, error.message, error.hint, as_json=False)
+            return 1
+    return 0

@@ -3,10 +3,14 @@ capacities."""
 
 from __future__ import annotations
 
+from oscar_zoo.app.bench import side_log
 from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.bench.sides import Cache
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang.offline_job import Case
+
+STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
+"""Signals that end a comparison, as people call them."""
 
 
 def print_report(report: Report) -> None:
@@ -27,6 +31,20 @@ def print_report(report: Report) -> None:
         console.print(line)
     if report.not_compared is not None:
         console.print(f"No ratio  {report.not_compared}")
+
+
+def print_failures(report: Report) -> None:
+    """A line on stderr for every side that failed, and one when a signal ended the comparison."""
+    failed = dict(report.errors)
+    if report.stopped is not None:
+        cache, last = list(report.sides.items())[-1]
+        failed.pop(cache, None)
+        where = f" ({LABELS[cache]}: {last.error})" if last.error else ""
+        what = f"stopped by {STOPPED[report.stopped]}{where}; what was measured until then is kept"
+        terminal.print_error("interrupted", what, None, as_json=False)
+    for cache, error in failed.items():
+        log = f"log: {side_log(cache)}"
+        terminal.print_error("server", f"{LABELS[cache]}: {error}.", log, as_json=False)
 
 
 def _cells(report: Report, cache: Cache, case: Case) -> list[str]:

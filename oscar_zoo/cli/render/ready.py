@@ -1,38 +1,33 @@
-"""What `serve` says when its server is ready: the same facts as text and as JSON."""
+"""A server that is ready, as text and as JSON with the same facts."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
-from oscar_zoo.cli.choosing import Chosen, ServeRequest
+from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
+from oscar_zoo.engines.sglang.launch.server import client_url
 
 SCHEMA = "oscar-zoo.serve/1"
 
 
-def ready_facts(
-    request: ServeRequest, chosen: Chosen, ready: ReadyFacts, url: str
-) -> dict[str, Any]:
-    """What is served.
-
-    Args:
-        url: where a client on this machine reaches it, without `/v1`.
-    """
-    artifact, recipe = chosen.artifact, chosen.recipe
+def ready_facts(server: RunningServer, *, port: int, key_file: Path | None) -> dict[str, Any]:
+    """The facts of a server that is ready, for `--json`."""
+    ready = server.facts
     return {
         "schema": SCHEMA,
         "model_id": ready.model,
-        "model": chosen.choice.source,
-        "artifact": artifact.label,
-        "digest": artifact.verified.digest,
-        "level": artifact.verified.level,
-        "recipe": recipe.model_dump(mode="json"),
+        "model": server.model,
+        "artifact": server.artifact,
+        "digest": server.digest,
+        "level": server.level,
+        "recipe": server.recipe.model_dump(mode="json"),
         "sglang": ready.version,
-        "device": chosen.device,
-        "tensor_parallel": chosen.tensor_parallel,
+        "device": server.device,
+        "tensor_parallel": server.tensor_parallel,
         "bits_per_element": ready.bits,
         "windows": {"sink": ready.sink, "recent": ready.recent},
         "clip": {"k": ready.k_clip, "v": ready.v_clip},
@@ -41,16 +36,20 @@ def ready_facts(
         "max_running_requests": ready.requests,
         "context_tokens": ready.context,
         "curl": curl_line(
-            url,
+            client_url(server.url),
             ready.model,
-            key_file=str(request.api_key_file.absolute()) if request.api_key_file else None,
+            key_file=str(key_file.absolute()) if key_file else None,
         ),
-        "stop": f"oscar-zoo stop {request.port}",
+        "stop": f"oscar-zoo stop {port}",
+        "url": server.url,
+        "log": str(server.log),
+        "seconds": round(server.seconds, 1),
+        "pid": server.pid,
     }
 
 
 def curl_line(url: str, model: str, *, key_file: str | None) -> str:
-    """A request that a shell runs as it stands.
+    """A request that a shell runs as it stands, to the API at `url`.
 
     A key is read from `key_file` when it runs, and reaches curl through a pipe: arguments are
     visible to every local user.
@@ -63,7 +62,7 @@ def curl_line(url: str, model: str, *, key_file: str | None) -> str:
     )
     header = "-H @- " if key_file else ""
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
-    address = shlex.quote(f"{url}/v1/chat/completions")
+    address = shlex.quote(f"{url}/chat/completions")
     return f"{key}curl {address} {header}-H 'Content-Type: application/json' -d {data}"
 
 

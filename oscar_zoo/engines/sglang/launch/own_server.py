@@ -111,7 +111,7 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
             news.warn(warning)
         news.starting(wanted.log)
         with server.running(planned, wanted.log) as child:
-            child.wait_until_healthy(wanted.timeout, _told(wanted.log, news))
+            child.wait_until_healthy(wanted.timeout, follow_start(wanted.log, news))
             staging.check_unchanged(staged, digest)
             url = server.client_url(planned.url)
             yield StartedServer(
@@ -128,6 +128,12 @@ def log_file(name: str) -> Path:
     folder = paths.state_dir() / "logs"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / f"{name}.log"
+
+
+def follow_start(log: Path, news: StartNews) -> Callable[[float], None]:
+    """A callback for the seconds of a start that adds the phase shown by `log`."""
+    phases = PhaseReader(log)
+    return lambda seconds: news.phase(phases.current(), seconds)
 
 
 def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> plan.ServeOptions:
@@ -149,9 +155,3 @@ def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> 
         served_name=wanted.served_name,
         extra=wanted.flags,
     )
-
-
-def _told(log: Path, news: StartNews) -> Callable[[float], None]:
-    """The callback for the seconds of a start, which adds the phase that `log` shows."""
-    phases = PhaseReader(log)
-    return lambda seconds: news.phase(phases.current(), seconds)

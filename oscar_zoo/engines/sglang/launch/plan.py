@@ -270,6 +270,12 @@ def cache_flags(
     }
 
 
+def url(host: str, port: int) -> str:
+    """Where a server that listens on `host` and `port` answers, without `/v1`."""
+    address = f"[{host}]" if ":" in host else host
+    return f"http://{address}:{port}"
+
+
 def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
     """The child process for `options`.
 
@@ -305,7 +311,6 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         ]  # SGLang does not know the `=` form of this one flag
     argv += [f"{name}={value}" for name, value in flags.items()]
     argv += options.extra  # last, so that they win
-    address = f"[{options.host}]" if ":" in options.host else options.host
     env = child_environment(environ, device=options.device, kernels=options.kernels)
     sets = set_variables(device=options.device, kernels=options.kernels)
-    return LaunchPlan(tuple(argv), env, f"http://{address}:{options.port}", sets)
+    return LaunchPlan(tuple(argv), env, url(options.host, options.port), sets)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.cli.starting import EVERY_SECONDS, phases_of
 from oscar_zoo.engines.sglang.launch.phases import FIRST, PhaseReader
 
 TIME = "[2026-05-20 10:00:00"
@@ -76,22 +75,3 @@ def test_half_a_line_waits_for_the_other_half(tmp_path: Path) -> None:
     with log.open("a") as stream:
         stream.write("ght begin. \ufffd\n")
     assert reader.current() == "loading weights"
-
-
-def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    with phases_of(log, enabled=True) as tick:
-        for seconds in (0.0, 1.0, 2.0):
-            tick(seconds)
-        log.write_text(f"{TIME}] Load weight begin.\n")
-        tick(3.0)
-        tick(3.0 + EVERY_SECONDS - 1)
-        tick(3.0 + EVERY_SECONDS)
-    lines = ["starting SGLang (0 s)", "loading weights (3 s)", "loading weights (33 s)"]
-    captured = capsys.readouterr()
-    assert captured.err.splitlines() == lines and not captured.out
-    with phases_of(log, enabled=False) as tick:
-        tick(1.0)
-    assert not capsys.readouterr().err

@@ -1,0 +1,226 @@
+"""Compare stock SGLang with a BF16 cache and with an INT2 cache, on this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from oscar_zoo.app.artifact_model import recipe_for
+from oscar_zoo.app.bench_subject import Subject, SubjectNames, find_subject
+from oscar_zoo.app.devices import pick_serving_device, require_serve
+from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.bench import run, sides
+from oscar_zoo.bench.report import LABELS, Report
+from oscar_zoo.engines.sglang import concurrency, flags
+from oscar_zoo.engines.sglang.launch import preflight, server, staging
+from oscar_zoo.engines.sglang.launch.own_server import log_file
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+from oscar_zoo.errors import UsageError
+from oscar_zoo.models import nvidia_smi
+
+MOST_CASES = 64
+HELP = "oscar-zoo bench serve --help"
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to compare.
+
+    Attributes:
+        target: name or folder of the artifact; `None` makes one, which needs `dummy_weights`.
+        dummy_weights: measure a model of this shape with random weights: a name of the zoo, or a
+            folder with a `config.json`.
+        cases: batches and contexts to measure, at most `MOST_CASES`.
+        new_tokens: tokens that every request generates.
+        bulk: requests that all come at once, measured after the cases, or `None`.
+        model: model to run, or `None` for the artifact's base model.
+        revision: commit of a model on a hub.
+        baseline: attention backend of the BF16 side; `None` for the usual one of the device.
+        extra: engine flags for both sides.
+        device: `cpu` or `cuda[:N]`; `None` for the first GPU, else the CPU.
+        timeout: seconds for the start of an engine, for each case and for the bulk.
+        hubs: hubs to use in place of the configured ones.
+        offline: ask no hub.
+    """
+
+    target: str | Path | None = None
+    dummy_weights: str | Path | None = None
+    cases: tuple[Case, ...] = ()
+    new_tokens: int = 96
+    bulk: Bulk | None = None
+    model: str | None = None
+    revision: str | None = None
+    baseline: str | None = None
+    extra: tuple[str, ...] = ()
+    device: str | None = None
+    timeout: float = 1800.0
+    hubs: tuple[str, ...] = ()
+    offline: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        contexts = [case.context + self.new_tokens for case in self.cases]
+        return max([*contexts, self.bulk.longest if self.bulk else 1])
+
+
+def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
+    """Run both sides, one after the other.
+
+    Returns:
+        What was measured. A side that failed says so in it, and so does a comparison that a signal
+        ended after there was something to keep.
+
+    Raises:
+        UsageError: the request makes no sense, or names flags that would make the sides differ.
+        MissingDependency, UnsupportedMachine: no supported SGLang is installed.
+        OscarZooError: as `find_subject`.
+        KeyboardInterrupt, SystemExit: a signal came before anything was measured.
+    """
+    check(request)
+    require_serve()
+    with staging.private_folder() as private:
+        names = SubjectNames(request.target, request.dummy_weights, request.model)
+        sources = Sources(request.hubs, offline=request.offline)
+        subject = find_subject(names, sources, private, observer, longest=request.longest)
+        device, gpu = pick_serving_device(request.device)
+        recipe = recipe_for(subject.artifact, subject.choice, subject.geometry)
+        staged = private / "rotations"
+        engines = sides.Engines(
+            model=subject.source,
+            random_weights=subject.random_weights,
+            rotations=staged,
+            rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
+            recipe=recipe,
+            device=device,
+            baseline=request.baseline or sides.BASELINES[device],
+            kernels=staging.kernels_folder(),
+            cases=request.cases,
+            new_tokens=request.new_tokens,
+            requests=_usual_requests(subject, recipe, request.extra, device, gpu),
+            port=server.free_port(),
+            revision=request.revision,
+            extra=request.extra,
+            bulk=request.bulk,
+            gpu=gpu,
+        )
+        results, stopped = _both_sides(engines, request.timeout, private, observer)
+    return Report(
+        model=subject.choice.name,
+        random_weights=subject.random_weights,
+        artifact=(subject.label, subject.artifact.verified.digest),
+        device=_device_name(device, gpu),
+        new_tokens=request.new_tokens,
+        cases=request.cases,
+        sides=results,
+        bulk=request.bulk,
+        stopped=stopped,
+    )
+
+
+def check(request: BenchRequest) -> None:
+    """Refuse what can only fail later; nothing is looked up. Raises `UsageError`."""
+    sides.check_flags(request.extra)
+    if len(request.cases) > MOST_CASES:
+        raise UsageError(f"{len(request.cases)} cases are more than {MOST_CASES}.", hint=HELP)
+    bulk = request.bulk
+    if bulk is not None and bulk.turns > 1 and bulk.requests > sides.ORDERED:
+        raise UsageError(
+            f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang"
+            " orders by prefix.",
+            hint="lower the requests of --job",
+        )
+    SubjectNames(request.target, request.dummy_weights, request.model).check()
+
+
+def side_log(cache: sides.Cache) -> Path:
+    """The log of the engine with this cache."""
+    return log_file(f"bench-{cache}")
+
+
+def _both_sides(
+    engines: sides.Engines, limit: float, private: Path, observer: Observer
+) -> tuple[dict[sides.Cache, run.SideResult], str | None]:
+    """The results, and the name of the signal that ended the comparison early.
+
+    A signal that comes before there is any figure to keep is raised.
+    """
+    results: dict[sides.Cache, run.SideResult] = {}
+    try:
+        for cache in sides.CACHES:
+            results[cache] = run.SideResult()
+            _measure(cache, engines, limit, private, observer, results[cache])
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not any(result.measured for result in results.values()):
+            raise
+        return results, "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
+    return results, None
+
+
+def _measure(
+    cache: sides.Cache,
+    engines: sides.Engines,
+    limit: float,
+    private: Path,
+    observer: Observer,
+    result: run.SideResult,
+) -> None:
+    """Measure one side into `result`."""
+    label, log = LABELS[cache], side_log(cache)
+    observer.note(
+        Note(
+            "bench.starting",
+            f"{label}: starting SGLang (log: {log})",
+            {"cache": cache, "log": str(log)},
+            kind="step",
+        )
+    )
+    job = OfflineJob(
+        arguments=sides.arguments(cache, engines),
+        cases=engines.cases,
+        new_tokens=engines.new_tokens,
+        news=str(private / f"{cache}.news"),
+        bulk=engines.bulk,
+    )
+    place = private / f"{cache}.json"
+    place.write_text(job.model_dump_json(), encoding="utf-8")
+    planned = sides.command(cache, engines, place, os.environ)
+    run.measure(planned, job, log, limit=limit, progress=partial(_tell, observer), into=result)
+    observer.begin((), timed=False)
+
+
+def _tell(observer: Observer, done: int, total: int, label: str) -> None:
+    observer.advance(label, done, total, "tokens" if total else "")
+
+
+def _usual_requests(
+    subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int
+) -> int:
+    """The number of concurrent requests of an INT2 server with these flags on this machine."""
+    if subject.geometry is None:
+        return concurrency.UNKNOWN
+    parallel = flags.tensor_parallel(extra) or 1
+    layout = concurrency.Layout.of_flags(extra, tp=parallel)
+    demand = preflight.ServerDemand(
+        model=subject.choice.name,
+        geometry=subject.geometry,
+        windows=recipe.windows,
+        weights=None,
+        itemsize=None,
+        device=device,
+        gpu=gpu,
+        tensor_parallel=parallel,
+        extra=extra,
+        memory=concurrency.gpu_memory(gpu, layout.gpus),
+    )
+    return demand.usual_requests
+
+
+def _device_name(device: str, gpu: int) -> str:
+    """The name of the GPU, or the kind of the device in capitals."""
+    cards = nvidia_smi.visible(nvidia_smi.gpus()) if device == "cuda" else []
+    return cards[gpu].name if len(cards) > gpu else device.upper()

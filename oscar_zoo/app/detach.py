@@ -1,0 +1,107 @@
+"""Start `oscar-zoo serve` in a session of its own, so that the server outlives the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.serve_request import ServeRequest
+from oscar_zoo.app.servers import check_port, serve_log
+from oscar_zoo.engines.sglang.launch.phases import PhaseReader
+from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
+from oscar_zoo.errors import ServerFailed
+
+PROGRAM = "from oscar_zoo.cli.main import main; main()"
+POLL_SECONDS = 0.5
+ENDING_SECONDS = 60.0
+"""Seconds that a server that is no longer wanted may take to end."""
+
+
+def start_detached(
+    request: ServeRequest, observer: Observer = SILENT
+) -> tuple[dict[str, Any], int | None]:
+    """Start a server in the background and wait until it is ready.
+
+    Returns:
+        The JSON object that `oscar-zoo serve --json` printed, and its exit status if it failed.
+
+    Raises:
+        PortInUse, UsageError: as `check_port`.
+        ServerFailed: the program ended without an answer.
+    """
+    host, port = request.expose or LOOPBACK, request.port
+    check_port(host, port, lambda other: request.command_line(port=other))
+    log = serve_log(port)
+    log.unlink(missing_ok=True)  # the phases of an earlier server would be shown
+    text = f"Starting a server in the background (log: {log})"
+    observer.note(Note("server.detached", text, {"log": str(log)}, kind="step"))
+    with _child(request.arguments(detach=None, json=True), port) as child:
+        said = _answer(child, port, observer)
+        observer.begin((), timed=False)
+        return said, child.wait() if "error" in said else None
+
+
+def own_words(port: int) -> Path:
+    """What `oscar-zoo serve` itself prints in the background; the engine has its own log."""
+    return serve_log(port).with_suffix(".stderr")
+
+
+@contextlib.contextmanager
+def _child(arguments: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that serves; it ends when the block ends by an exception, Ctrl-C included."""
+    command = [sys.executable, "-P", "-c", PROGRAM, *arguments]
+    # Its error is passed on, so it must be one JSON object and no traceback.
+    env = {name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"}
+    with own_words(port).open("wb") as stderr:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()  # its watchdog ends the engine
+            child.wait()
+        raise
+    finally:
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def _answer(child: subprocess.Popen[bytes], port: int, observer: Observer) -> dict[str, Any]:
+    """The one JSON object that the child prints once it is ready or has failed."""
+    assert child.stdout is not None
+    started, data, phases = time.monotonic(), b"", PhaseReader(serve_log(port))
+    while True:
+        observer.advance(phases.current(), int(time.monotonic() - started), 0, "s")
+        if not select.select([child.stdout], [], [], POLL_SECONDS)[0]:
+            continue
+        part = os.read(child.stdout.fileno(), 1 << 16)
+        data += part
+        if not part or data.endswith(b"}\n"):
+            with contextlib.suppress(ValueError):
+                return dict(json.loads(data))
+        if not part:
+            status = child.wait()
+            hint = f"see {own_words(port)}, or run it without --detach"
+            raise ServerFailed(
+                f"oscar-zoo serve ended in the background (status {status}).", hint=hint
+            )

@@ -1,0 +1,146 @@
+"""Model, recipe, devices and memory of a server to be, known to fit before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo.app.artifact_model import geometry_for, model_for, recipe_for
+from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.progress import Observer
+from oscar_zoo.app.serve_artifact import with_folder
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
+from oscar_zoo.engines.sglang import concurrency, config_refusals, flags
+from oscar_zoo.engines.sglang.launch import preflight
+from oscar_zoo.models import nvidia_smi
+from oscar_zoo.registry.model_names import ModelChoice
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is to be served.
+
+    Attributes:
+        artifact: verified.
+        choice: the model.
+        geometry: of the model, where it is known.
+        recipe: in force.
+        device: `cpu` or `cuda`.
+        gpu: number of the first GPU.
+        tensor_parallel: number of GPUs.
+    """
+
+    artifact: Artifact
+    choice: ModelChoice
+    geometry: Geometry | None
+    recipe: ServingRecipe
+    device: str
+    gpu: int
+    tensor_parallel: int
+
+    @property
+    def model(self) -> str:
+        """The model as a server started anywhere finds it: an absolute path, or its hub id."""
+        folder = Path(self.choice.source)
+        return str(folder.absolute()) if folder.is_dir() else self.choice.source
+
+    @property
+    def name(self) -> str:
+        """How the server calls the artifact to those who ask."""
+        return _printable(f"{self.artifact.label}@{self.artifact.verified.digest}")
+
+    @property
+    def served_name(self) -> str:
+        """What requests call the model."""
+        return _printable(self.choice.model_id)
+
+
+def prepare(
+    artifact: Artifact,
+    observer: Observer,
+    *,
+    text: str,
+    model: str | None,
+    clip: Clip | None,
+    device: str,
+    gpu: int,
+    extra: tuple[str, ...],
+    usual_gpus: bool = False,
+    stock: bool = True,
+) -> Prepared:
+    """Choose model, recipe and number of GPUs, and refuse what does not go together.
+
+    Args:
+        text: how the user called the artifact, for errors.
+        model: model to serve, or `None` for the artifact's base model.
+        clip: clip ratios in place of the recipe's.
+        extra: engine flags of the user.
+        usual_gpus: take as many GPUs as the zoo does, however many are here.
+        stock: whether stock SGLang will run it, which refuses some models.
+
+    Raises:
+        UsageError: no model or recipe is known.
+        GeometryMismatch: artifact and model have different shapes.
+        UnsupportedModel: an INT2 cache cannot serve the model.
+    """
+    choice = model_for(artifact, model, observer, again=with_folder("serve", text))
+    geometry = geometry_for(choice)
+    if stock and geometry is not None:
+        config_refusals.check_geometry(geometry)
+    recipe = recipe_for(artifact, choice, geometry).override(clip=clip)
+    parallel = flags.tensor_parallel(extra)
+    if parallel is None:
+        parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
+    return Prepared(artifact, choice, geometry, recipe, device, gpu, parallel)
+
+
+def check_memory(prepared: Prepared, extra: tuple[str, ...]) -> None:
+    """Refuse a server that cannot fit on its devices, which are of this machine.
+
+    Raises:
+        NotEnoughMemory: how much is needed, and what to lower.
+        UsageError: there are fewer GPUs.
+    """
+    if prepared.geometry is None:
+        return
+    choice, gpu, parallel = prepared.choice, prepared.gpu, prepared.tensor_parallel
+    folder, on_gpu = Path(choice.source), prepared.device == "cuda"
+    weights, itemsize = (
+        preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)
+    )
+    gpus = concurrency.Layout.of_flags(extra, tp=parallel).gpus
+    demand = preflight.ServerDemand(
+        model=choice.name,
+        geometry=prepared.geometry,
+        windows=prepared.recipe.windows,
+        weights=weights,
+        itemsize=itemsize,
+        device=prepared.device,
+        gpu=gpu,
+        tensor_parallel=parallel,
+        extra=extra,
+        memory=concurrency.gpu_memory(gpu, gpus) if on_gpu else None,
+    )
+    preflight.check_memory(demand, preflight.free_memory(prepared.device, gpu, parallel))
+
+
+def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
+    """The number of GPUs that the zoo starts this model on; unless `all_here`, halved until this
+    machine has as many."""
+    usual = choice.recipe.tensor_parallel if choice.recipe else 1
+    seen = usual if all_here else len(nvidia_smi.visible(nvidia_smi.gpus())) - gpu
+    while usual > max(1, seen):
+        usual //= 2
+    return usual
+
+
+def _known_weights(choice: ModelChoice) -> tuple[int | None, int | None]:
+    """Bytes of the weights of a model of the zoo, in 16 bits, and of one number; weights on a hub
+    are not looked at."""
+    parameters = choice.recipe.parameters if choice.recipe else None
+    return (None, None) if parameters is None else (2 * parameters, 2)
+
+
+def _printable(text: str) -> str:
+    """`text` without characters that could break a line of a log or of an answer."""
+    return "".join(character for character in text if character.isprintable())

@@ -1,0 +1,74 @@
+"""A server that runs, in the hands of the process that started it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
+from oscar_zoo.engines.sglang.launch.server import Server
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that is ready. Use it as a context manager, or call `stop`.
+
+    Attributes:
+        url: its API, `http://HOST:PORT/v1`.
+        log: everything that the engine printed.
+        pid: the process that supervises the server, which is this one.
+        artifact: label of the artifact.
+        digest: digest of the artifact.
+        level: how thoroughly the artifact was verified.
+        model: the model as it was loaded: a folder or a hub id.
+        recipe: serving recipe in force.
+        device: `cpu` or `cuda`.
+        tensor_parallel: number of GPUs.
+        facts: what the server says of itself.
+        seconds: how long the start took.
+    """
+
+    url: str
+    log: Path
+    pid: int
+    artifact: str
+    digest: str
+    level: str
+    model: str
+    recipe: ServingRecipe
+    device: str
+    tensor_parallel: int
+    facts: ReadyFacts
+    seconds: float
+    _child: Server = field(repr=False)
+    _ends: ExitStack = field(repr=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ends.__exit__(kind, error, trace)
+
+    def wait(self) -> None:
+        """Block until the server ends by itself; SIGTERM lets running requests finish.
+
+        Raises:
+            ServerFailed: the server ended, with the cause from its log.
+            SystemExit: SIGTERM to this process; the server has drained.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        self._child.wait()
+        raise self._child.failure("the server ended")
+
+    def stop(self) -> None:
+        """End the server and everything that it started; nothing happens the second time."""
+        self._ends.close()

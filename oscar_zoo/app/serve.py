@@ -1,0 +1,221 @@
+"""Start stock SGLang with an INT2 cache, and watch it until it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from oscar_zoo.app import server_records
+from oscar_zoo.app.api_key import read_key
+from oscar_zoo.app.devices import pick_serving_device, require_serve
+from oscar_zoo.app.prepare_serve import Prepared, check_memory, prepare
+from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.running_server import RunningServer
+from oscar_zoo.app.serve_artifact import open_to_serve
+from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
+from oscar_zoo.app.server_start import StartObserver
+from oscar_zoo.app.servers import check_port, serve_log
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.engines.sglang.launch import flag_refusals, plan
+from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
+from oscar_zoo.engines.sglang.launch.processes import Process
+from oscar_zoo.engines.sglang.launch.ready import read_facts
+from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.evaluate.server_client import ServerClient
+
+ANSWER_SECONDS = 60.0
+"""Seconds that a server that is ready may take to describe itself."""
+NO_MODEL = re.compile(
+    r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound"
+)
+"""What transformers and the hub's client say when no hub has a model, or none can be asked."""
+NO_ACCESS = re.compile(
+    r"GatedRepo|gated repo|401 Client Error|403 Client Error|Unauthorized|[Aa]ccess to model \S+ is"
+)
+"""What they say when a model needs a token: the environment of a server holds none."""
+
+
+def serve(
+    target: str | Path,
+    *,
+    model: str | None = None,
+    revision: str | None = None,
+    port: int = PORT,
+    expose: str | None = None,
+    api_key_file: str | Path | None = None,
+    clip: tuple[float, float] | Clip | None = None,
+    flags: Sequence[str] = (),
+    device: str | None = None,
+    timeout: float = TIMEOUT,
+    hub: str | Sequence[str] | None = None,
+    offline: bool = False,
+    compute: bool = False,
+    observer: Observer = SILENT,
+) -> RunningServer:
+    """Serve a model with an INT2 cache over the OpenAI-compatible API.
+
+    The server ends with the block when the result is used as a context manager, and with this
+    process in any case.
+
+    Args:
+        target: name of an artifact, its folder, or the folder of a model.
+        clip: clip ratios of keys and values in place of the recipe's.
+        flags: flags of SGLang, such as `--tp=2`.
+        hub: hubs to use in place of the configured ones.
+        observer: hears how the start goes on.
+
+    The other arguments are those of `ServeRequest`.
+
+    Raises:
+        OscarZooError: as `start`.
+    """
+    request = ServeRequest(
+        target,
+        model=model,
+        revision=revision,
+        port=port,
+        expose=expose,
+        api_key_file=None if api_key_file is None else Path(api_key_file),
+        clip=Clip(k=clip[0], v=clip[1]) if isinstance(clip, tuple) else clip,
+        extra=tuple(flags),
+        device=device,
+        timeout=timeout,
+        hubs=(hub,) if isinstance(hub, str) else tuple(hub or ()),
+        offline=offline,
+        compute=compute,
+    )
+    return start(request, observer)
+
+
+def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
+    """Start a server and wait until it is ready.
+
+    Raises:
+        UsageError: an option or flag that makes no sense here.
+        MissingDependency, UnsupportedMachine: no supported SGLang is installed.
+        PortInUse: another process listens there.
+        ServerFailed: the server did not start.
+        OscarZooError: as `open_to_serve` and `prepare`.
+    """
+    plan.check_extra_flags(request.extra)
+    key = _key(request.expose, request.api_key_file)
+    sources = Sources(request.hubs, offline=request.offline)
+    wish = request.wish(offline=sources.offline)
+    wish.check()
+    require_serve()
+    host = request.expose or plan.LOOPBACK
+    check_port(host, request.port, lambda port: request.command_line(port=port))
+    device, gpu = pick_serving_device(request.device)
+    flag_refusals.check_flags(request.extra, device)
+    artifact = open_to_serve(request.target, request.model, sources, wish, observer)
+    prepared = prepare(
+        artifact,
+        observer,
+        text=str(request.target),
+        model=request.model,
+        clip=request.clip,
+        device=device,
+        gpu=gpu,
+        extra=request.extra,
+    )
+    check_memory(prepared, request.extra)
+    wanted = WantedServer(
+        model=prepared.model,
+        revision=request.revision,
+        verified=artifact.verified,
+        recipe=prepared.recipe,
+        device=device,
+        log=serve_log(request.port),
+        timeout=request.timeout,
+        gpu=gpu,
+        tensor_parallel=prepared.tensor_parallel,
+        flags=request.extra,
+        host=host,
+        port=request.port,
+        api_key=key,
+        name=prepared.name,
+        served_name=prepared.served_name,
+        environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
+    )
+    try:
+        return _run(wanted, prepared, observer)
+    except ServerFailed as error:
+        again = request.command_line(model="DIR")
+        raise with_next_step(error, prepared.choice.source, again) from None
+
+
+def with_next_step(error: ServerFailed, source: str, again: str) -> ServerFailed:
+    """The same error; with the next step where the model `source` could not be fetched.
+
+    Args:
+        again: the command line that takes the DIR of the model.
+    """
+    if Path(source).is_dir():
+        return error
+    if NO_ACCESS.search(error.message):
+        step = (
+            f"the server has no token of yours; fetch {source} with it: hf download {source},"
+            " then serve it with --offline"
+        )
+    elif NO_MODEL.search(error.message):
+        step = f"if {source} lies in a folder: {again}"
+    else:
+        return error
+    return ServerFailed(error.message, hint=f"{step}; {error.hint}")
+
+
+def _run(wanted: WantedServer, prepared: Prepared, observer: Observer) -> RunningServer:
+    began, artifact = time.monotonic(), prepared.artifact
+    with ExitStack() as stack:
+        entry = stack.enter_context(server_records.registered(_record(wanted, prepared)))
+        news = StartObserver(prepared.choice.source, observer)
+        started = stack.enter_context(own_server(wanted, news))
+        client = ServerClient(started.url, timeout=ANSWER_SECONDS, key=wanted.api_key)
+        facts = read_facts(client)
+        entry.change(state="ready", model=facts.model)
+        observer.begin((), timed=False)
+        return RunningServer(
+            url=entry.record.url,
+            log=wanted.log,
+            pid=entry.record.process.pid,
+            artifact=artifact.label,
+            digest=artifact.verified.digest,
+            level=artifact.verified.level,
+            model=prepared.choice.source,
+            recipe=prepared.recipe,
+            device=prepared.device,
+            tensor_parallel=prepared.tensor_parallel,
+            facts=facts,
+            seconds=time.monotonic() - began,
+            _child=started.child,
+            _ends=stack.pop_all(),
+        )
+
+
+def _key(expose: str | None, api_key_file: Path | None) -> str | None:
+    if expose is not None and api_key_file is None:
+        raise UsageError(
+            f"listening on {expose} needs an API key.",
+            hint="put one into a file and add --api-key-file FILE",
+        )
+    return None if api_key_file is None else read_key(api_key_file)
+
+
+def _record(wanted: WantedServer, prepared: Prepared) -> server_records.ServerRecord:
+    me, port = Process.of(os.getpid()), wanted.port
+    assert me is not None and port is not None
+    return server_records.ServerRecord(
+        process=me,
+        port=port,
+        url=f"{plan.url(wanted.host, port)}/v1",
+        model=prepared.choice.model_id,
+        artifact=prepared.artifact.label,
+        log=str(wanted.log),
+        since=server_records.now(),
+        state="starting",
+    )

@@ -1,0 +1,191 @@
+"""The command that would serve an artifact, as data. Starts nothing, and needs no SGLang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from oscar_zoo.app.artifact_model import both_sides
+from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.devices import pick_serving_device
+from oscar_zoo.app.prepare_serve import Prepared, prepare
+from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.serve_artifact import open_to_serve
+from oscar_zoo.app.serve_request import ServeRequest
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.artifact.formats import Role
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang import flags, served_artifact
+from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, staging
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.errors import UsageError
+
+Engine = Literal["sglang", "oscar-fork"]
+STORE = "OSCAR_ZOO_CACHE"
+"""Variable that moves the store; the plugin finds an artifact by name there."""
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """A command for a shell, with what it serves.
+
+    Attributes:
+        argv: the argument list.
+        environment: variables to set.
+        unset: variables to remove, because they run code or lower a guard.
+        warnings: remarks about the environment, one sentence each.
+        artifact: label of the artifact.
+        digest: digest of the artifact.
+        model: absolute path or hub id.
+        recipe: serving recipe in force.
+        device: `cpu` or `cuda`.
+        tensor_parallel: number of GPUs.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    unset: tuple[str, ...]
+    warnings: tuple[str, ...]
+    artifact: str
+    digest: str
+    model: str
+    recipe: ServingRecipe
+    device: str
+    tensor_parallel: int
+
+
+def command(
+    request: ServeRequest, engine: Engine = "sglang", observer: Observer = SILENT
+) -> ServeCommand:
+    """Make the command for stock SGLang with this plugin, or for the fork published with OSCAR.
+
+    Raises:
+        UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
+        OscarZooError: as `open_to_serve` and `prepare`.
+    """
+    plan.check_extra_flags(request.extra)
+    if request.api_key_file is not None or request.expose is not None:
+        raise UsageError(
+            "--print shows no API key, and without one nothing is exposed.",
+            hint=(
+                "print it without --expose and --api-key-file; SGLang reads both from a file:"
+                " --config FILE"
+            ),
+        )
+    stock = engine == "sglang"
+    # The fork knows no other device than a GPU.
+    wanted_device = request.device if stock or request.device is not None else "cuda"
+    device, gpu = pick_serving_device(wanted_device, check=False)
+    if stock:
+        flag_refusals.check_flags(request.extra, device)
+    sources = Sources(request.hubs, offline=request.offline)
+    wish = request.wish(offline=sources.offline)
+    artifact = open_to_serve(request.target, request.model, sources, wish, observer)
+    prepared = prepare(
+        artifact,
+        observer,
+        text=str(request.target),
+        model=request.model,
+        clip=request.clip,
+        device=device,
+        gpu=gpu,
+        extra=request.extra,
+        usual_gpus=wanted_device is not None,
+        stock=stock,
+    )
+    if not stock:
+        return _fork(prepared, request.port, request.revision, request.extra)
+    return _stock(prepared, request.port, request.revision, request.extra, offline=request.offline)
+
+
+def _stock(
+    prepared: Prepared,
+    port: int,
+    revision: str | None,
+    extra: tuple[str, ...],
+    *,
+    offline: bool,
+) -> ServeCommand:
+    """For stock SGLang with this plugin, which reads and checks the artifact itself."""
+    artifact = prepared.artifact
+    source = (
+        ArtifactSource(artifact=artifact.label)
+        if artifact.installed
+        else ArtifactSource(folder=str(artifact.path.absolute()))
+    )
+    options = plan.ServeOptions(
+        model=prepared.model,
+        revision=revision,
+        rotations=source,
+        rotations_sha256=served_artifact.load(source).digest,  # as the plugin will read it
+        recipe=prepared.recipe,
+        kernels=staging.kernels_folder(),
+        device=prepared.device,
+        gpu=prepared.gpu,
+        tensor_parallel=prepared.tensor_parallel,
+        port=port,
+        name=prepared.name,
+        served_name=prepared.served_name,
+        extra=extra,
+    )
+    planned = plan.plan(options, os.environ)
+    warnings = flag_refusals.check_environment(planned.env)
+    environment = dict(planned.sets)
+    if artifact.installed and STORE in os.environ:
+        environment[STORE] = os.environ[STORE]
+    if offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    unset = tuple(name for name in plan.HARMFUL_VARIABLES if name not in environment)
+    return _command(prepared, planned.argv, environment, unset, warnings)
+
+
+def _fork(
+    prepared: Prepared, port: int, revision: str | None, extra: tuple[str, ...]
+) -> ServeCommand:
+    """For the fork, which reads the files of the artifact itself."""
+    k, v = both_sides(prepared.artifact)
+    fork_command.check_format(k, v)
+    wanted = flags.tensor_parallel(extra)
+    options = fork_command.ForkOptions(
+        model=prepared.model,
+        k_file=_file(prepared.artifact, "k"),
+        v_file=_file(prepared.artifact, "v"),
+        head_dim=k.head_dim,
+        recipe=prepared.recipe,
+        tensor_parallel=prepared.tensor_parallel if wanted is None else None,
+        host=plan.LOOPBACK,
+        port=port,
+        revision=revision,
+        extra=extra,
+    )
+    return _command(prepared, fork_command.argv(options), fork_command.variables(options), (), ())
+
+
+def _file(artifact: Artifact, role: Role) -> Path:
+    """The file of one side, as the verified bytes were named."""
+    served = served_artifact.load(ArtifactSource(folder=str(artifact.path)))
+    return artifact.path.absolute() / served.names[role]
+
+
+def _command(
+    prepared: Prepared,
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    unset: tuple[str, ...],
+    warnings: tuple[str, ...],
+) -> ServeCommand:
+    return ServeCommand(
+        argv=argv,
+        environment=environment,
+        unset=unset,
+        warnings=warnings,
+        artifact=prepared.artifact.label,
+        digest=prepared.artifact.verified.digest,
+        model=prepared.model,
+        recipe=prepared.recipe,
+        device=prepared.device,
+        tensor_parallel=prepared.tensor_parallel,
+    )

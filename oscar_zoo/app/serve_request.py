@@ -1,0 +1,104 @@
+"""What to serve, and the command line that means the same."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oscar_zoo.app.compute_plan import ComputeWish
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip
+
+PORT = 30000
+TIMEOUT = 1800.0
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """What to serve, and how.
+
+    Attributes:
+        target: name of an artifact, its folder, or the folder of a model.
+        model: model folder, zoo name or hub id; `None` for the artifact's base model.
+        revision: commit of a model on a hub.
+        port: port to listen on.
+        expose: address to listen on in place of loopback; needs `api_key_file`.
+        api_key_file: file that holds the API key, or `None`.
+        clip: clip ratios in place of the recipe's.
+        extra: engine flags.
+        device: `cpu` or `cuda[:N]`; `None` for the first GPU, else the CPU.
+        timeout: seconds that the start may take.
+        hubs: hubs to use in place of the configured ones.
+        offline: ask no hub.
+        compute: where no artifact exists, compute one.
+        ask: where no artifact exists, ask the observer whether to compute one.
+        calib_data: text to calibrate on, with `compute`.
+        detach: the server was asked to outlive its terminal; only `command_line` looks at it.
+    """
+
+    target: str | Path
+    model: str | None = None
+    revision: str | None = None
+    port: int = PORT
+    expose: str | None = None
+    api_key_file: Path | None = None
+    clip: Clip | None = None
+    extra: tuple[str, ...] = ()
+    device: str | None = None
+    timeout: float = TIMEOUT
+    hubs: tuple[str, ...] = ()
+    offline: bool = False
+    compute: bool = False
+    ask: bool = False
+    calib_data: str | None = None
+    detach: bool = False
+
+    def wish(self, *, offline: bool) -> ComputeWish:
+        """What to do where no artifact exists; `offline` is what the configuration says, too."""
+        return ComputeWish(
+            compute=self.compute,
+            ask=self.ask,
+            calib_data=self.calib_data,
+            device=self.device,
+            revision=self.revision,
+            offline=offline,
+            to_serve=True,
+        )
+
+    def arguments(self, **changes: Any) -> list[str]:
+        """The arguments behind `oscar-zoo` that mean this request.
+
+        Args:
+            changes: options to add or to replace, by their names; `None` leaves one out.
+        """
+        values: dict[str, Any] = {
+            "model": self.model,
+            "revision": self.revision,
+            "port": None if self.port == PORT else self.port,
+            "expose": self.expose,
+            "api-key-file": self.api_key_file,
+            "clip": None if self.clip is None else f"{self.clip.k},{self.clip.v}",
+            "timeout": None if self.timeout == TIMEOUT else self.timeout,
+            "calib-data": self.calib_data,
+            "device": self.device,
+            "compute": self.compute,
+            "offline": self.offline,
+            "detach": self.detach,
+        }
+        values |= {name.replace("_", "-"): value for name, value in changes.items()}
+        words = ["serve", str(self.target)]
+        for hub in self.hubs:
+            words += ["--hub", hub]
+        for name, value in values.items():
+            if value is True:
+                words.append(f"--{name}")
+            elif value is not None and value is not False:
+                words += [f"--{name}", str(value)]
+        return [*words, *(["--", *self.extra] if self.extra else [])]
+
+    def command_line(self, **changes: Any) -> str:
+        """The same, for a shell."""
+        return "oscar-zoo " + shlex.join(self.arguments(**changes))
