@@ -1,7 +1,7 @@
 """oscar-zoo: registry, hub tooling and SGLang plugin for 2-bit KV caches.
 
-Importing this package loads no heavy library; the calls of `oscar_zoo.api` are loaded when first
-used.
+Importing this package loads no heavy library; the calls of `oscar_zoo.api` and
+`oscar_zoo.api_compute` are loaded when first used.
 """
 
 from __future__ import annotations
@@ -23,12 +23,25 @@ if TYPE_CHECKING:
         verify,
         yank,
     )
+    from oscar_zoo.api_compute import (
+        compute_artifact,
+        draw_report,
+        evaluate_artifact,
+        fit,
+        merge_moments,
+    )
 
+_NEED_TORCH = ("compute_artifact", "draw_report", "evaluate_artifact", "fit", "merge_moments")
 __all__ = [
     "Artifact",
     "__version__",
+    "compute_artifact",
     "deprecate",
+    "draw_report",
+    "evaluate_artifact",
+    "fit",
     "installed",
+    "merge_moments",
     "mirror",
     "publish",
     "pull",
@@ -41,7 +54,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("oscar_zoo.api"), name)
+    module = "oscar_zoo.api_compute" if name in _NEED_TORCH else "oscar_zoo.api"
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
 
 ROOT = Path(__file__).resolve().parents[1]
+NEEDS_TORCH = re.compile(r"oscar_zoo\.(compute_artifact|fit|evaluate_artifact|draw_report)\(")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 
 
@@ -36,8 +37,30 @@ def test_the_python_of_the_documentation_runs(
     monkeypatch.setenv("OSCAR_ZOO_HUB", hub.name)
     (tmp_path / "team-zoo").mkdir()
     (tmp_path / "backup-zoo").mkdir()
-    code = blocks(ROOT / "docs" / "python.md", "python")
+    code = [block for block in python_blocks() if not NEEDS_TORCH.search(block)]
     assert len(code) >= 5
+    run_blocks(code)
+
+
+def test_the_python_that_needs_torch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from random_qwen3 import write_model
+
+    write_model(tmp_path / "my-model")
+    monkeypatch.chdir(tmp_path)
+    code = [block for block in python_blocks() if NEEDS_TORCH.search(block)]
+    assert len(code) >= 4
+    run_blocks(["import oscar_zoo\n", *code])
+    for name in ("oscar", "wush", "hadamard"):
+        assert (tmp_path / "made" / name / "oscar.json").is_file()
+
+
+def python_blocks() -> list[str]:
+    return blocks(ROOT / "docs" / "python.md", "python")
+
+
+def run_blocks(code: list[str]) -> None:
+    """Run blocks one after the other, as one program."""
     scope: dict[str, object] = {}
     for number, block in enumerate(code):
         exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), scope)

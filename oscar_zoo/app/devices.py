@@ -6,8 +6,12 @@ Nothing here imports torch at the top, so that a missing library is reported as 
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 from oscar_zoo.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from oscar_zoo.models.loading import Dtype
 
 
 def require_compute() -> None:
@@ -76,7 +80,7 @@ def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str,
     return kind, number
 
 
-def serving_dtype(wanted: str, device: str) -> str:
+def serving_dtype(wanted: Dtype, device: str) -> Dtype:
     """The type in which a server keeps weights when `wanted` is `auto`: bfloat16, or float32 on a
     CPU."""
     if wanted != "auto":

@@ -9,8 +9,8 @@ from typing import Any
 from oscar_zoo.app.targets import parse_name
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.cli.memory_estimate import print_memory
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.memory import print_memory
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog

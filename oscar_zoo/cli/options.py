@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -203,93 +203,6 @@ def dtype_option(function: F) -> F:
     )(function)
 
 
-SERVER_EVAL: dict[str, Any] = {
-    "url": None,
-    "chunk": "512",
-    "page_size": "1",
-    "radix": "on",
-    "tp": "1",
-    "sweep": False,
-    "full": False,
-    "csv": None,
-    "timeout": 1800.0,
-}
-"""Options of `eval --engine sglang` alone, with their defaults."""
-
-
-def server_eval_options(function: F) -> F:
-    """What `eval --engine sglang` starts, or where it looks."""
-    default = SERVER_EVAL
-    given = (
-        click.option("--url", metavar="URL", help="Measure this server instead of starting one."),
-        click.option(
-            "--chunk",
-            default=default["chunk"],
-            metavar="N,...",
-            help="Prefill chunks. [default: 512]",
-        ),
-        click.option(
-            "--page-size",
-            default=default["page_size"],
-            metavar="N,...",
-            help="Page sizes. [default: 1]",
-        ),
-        click.option(
-            "--radix",
-            default=default["radix"],
-            metavar="on,off",
-            help="Prefix cache. [default: on]",
-        ),
-        click.option(
-            "--tp",
-            default=default["tp"],
-            metavar="N,...",
-            help="Tensor-parallel ranks. [default: 1]",
-        ),
-        click.option(
-            "--sweep",
-            is_flag=True,
-            help=(
-                "--chunk 512,8192 --page-size 1,16 --radix on,off, and --tp 1,2 where there are two"
-                " GPUs."
-            ),
-        ),
-        click.option(
-            "--full", is_flag=True, help="Start every combination, not every pair of values."
-        ),
-        click.option(
-            "--csv",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Also write a line per server to this file.",
-        ),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(1),
-            default=default["timeout"],
-            metavar="SECONDS",
-            help="How long the start of a server may take, and one answer. [default: 1800]",
-        ),
-    )
-    for option in reversed(given):
-        function = option(function)
-    return function
-
-
-def refuse_server_options(choices: dict[str, Any], flags: tuple[str, ...]) -> None:
-    """Raise `UsageError` when one of them was given without `--engine sglang`; takes them out of
-    `choices`."""
-    for name, default in SERVER_EVAL.items():
-        if choices.pop(name) != default:
-            raise UsageError(
-                f"--{name.replace('_', '-')} needs --engine sglang.", hint="oscar-zoo eval --help"
-            )
-    if flags:
-        raise UsageError(
-            f"{flags[0]} is for an engine.", hint="add --engine sglang, or leave it out"
-        )
-
-
 def parse_clip(text: str | None) -> Clip | None:
     """The value of `--clip K,V`, or `None` where the option was not given.
 
@@ -350,6 +263,15 @@ def bulk_of(job: str | None, turns: int) -> Bulk | None:
         )
     requests, context, new_tokens = map(int, parts)
     return Bulk(requests=requests, context=context, new_tokens=new_tokens, turns=turns)
+
+
+def parse_memory(text: str) -> int:
+    """The bytes that `24GB`, `24GiB` or `24` (GB) mean; raises `UsageError`."""
+    units = {"": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in units or float(match[1]) == 0:
+        raise UsageError(f"{text!r} is no size of memory.", hint="write it like --gpu-memory 24GB")
+    return round(float(match[1]) * units[match[2]])
 
 
 def _is_number(text: str) -> bool:

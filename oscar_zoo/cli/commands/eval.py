@@ -3,14 +3,16 @@ it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from oscar_zoo.cli import completing, options
+from oscar_zoo.app.evaluate import EvaluateRequest, Task, evaluate
+from oscar_zoo.cli import completing, eval_options, options
 from oscar_zoo.cli.render import terminal
 
-TASKS = ("perplexity", "recall")
+if TYPE_CHECKING:
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
 
 @click.command("eval")
@@ -25,13 +27,13 @@ TASKS = ("perplexity", "recall")
 @click.option(
     "--task",
     "tasks",
-    type=click.Choice(TASKS),
+    type=click.Choice(get_args(Task)),
     multiple=True,
     help="May be repeated. [default: both]",
 )
 @click.option(
     "--data",
-    default="manuals",
+    default=EvaluateRequest.data,
     show_default=True,
     metavar="FILE|NAME",
     help="Text file, or a text known by name.",
@@ -67,7 +69,7 @@ TASKS = ("perplexity", "recall")
         " --url on are for it."
     ),
 )
-@options.server_eval_options
+@eval_options.server_eval_options
 @options.offline_option
 @options.hubs_option
 @options.devices_option
@@ -77,9 +79,7 @@ TASKS = ("perplexity", "recall")
 def command(
     artifact: str,
     engine_flags: tuple[str, ...],
-    model: str | None,
-    tasks: tuple[str, ...],
-    data: str,
+    clip: str | None,
     engine: str,
     offline: bool,
     quiet: bool,
@@ -107,31 +107,61 @@ def command(
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
     """
+    from oscar_zoo.cli.render.evaluation import print_report
+    from oscar_zoo.cli.render.progress import TerminalObserver
+
     if offline:
         options.go_offline()  # before the libraries below are imported
-    if engine == "sglang":
-        from oscar_zoo.cli.server_eval import ServerEvalRequest, server_eval
-
-        named = {
-            "artifact": artifact,
-            "model": model,
-            "data": data,
-            "tasks": tasks or TASKS,
-            "extra": engine_flags,
-        }
-        return server_eval(ServerEvalRequest(**named, **choices, quiet=quiet, as_json=as_json))  # type: ignore[arg-type]
-    options.refuse_server_options(choices, engine_flags)
-    from oscar_zoo.app.devices import require_compute
-    from oscar_zoo.cli.measuring import PHASES, measure, print_report
-    from oscar_zoo.cli.render.progress import course
-
-    require_compute()
-    with course(PHASES, timed=False, enabled=not (quiet or as_json)) as advance:
-        report = measure(
-            artifact, model, tasks or TASKS, data, choices, advance, quiet=quiet or as_json
-        )
+    server = {name: choices.pop(name) for name in eval_options.SERVER_OPTIONS}
+    given = {name: value for name, value in choices.items() if value is not None}
+    given |= {"artifact": artifact, "clip": options.parse_clip(clip)}
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        if engine == "sglang":
+            return _servers(given, server, engine_flags, observer, as_json=as_json, quiet=quiet)
+        eval_options.refuse_server_options(server, engine_flags)
+        request = EvaluateRequest(**given)
+        report = evaluate(request, observer)
     if as_json:
         terminal.emit_json(report.to_json())
     else:
-        print_report(report, data)
+        print_report(report, request.data)
     return 0
+
+
+def _servers(
+    given: dict[str, Any],
+    server: dict[str, Any],
+    flags: tuple[str, ...],
+    observer: TerminalObserver,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """`eval --engine sglang`; 1 when a server failed or is not what it should be."""
+    from oscar_zoo.app.evaluate_server import ServerEvaluateRequest, evaluate
+    from oscar_zoo.app.files import check_file, write_file
+    from oscar_zoo.cli.render import server_evaluation
+
+    variants = eval_options.parse_variants(server, flags, given.get("device"))
+    check_file(server["csv"])
+    found = evaluate(
+        ServerEvaluateRequest(
+            **given,
+            url=server["url"],
+            timeout=server["timeout"],
+            variants=variants,
+            extra=flags,
+        ),
+        observer,
+    )
+    observer.close()
+    if server["csv"] is not None:
+        write_file(server["csv"], server_evaluation.to_csv(found.rows).encode())
+    if as_json:
+        terminal.emit_json(server_evaluation.to_json(found))
+    else:
+        server_evaluation.print_rows(found.model, found.rows)
+        terminal.note(f"Saved {server['csv']}", quiet=quiet or server["csv"] is None)
+    if quiet or as_json:  # then the observer printed none of them
+        server_evaluation.print_failures(found.failures)
+    return 0 if found.passed else 1

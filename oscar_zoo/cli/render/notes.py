@@ -13,6 +13,8 @@ def lines_of(note: Note) -> list[RenderableType]:
     """What to print for `note`."""
     if note.code == "compute.choice":
         return choice_lines(note.facts["choice"])
+    if note.code == "server.failed":
+        return [terminal.error_line(note.text, note.facts["hint"])]
     text = note.text
     if note.code == "compute.start":
         text = f"{text.removesuffix('.')}: {computing.plan_sentence(note.facts)}"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Self
 
 import click
@@ -16,7 +14,7 @@ from oscar_zoo.app.progress import Note
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.displays import Clock, Display, count_display, course_display
 from oscar_zoo.cli.render.notes import lines_of, question_of
-from oscar_zoo.evaluate.phases import Phase, Progress
+from oscar_zoo.evaluate.phases import Phase
 
 _TOLD = "oscar_zoo.told"
 """Where click keeps the remarks that a command line has printed."""
@@ -104,28 +102,3 @@ def current() -> TerminalObserver:
 def can_ask() -> bool:
     """Whether somebody at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Takes news of a piece of work, as `phases.Progress`, and lines that must not break its
-    bar."""
-
-    tell: Progress
-    note: Callable[[str], None]
-
-    def __call__(self, done: int, total: int, phase: str) -> None:
-        self.tell(done, total, phase)
-
-
-@contextmanager
-def course(phases: Sequence[Phase], *, timed: bool, enabled: bool) -> Iterator[Shown]:
-    """Show work of known phases that reports through `phases.Progress`."""
-    if not enabled:
-        yield Shown(lambda done, total, phase: None, lambda text: None)
-        return
-    display = course_display(phases, time.monotonic, timed=timed)
-    try:
-        yield Shown(lambda done, total, phase: display.advance(phase, done, total, ""), display.say)
-    finally:
-        display.close()

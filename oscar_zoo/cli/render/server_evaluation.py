@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
+    from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure
     from oscar_zoo.evaluate.server_comparison import ComparisonRow, Perplexities
 
 
@@ -52,6 +53,33 @@ def print_rows(model: str, rows: Sequence[ComparisonRow]) -> None:
             console.print(
                 f"chunk {row.facts.chunk}, page {row.facts.page_size}: {terminal.clean(violation)}"
             )
+
+
+def print_failures(failures: Sequence[ServerFailure]) -> None:
+    """A line on stderr for every server that gave no answers."""
+    for one in failures:
+        message = f"{one.variant}: {one.error.message}"
+        terminal.print_error(one.error.code, message, one.error.hint, as_json=False)
+
+
+def to_json(found: ServerEvaluation) -> dict[str, Any]:
+    """The JSON of `eval --engine sglang`."""
+    questions = found.questions
+    return {
+        "schema": "oscar-zoo.eval-server/1",
+        "model": found.model,
+        "artifact": {"name": found.artifact.label, "digest": found.artifact.digest},
+        "device": found.device,
+        "recipe": found.recipe.model_dump(mode="json"),
+        "texts": len(questions.texts),
+        "length": questions.longest,
+        "shared_tokens": questions.shared,
+        "answers": sum(len(talk.answers) for talk in questions.conversations),
+        "servers": [row.to_json() for row in found.rows],
+        "failures": [
+            {"server": str(one.variant), "error": one.error.message} for one in found.failures
+        ],
+    }
 
 
 def to_csv(rows: Sequence[ComparisonRow]) -> str:

@@ -92,12 +92,16 @@ def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> 
     if as_json:
         emit_json({"error": {"code": code, "message": message, "hint": hint}})
         return
+    err().print(error_line(message, hint))
+
+
+def error_line(message: str, hint: str | None) -> str:
+    """The line of an error, in rich markup: cause and next step."""
     line = f"[bold red]error:[/] {clean(message)}"
-    if hint:
-        line += (
-            "" if message.endswith((".", "!", "?", ":")) else "."
-        ) + f" {clean(capitalized(hint))}"
-    err().print(line)
+    if hint is None:
+        return line
+    stop = "" if message.endswith((".", "!", "?", ":")) else "."
+    return f"{line}{stop} {clean(capitalized(hint))}"
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -1,0 +1,115 @@
+"""Measure the INT2 cache of an artifact against BF16 and data-free INT2, with the model in this
+process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Literal
+
+from oscar_zoo.app.devices import pick_device, require_compute
+from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.evaluate.phases import Phase
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.evaluate.run import EvalReport
+    from oscar_zoo.models.loading import Dtype
+
+Task = Literal["perplexity", "recall"]
+_PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
+"""The seconds are shares."""
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """What to measure.
+
+    Attributes:
+        artifact: name of an artifact, or its folder.
+        model: folder, name of the zoo or hub id; `None` for the artifact's base model.
+        tasks: what to measure with.
+        data: a text file, or a text known by name.
+        windows: windows of the text for perplexity.
+        length: tokens of a window at most.
+        answers: recall questions.
+        clip: clip ratios in place of the recipe's.
+        device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
+        dtype: type of the weights in memory; `auto` keeps the stored one.
+        stream_weights: read weights layer by layer; `None` does so when the model does not fit.
+        revision: commit, branch or tag of a model on a hub.
+        hubs: hubs to look for the artifact in, in order; without any, the configured ones.
+    """
+
+    artifact: str | Path
+    model: str | None = None
+    tasks: tuple[Task, ...] = ("perplexity", "recall")
+    data: str = "manuals"
+    windows: int = 6
+    length: int = 2048
+    answers: int = 64
+    clip: Clip | None = None
+    device: str | None = None
+    dtype: Dtype = "auto"
+    stream_weights: bool | None = None
+    revision: str | None = None
+    hubs: tuple[str, ...] = ()
+
+
+def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalReport:
+    """Measure BF16, the data-free INT2 caches and the artifact's, on the same text.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        UsageError: the artifact has only one side, or the text is too short.
+        GeometryMismatch: the artifact was made for another shape of model.
+        NotEnoughMemory: the model does not fit.
+        OscarZooError: artifact, model or text cannot be found or read.
+    """
+    require_compute()
+    from oscar_zoo.app import targets
+    from oscar_zoo.app.artifact_model import both_sides, model_for
+    from oscar_zoo.app.artifacts import open_artifact
+    from oscar_zoo.app.sources import Sources
+    from oscar_zoo.evaluate.texts import read_text
+    from oscar_zoo.models.model_hub import check_fetchable
+    from oscar_zoo.registry.model_names import serving_recipe
+
+    text = read_text(request.data, "validation")
+    artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
+    again = f"oscar-zoo eval {quote(str(request.artifact))} --model FOLDER"
+    choice = model_for(artifact, request.model, observer, again=again)
+    check_fetchable(choice.source, request.revision)
+    from oscar_zoo.evaluate import run
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload, memory_errors
+
+    observer.begin(_PHASES, timed=False)
+    observer.advance("load", 0, 0)
+    loaded = load_model(
+        choice.source,
+        revision=request.revision,
+        dtype=request.dtype,
+        device=pick_device(request.device, several=True),
+        model_id=choice.model_id,
+        stream=request.stream_weights,
+        workload=Workload(request.length),
+    )
+    for note in loaded.notes:
+        observer.note(Note("model.loaded", note))
+    recipe = artifact.recipe or serving_recipe(choice, loaded.block.geometry)
+    with memory_errors(loaded.block.id, loaded.device):
+        report = run.evaluate(
+            loaded,
+            text,
+            tasks=request.tasks,
+            artifact=both_sides(artifact),
+            recipe=recipe.override(clip=request.clip),
+            windows=request.windows,
+            length=request.length,
+            answers=request.answers,
+            progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
+        )
+    observer.begin((), timed=False)
+    return report

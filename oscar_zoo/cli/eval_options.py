@@ -1,0 +1,148 @@
+"""Options of `eval` alone: those for `--engine sglang`, and the servers that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from oscar_zoo.cli.options import numbers
+from oscar_zoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.engines.sglang.launch.variants import ServerVariant
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SERVER_OPTIONS: Mapping[str, Any] = {
+    "url": None,
+    "chunk": "512",
+    "page_size": "1",
+    "radix": "on",
+    "tp": "1",
+    "sweep": False,
+    "full": False,
+    "csv": None,
+    "timeout": 1800.0,
+}
+"""Options that only `--engine sglang` has, with their defaults."""
+
+
+def server_eval_options(function: F) -> F:
+    """What `eval --engine sglang` starts, or where it looks."""
+    default = SERVER_OPTIONS
+    given = (
+        click.option("--url", metavar="URL", help="Measure this server instead of starting one."),
+        click.option(
+            "--chunk",
+            default=default["chunk"],
+            metavar="N,...",
+            help="Prefill chunks. [default: 512]",
+        ),
+        click.option(
+            "--page-size",
+            default=default["page_size"],
+            metavar="N,...",
+            help="Page sizes. [default: 1]",
+        ),
+        click.option(
+            "--radix",
+            default=default["radix"],
+            metavar="on,off",
+            help="Prefix cache. [default: on]",
+        ),
+        click.option(
+            "--tp",
+            default=default["tp"],
+            metavar="N,...",
+            help="Tensor-parallel ranks. [default: 1]",
+        ),
+        click.option(
+            "--sweep",
+            is_flag=True,
+            help=(
+                "--chunk 512,8192 --page-size 1,16 --radix on,off, and --tp 1,2 where there are two"
+                " GPUs."
+            ),
+        ),
+        click.option(
+            "--full", is_flag=True, help="Start every combination, not every pair of values."
+        ),
+        click.option(
+            "--csv",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Also write a line per server to this file.",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(1),
+            default=default["timeout"],
+            metavar="SECONDS",
+            help="How long the start of a server may take, and one answer. [default: 1800]",
+        ),
+    )
+    for option in reversed(given):
+        function = option(function)
+    return function
+
+
+def refuse_server_options(given: Mapping[str, Any], flags: tuple[str, ...]) -> None:
+    """Raise `UsageError` when an option or a flag was given that needs `--engine sglang`."""
+    for name, default in SERVER_OPTIONS.items():
+        if given[name] != default:
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs --engine sglang.", hint="oscar-zoo eval --help"
+            )
+    if flags:
+        raise UsageError(
+            f"{flags[0]} is for an engine.", hint="add --engine sglang, or leave it out"
+        )
+
+
+def parse_variants(
+    given: Mapping[str, Any], flags: tuple[str, ...], device: str | None
+) -> tuple[ServerVariant, ...]:
+    """The servers to start; none with `--url`.
+
+    Args:
+        given: the values of `SERVER_OPTIONS`.
+        flags: for the engine.
+        device: the value of `--device`.
+
+    Raises:
+        UsageError: options that exclude each other, or values that no server can have.
+    """
+    from oscar_zoo.app.evaluate_server import sweep
+    from oscar_zoo.engines.sglang.launch.variants import variants
+
+    lists = ("chunk", "page_size", "radix", "tp")
+    changed = [name for name in lists if given[name] != SERVER_OPTIONS[name]]
+    if given["url"] is not None:
+        if changed or given["sweep"] or given["full"] or flags:
+            raise UsageError(
+                "--url measures a server as it is.", hint="leave out what is for a new one"
+            )
+        return ()
+    if given["sweep"]:
+        if changed:
+            raise UsageError(
+                f"--sweep and --{changed[0].replace('_', '-')} exclude each other.",
+                hint="give one of them",
+            )
+        return sweep(device, full=given["full"])
+    chunks, pages, tps = (
+        numbers(f"--{name}", given[name.replace("-", "_")]) for name in ("chunk", "page-size", "tp")
+    )
+    return variants(chunks, pages, _switches(given["radix"]), tps, full=given["full"])
+
+
+def _switches(text: str) -> tuple[bool, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not set(parts) <= {"on", "off"}:
+        raise UsageError(
+            f"--radix {text!r} is not on, off, or both.", hint="for example --radix on,off"
+        )
+    return tuple(part == "on" for part in dict.fromkeys(parts))
