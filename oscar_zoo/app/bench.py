@@ -16,7 +16,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.engines.sglang import concurrency, flags
-from oscar_zoo.engines.sglang.launch import preflight, server, staging
+from oscar_zoo.engines.sglang.launch import ports, preflight, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError
@@ -102,7 +102,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             cases=request.cases,
             new_tokens=request.new_tokens,
             requests=_usual_requests(subject, recipe, request.extra, device, gpu),
-            port=server.free_port(),
+            port=ports.free_port(),
             revision=request.revision,
             extra=request.extra,
             bulk=request.bulk,

@@ -16,7 +16,8 @@ from oscar_zoo.bench import load_run
 from oscar_zoo.bench.load_clients import Load
 from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.engines.sglang import flags
-from oscar_zoo.engines.sglang.launch import plan, staging
+from oscar_zoo.engines.sglang.launch import staging
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 
 RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
@@ -63,7 +64,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
         ServerFailed: the server did not start, or stopped answering.
         OscarZooError: as `find_subject`.
     """
-    plan.check_extra_flags(request.extra)
+    check_extra_flags(request.extra)
     names = SubjectNames(request.target, request.dummy_weights, request.model)
     names.check()
     require_serve()

@@ -228,7 +228,7 @@ def _remark(observer: Observer, told: list[str], text: str) -> None:
 
 def _engine_environment(device: str) -> Mapping[str, str]:
     """Variables of an SGLang engine that calibrates: those of `serve`, without an INT2 cache."""
-    from oscar_zoo.engines.sglang.launch.plan import child_environment
+    from oscar_zoo.engines.sglang.launch.environment import child_environment
     from oscar_zoo.engines.sglang.launch.staging import kernels_folder
 
     return child_environment(

@@ -20,7 +20,7 @@ from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
@@ -140,7 +140,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
             too short, or a running server with other settings than the artifact's recipe.
         OscarZooError: artifact, model or text cannot be found or read.
     """
-    plan.check_extra_flags(request.extra)
+    check_extra_flags(request.extra)
     check_flags(request.extra)
     running = None if request.url is None else ServerClient(request.url, timeout=request.timeout)
     if running is None:

@@ -22,6 +22,7 @@ from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.engines.sglang.launch.ready import read_facts
@@ -102,7 +103,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         ServerFailed: the server did not start.
         OscarZooError: as `open_to_serve` and `prepare`.
     """
-    plan.check_extra_flags(request.extra)
+    check_extra_flags(request.extra)
     key = _key(request.expose, request.api_key_file)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)

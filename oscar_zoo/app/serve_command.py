@@ -20,6 +20,8 @@ from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import flags, served_artifact
 from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, staging
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 
@@ -66,7 +68,7 @@ def command(
         UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
         OscarZooError: as `open_to_serve` and `prepare`.
     """
-    plan.check_extra_flags(request.extra)
+    check_extra_flags(request.extra)
     if request.api_key_file is not None or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
@@ -138,7 +140,7 @@ def _stock(
         environment[STORE] = os.environ[STORE]
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    unset = tuple(name for name in plan.HARMFUL_VARIABLES if name not in environment)
+    unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)
     return _command(prepared, planned.argv, environment, unset, warnings)
 
 

@@ -12,11 +12,10 @@ from oscar_zoo.app import server_records
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.server_records import ServerRecord
 from oscar_zoo.engines.sglang.launch.own_server import log_file
+from oscar_zoo.engines.sglang.launch.ports import check_port_free, next_free_port
 from oscar_zoo.engines.sglang.launch.server import (
     DRAIN_SECONDS,
     GRACE_SECONDS,
-    check_port_free,
-    next_free_port,
 )
 from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound
 

@@ -19,6 +19,8 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags
 from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import UsageError
 
@@ -88,7 +90,7 @@ def check_flags(extra: Sequence[str]) -> None:
     Raises:
         UsageError: naming the flag and what to use in its place.
     """
-    plan.check_extra_flags(extra)
+    check_extra_flags(extra)
     for token in extra:
         name = token.split("=", 1)[0].replace("_", "-")
         for refused, reason in REFUSED_FLAGS.items():
@@ -131,7 +133,7 @@ def command(
     """The child process of one side; it reads `job`, which holds `arguments`."""
     from oscar_zoo.engines.sglang import offline_process
 
-    env = plan.child_environment(
+    env = child_environment(
         environ, device="cpu" if engines.device == "cpu" else None, kernels=engines.kernels
     )
     # No server listens here, so the packages may come from where this process has its own.

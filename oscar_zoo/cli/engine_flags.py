@@ -76,7 +76,7 @@ def _refusal(command: str, flag: str, given: Sequence[str], options: Set[str]) -
         if option is None:
             return UsageError(what, hint=f"{command} --help")
         return UsageError(what, hint=_line(command, _renamed(given, flag, option)))
-    from oscar_zoo.engines.sglang.launch.plan import check_extra_flags
+    from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 
     front, moved = _sorted(given, options)
     check_extra_flags(moved)

@@ -26,7 +26,7 @@ from reference_server import ReferenceServer, equal_tokens
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.server import check_port_free
+from oscar_zoo.engines.sglang.launch.ports import check_port_free
 from oscar_zoo.engines.sglang.metrics import METRICS
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model

@@ -12,7 +12,8 @@ from documents import ROOT
 
 from oscar_zoo.cli.commands.serve import command as serve
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
-from oscar_zoo.engines.sglang.launch.plan import DEFAULT_PORT, check_extra_flags
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.launch.plan import DEFAULT_PORT
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS
 
 DOCKER = ROOT / "docker"

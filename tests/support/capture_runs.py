@@ -29,7 +29,7 @@ from oscar_zoo.compute.capture import engine, engine_job, state
 from oscar_zoo.compute.capture.base import Progress
 from oscar_zoo.compute.capture.engine import SglangFacts, capture_with_sglang
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.engines.sglang.launch.plan import child_environment
+from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.models.inspect import inspect_model
 
 NEEDS = frozenset({"rows", "weighted", "outputs", "weights"})

@@ -43,7 +43,7 @@ needs_sglang = pytest.mark.skipif(not INSTALLED, reason="sglang is not installed
 def environment(**extra: str) -> dict[str, str]:
     """The environment of a child: ours without anything that steers SGLang, the plugin or
     Python."""
-    from oscar_zoo.engines.sglang.launch.plan import cpu_site_dir
+    from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
 
     dropped = ("SGLANG_", "OSCAR_", "PYTHON", "TRITON_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}

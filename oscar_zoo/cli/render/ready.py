@@ -9,7 +9,7 @@ from typing import Any
 
 from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang.launch.server import client_url
+from oscar_zoo.engines.sglang.launch.ports import client_url
 
 SCHEMA = "oscar-zoo.serve/1"
 

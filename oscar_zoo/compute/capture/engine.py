@@ -93,8 +93,8 @@ def capture_with_sglang(
         data: sequences run one at a time, in order, in one piece.
         needs: what the fit reads, see `moments.Need`; `weighted` costs a second pass over all
             sequences.
-        environment: the engine's whole environment; `engines.sglang.launch.plan.child_environment`
-            makes one.
+        environment: the engine's whole environment; `launch.environment.child_environment` of the
+            engine makes one.
         tensor_parallel: number of ranks; may be above the number of KV heads.
         geometry: what the model must turn out to be; `None` takes the engine's word.
         engine: further arguments of `sglang.Engine`, such as `device`, `dtype`, `revision`,

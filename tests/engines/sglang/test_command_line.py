@@ -22,7 +22,7 @@ from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS
-from oscar_zoo.engines.sglang.launch import plan, server
+from oscar_zoo.engines.sglang.launch import denied_flags, plan, server
 from oscar_zoo.registry.store import Store
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(300)]
@@ -219,11 +219,11 @@ def test_what_is_refused_before_a_worker_starts(
 def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str, Any]) -> None:
     """An abbreviation that is refused must not be the whole name of another flag."""
     flags = [flag for flag in answers["flags"] if flag.startswith("--")]
-    refused = {flag for flag in flags if plan._reason_against(flag) is not None}
+    refused = {flag for flag in flags if denied_flags._reason_against(flag) is not None}
     meant = {
         flag
         for flag in flags
-        if flag in plan.DENIED_FLAGS or flag.startswith(tuple(plan.DENIED_FAMILIES))
+        if flag in denied_flags.DENIED_FLAGS or flag.startswith(tuple(denied_flags.DENIED_FAMILIES))
     }
     assert refused == meant and len(flags) > 300
     for flag in (

@@ -17,7 +17,7 @@ from typing import Protocol
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server, staging
+from oscar_zoo.engines.sglang.launch import flag_refusals, plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.evaluate.server_client import ServerClient
@@ -113,7 +113,7 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
         with server.running(planned, wanted.log) as child:
             child.wait_until_healthy(wanted.timeout, follow_start(wanted.log, news))
             staging.check_unchanged(staged, digest)
-            url = server.client_url(planned.url)
+            url = ports.client_url(planned.url)
             yield StartedServer(
                 child, url, ServerClient(url, timeout=wanted.timeout, key=wanted.api_key)
             )
@@ -149,7 +149,7 @@ def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> 
         gpu=wanted.gpu,
         tensor_parallel=wanted.tensor_parallel,
         host=wanted.host,
-        port=server.free_port() if wanted.port is None else wanted.port,
+        port=ports.free_port() if wanted.port is None else wanted.port,
         config_file=None if key is None else staging.write_key_file(private, key),
         name=wanted.name,
         served_name=wanted.served_name,

@@ -10,7 +10,7 @@ every local user may read.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,108 +21,12 @@ from oscar_zoo.engines.sglang.flags import (
     device_flags,
     flag_value,
 )
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
 from oscar_zoo.engines.sglang.settings import OPTIONS, ArtifactSource
-from oscar_zoo.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 30000
-
-DENIED_FLAGS = {
-    "--trust-remote-code": "it runs code from the model repository",
-    "--host": "use --expose with an API key",
-    "--port": "use oscar-zoo serve --port",
-    "--api-key": "arguments are visible to every local user; use --api-key-file",
-    "--admin-api-key": "arguments are visible to every local user",
-    "--model-path": "use oscar-zoo serve --model",
-    "--model": "use oscar-zoo serve --model",
-    "--kv-cache-dtype": "serve always runs the INT2 cache",
-    "--config": "a configuration file could set any of the refused flags",
-    "--enable-custom-logit-processor": "it unpickles code from requests",
-    "--custom-weight-loader": "it imports code by name",
-    "--custom-sigquit-handler": "it imports code by name",
-    "--forward-hooks": "it imports code by name",
-    "--oscar-rotation-path": "serve gives the server its own verified copy",
-    "--oscar-artifact": "serve gives the server its own verified copy",
-    "--oscar-name": "serve says what it verified",
-    "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
-    "--device": "use --device in front of --",
-    "--base-gpu-id": "use --device cuda:N in front of --",
-    "--ssl-keyfile-password": "arguments are visible to every local user",
-    "--watermark-key": "arguments are visible to every local user",
-    "--watermark-key-b": "arguments are visible to every local user",
-    "--sidecar": "it runs a module by name",
-    "--sidecar-args": "it runs a module by name",
-    "--tool-server": "it lets answers of the model run tools",
-    "--trust-request-chat-template": "it runs templates from requests",
-    "--modelopt-checkpoint-restore-path": "it unpickles a checkpoint",
-    "--grpc-mode": "it opens a server without the API key",
-    "--smg-grpc-mode": "it opens a server without the API key",
-    "--grpc-port": "it opens a server without the API key",
-    "--grpc-http-sidecar-port": "it opens a server without the API key",
-    "--smg-http-sidecar-port": "it opens a server without the API key",
-    "--gated-launch-port": "it opens a server without the API key",
-    "--kv-events-config": "it publishes what is cached to the network",
-    "--load-publish-endpoint": "it publishes the load to the network",
-    "--dist-init-addr": "processes of several machines exchange pickles over the network",
-    "--nccl-init-addr": "processes of several machines exchange pickles over the network",
-    "--nnodes": "processes of several machines exchange pickles over the network",
-    "--node-rank": "processes of several machines exchange pickles over the network",
-    "--use-ray": "processes of several machines exchange pickles over the network",
-    "--language-only": "encoders on other machines are reached without a key",
-    "--modelexpress-config": "weights would come over the network, unchecked",
-    "--decrypted-config-file": "the model would not be the one that was checked",
-}
-"""Engine flags that `serve` refuses after `--`, with the reason shown to the user (SECURITY section
-9)."""
-
-DENIED_FAMILIES = {
-    "--disaggregation-": "disaggregation with an INT2 cache is not supported",
-    "--encoder-": "encoders on other machines are reached without a key",
-    "--decoupled-spec-": "speculative decoding with an INT2 cache is not supported",
-    "--hicache-storage-": "it imports code by name, and an INT2 cache has no copy on the host",
-    "--unified-cache-external-linker-": (
-        "it imports code by name, and an INT2 cache has no copy elsewhere"
-    ),
-    "--remote-instance-weight-loader-": "weights would come from another server, unchecked",
-    "--weight-cache-": "weights would come from another process, unchecked",
-    "--elastic-ep-": "processes of several machines exchange pickles over the network",
-}
-"""The same for every flag whose name begins so; also those of SGLang versions to come."""
-
-WHOLE_FLAGS = frozenset(["--ssl-keyfile"])
-"""Allowed flags that are the beginning of a refused one; the engine takes a whole name for
-itself."""
-
-KEPT_VARIABLES = frozenset(
-    "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC"
-    " CXX HF_HOME HF_HUB_CACHE HF_ENDPOINT HF_HUB_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME"
-    " XDG_DATA_HOME HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy SSL_CERT_FILE"
-    " SSL_CERT_DIR OSCAR_KERNELS_CACHE OSCAR_KERNELS_CUDA_WRITE".split()
-)
-KEPT_PREFIXES = (
-    "LC_",
-    "CUDA_",
-    "NVIDIA_",
-    "NCCL_",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "SGLANG_",
-    "TORCHINDUCTOR_",
-)
-DROPPED_VARIABLES = frozenset(
-    ["SGLANG_PLUGINS", "SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_MODEL_ARCH"]
-)
-
-HARMFUL_VARIABLES = (
-    "LD_PRELOAD",
-    "PYTHONPATH",
-    "PYTHONSTARTUP",
-    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
-    *sorted(DROPPED_VARIABLES - {"SGLANG_PLUGINS"}),
-)
-"""Of the variables that a server does not get: those that run code or lower a guard, for a command
-that people run."""
 
 
 @dataclass(frozen=True)
@@ -172,84 +76,6 @@ class LaunchPlan:
     env: Mapping[str, str] = field(repr=False)
     url: str
     sets: Mapping[str, str] = field(default_factory=dict)
-
-
-def cpu_site_dir() -> Path:
-    """Folder of the import shims that only a machine without a GPU needs."""
-    return Path(__file__).resolve().parent / "cpu_site"
-
-
-def check_extra_flags(extra: Sequence[str]) -> None:
-    """Refuse engine flags that would open the server or replace what `serve` guarantees.
-
-    Abbreviations that the engine's argument parser would complete to a denied flag are refused too.
-
-    Raises:
-        UsageError: naming the flag and what to use in its place.
-    """
-    for token in extra:
-        if not token.startswith("-") or token.lstrip("-").split("=")[0].replace(".", "").isdigit():
-            continue
-        if any(ord(c) < 32 for c in token):
-            raise UsageError("an engine flag holds a control character.")
-        name = token.split("=", 1)[0].replace("_", "-")
-        reason = _reason_against(name)
-        if reason is not None:
-            raise UsageError(
-                f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help"
-            )
-
-
-def _reason_against(name: str) -> str | None:
-    """Why the flag `name`, or a flag that the engine would complete it to, is refused; `None` when
-    it is not."""
-    if name in WHOLE_FLAGS:
-        return None
-    for denied, reason in DENIED_FLAGS.items():
-        if name == denied or (len(name) > 2 and denied.startswith(name)):
-            return reason
-    for family, reason in DENIED_FAMILIES.items():
-        if name.startswith(family) or (len(name) > 2 and family.startswith(name)):
-            return reason
-    return None
-
-
-def child_environment(
-    parent: Mapping[str, str], *, device: str | None, kernels: Path
-) -> dict[str, str]:
-    """The server's whole environment.
-
-    Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the
-    plugin filter, a private folder for compiled kernels, and on a CPU the import shims and Triton's
-    interpreter (SGLang's slot allocator uses Triton for every attention backend it does not know).
-
-    Args:
-        parent: usually `os.environ`.
-        device: `cpu` adds what a machine without a GPU needs.
-        kernels: folder only this user may enter, for compiled kernels.
-    """
-    kept = {
-        name: value
-        for name, value in parent.items()
-        if (name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES))
-        and name not in DROPPED_VARIABLES
-    }
-    return kept | set_variables(device=device, kernels=kernels)
-
-
-def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
-    """The variables that a server gets beside those of its parent; arguments as for
-    `child_environment`."""
-    env = {
-        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
-        "SGLANG_PLUGINS": "oscar",
-        "TRITON_CACHE_DIR": str(kernels / "triton"),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if device == "cpu":
-        env["TRITON_INTERPRET"] = "1"
-        env["PYTHONPATH"] = str(cpu_site_dir())
-    return env
 
 
 def cache_flags(

@@ -1,136 +1,38 @@
-"""The server as a child process: start, wait until healthy, pass signals on, leave nothing behind.
+"""The server as a child process: start it, wait until it is healthy, end it with all it started.
 
 The child gets a session (process group) of its own, so that everything it spawned ends with it:
-SIGTERM first, SIGKILL after a grace period. SIGTERM while it serves lets it finish its requests
-first. If this process dies without a chance to clean up, the kernel ends the child
-(PR_SET_PDEATHSIG).
+SIGTERM first, and SIGKILL after a grace period. SIGTERM to this process lets the server finish its
+requests first. If this process dies without a chance to clean up, the kernel ends the child
+(PR_SET_PDEATHSIG) and a watchdog ends the rest of its group.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import http.client
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import watchdog
+from oscar_zoo.engines.sglang.launch.failure_cause import cause_in
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
-from oscar_zoo.errors import OscarZooError, PortInUse, ServerFailed, UsageError
+from oscar_zoo.engines.sglang.launch.ports import client_url
+from oscar_zoo.engines.sglang.launch.signals import Signals, in_main_thread
+from oscar_zoo.errors import ServerFailed
 
 PR_SET_PDEATHSIG = 1
-WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
-"""Addresses that mean every address of a machine, and one that a client on it can ask."""
 GRACE_SECONDS = 15.0
 DRAIN_SECONDS = 300.0
-"""How long requests may take to end after SIGTERM; a second signal ends them at once."""
+"""Seconds that requests may take to finish after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
-TAIL_BYTES = 1 << 18
-NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
-"""Lines of a log that name an error: the end of a traceback, and what an argument parser says."""
-OURS = re.compile(rf"(?:{re.escape(OscarZooError.__module__)}\.\w+|error): (?P<message>.+)")
-"""Those that this library wrote: at the end of a traceback, and instead of one (`plain_errors`)."""
-FOLLOWS = re.compile(
-    r"(EOFError|BrokenPipeError|Connection\w*Error)\b|RuntimeError: (Rank \d+|Initialization"
-    r" failed)"
-)
-"""What other processes say because one of them failed."""
-WORDLESS = re.compile(r"[\w.]*(Error|Exception)")
-"""The end of a traceback that gives no reason, such as that of a bare `assert`."""
-FRAME = re.compile(
-    r'File "(?:.*/site-packages/)?(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)'
-)
-HINT = "hint: "
-
-
-def _frames(lines: Sequence[str]) -> Iterator[str]:
-    """Per line of a log, where the last frame of a traceback above it is and what stands there;
-    `""` without one."""
-    frame, number = "", -1
-    for place, line in enumerate(lines):
-        yield frame
-        found = FRAME.fullmatch(line)
-        if found is not None:
-            frame, number = "{file}:{line} in {function}".format_map(found.groupdict()), place
-        elif place == number + 1 and frame:
-            frame += f": {line}"
-
-
-def _reason(line: str, frame: str) -> str:
-    """A line of a log; an error without words gets the place where it was raised."""
-    return f"{line} at {frame}" if frame and WORDLESS.fullmatch(line) else line
-
-
-def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = None) -> None:
-    """Refuse early when something listens on `host:port`.
-
-    Args:
-        again: the same command line with another port, for the hint.
-
-    Raises:
-        PortInUse: with the next free port as hint.
-        UsageError: a port that needs privileges, or an address that is not this machine's.
-    """
-    refusal = _bind_error(host, port)
-    if refusal is None:
-        return
-    if refusal.errno == errno.EADDRINUSE:
-        other = again() if again else f"--port {next_free_port(host, port) or 'PORT'}"
-        raise PortInUse(
-            f"port {port} on {host} is taken by another process.", hint=f"choose another: {other}"
-        )
-    if refusal.errno in (errno.EACCES, errno.EPERM):
-        raise UsageError(
-            f"you may not listen on port {port}.",
-            hint="choose one above 1023, for example --port 30000",
-        )
-    raise UsageError(
-        f"{host} is not an address of this machine.",
-        hint="see them: ip address; all: --expose 0.0.0.0",
-    )
-
-
-def next_free_port(host: str, port: int, *, avoid: Collection[int] = ()) -> int | None:
-    """The first port above `port` that nobody listens on, `avoid` left out; `None` where a hundred
-    are taken."""
-    near = (other for other in range(port + 1, min(port + 100, 65536)) if other not in avoid)
-    return next((other for other in near if _bind_error(host, other) is None), None)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def client_url(url: str) -> str:
-    """Where a client on this machine reaches a server that listens at `url`."""
-    for wildcard, address in WILDCARDS.items():
-        url = url.replace(f"://{wildcard}:", f"://{address}:")
-    return url
-
-
-def _bind_error(host: str, port: int) -> OSError | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:  # gaierror of an unknown name included
-            return error
-    return None
 
 
 class Server:
@@ -198,41 +100,20 @@ class Server:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
 
     def failure(self, what: str) -> ServerFailed:
-        """The error for a child that ended: `what` happened, how it ended, and why, out of its
-        log."""
+        """The error for a child that ended: what happened, how it ended, and why."""
         text, hint = self.cause()
         steps = "; ".join(part for part in (hint, f"log: {self.log}") if part)
         return ServerFailed(f"{what} ({self.status}): {text}.", hint=steps)
 
     def cause(self) -> tuple[str, str | None]:
-        """Why the child ended, by its log: one line without a full stop, and the next step where
-        that is known.
-
-        A refusal of ours counts before anything that was said after it, which only follows from it.
-        """
-        with self.log.open("rb") as stream:
-            stream.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-            lines = [
-                line.strip()
-                for line in stream.read().decode("utf-8", "replace").splitlines()
-                if line.strip()
-            ]
-        for place in reversed(range(len(lines))):
-            own = OURS.fullmatch(lines[place])
-            if own is not None:
-                after = lines[place + 1] if place + 1 < len(lines) else ""
-                hint = after.removeprefix(HINT) if after.startswith(HINT) else None
-                return own["message"][:600].rstrip("."), hint
-        seen = zip(lines, _frames(lines), strict=True)
-        errors = [
-            _reason(*one) for one in seen if NAMES_ERROR.match(one[0]) or WORDLESS.fullmatch(one[0])
-        ]
-        roots = [line for line in errors if not FOLLOWS.match(line)] or errors
-        return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
+        """Why the child ended; see `failure_cause.cause_in`."""
+        return cause_in(self.log)
 
     def wait(self) -> int:
-        """Block until the child ends; its exit status. SIGTERM to this process lets it drain before
-        it ends."""
+        """Block until the child ends, and return its exit status.
+
+        SIGTERM to this process lets the child drain before it ends.
+        """
         try:
             return self._process.wait()
         except SystemExit:
@@ -279,7 +160,7 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     Raises:
         ServerFailed: the program could not be started.
     """
-    signals = _Signals()
+    signals = Signals()
     try:
         with log.open("wb") as stream:
             server = Server(_start(plan, stream), plan.url, log)
@@ -294,47 +175,9 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
         signals.restore()
 
 
-class _Signals:
-    """SIGINT and SIGTERM as exceptions, but never between starting the child and being able to stop
-    it."""
-
-    def __init__(self) -> None:
-        self._pending: int | None = None
-        self._deliver = False
-        names = (signal.SIGTERM, signal.SIGINT) if _in_main_thread() else ()
-        self._previous = {name: signal.signal(name, self._handle) for name in names}
-
-    def _handle(self, number: int, frame: object) -> None:
-        self._pending = number
-        if self._deliver:
-            self._raise()
-
-    def _raise(self) -> None:
-        number, self._pending = self._pending, None
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + int(number or 0))
-
-    def deliver(self) -> None:
-        """From here on a signal raises; one that came earlier raises now."""
-        self._deliver = True
-        if self._pending is not None:
-            self._raise()
-
-    def ignore(self) -> None:
-        """Signals have no effect until `restore`."""
-        for name in self._previous:
-            signal.signal(name, signal.SIG_IGN)
-
-    def restore(self) -> None:
-        """The handlers of before."""
-        for name, handler in self._previous.items():
-            signal.signal(name, handler)
-
-
 def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
     # To the kernel the parent is the thread, which may end before the process does.
-    mortal = sys.platform == "linux" and _in_main_thread()
+    mortal = sys.platform == "linux" and in_main_thread()
     try:
         return subprocess.Popen(
             plan.argv,
@@ -374,10 +217,6 @@ def _watchdog(server: Server) -> Iterator[None]:
             guard.stdin.write(b".")
             guard.stdin.close()
         guard.wait()
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _die_with_parent() -> None:

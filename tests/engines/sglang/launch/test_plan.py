@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch import denied_flags, plan
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 
@@ -100,7 +100,7 @@ def test_a_gpu_decodes_under_cuda_graphs_and_a_cpu_has_none(tmp_path: Path) -> N
     assert not any(a.startswith("--base-gpu-id") for a in cpu)
 
 
-@pytest.mark.parametrize("denied", sorted(plan.DENIED_FLAGS))
+@pytest.mark.parametrize("denied", sorted(denied_flags.DENIED_FLAGS))
 def test_denied_flags_are_refused_in_every_spelling(denied: str) -> None:
     spellings = [
         denied,
@@ -110,18 +110,18 @@ def test_denied_flags_are_refused_in_every_spelling(denied: str) -> None:
     ]
     for spelling in spellings:
         with pytest.raises(UsageError) as caught:
-            plan.check_extra_flags(["--tp=2", spelling])
+            denied_flags.check_extra_flags(["--tp=2", spelling])
         assert "not allowed" in caught.value.message
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
     try:
-        plan.check_extra_flags(extra)
+        denied_flags.check_extra_flags(extra)
     except UsageError:
         return
     for token in extra:
-        assert token.split("=", 1)[0] not in plan.DENIED_FLAGS
+        assert token.split("=", 1)[0] not in denied_flags.DENIED_FLAGS
         assert not (token.startswith("-") and any(ord(c) < 32 for c in token))
 
 
@@ -129,4 +129,4 @@ def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
     "flag", ["--tp=2", "--context-length=65536", "--chunked-prefill-size", "512", "-1"]
 )
 def test_ordinary_flags_pass(flag: str) -> None:
-    plan.check_extra_flags([flag])
+    denied_flags.check_extra_flags([flag])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch import ports, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.errors import PortInUse, ServerFailed
 
@@ -56,7 +56,7 @@ def test_a_healthy_server_is_gone_afterwards_with_its_children(tmp_path: Path) -
         assert alive(grandchild)
     assert not alive(grandchild)
     assert child.returncode is not None
-    server.check_port_free("127.0.0.1", port)
+    ports.check_port_free("127.0.0.1", port)
 
 
 def test_an_exception_in_the_block_still_ends_the_server(tmp_path: Path) -> None:
@@ -228,12 +228,12 @@ def test_a_taken_port_is_refused_with_a_free_one() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse) as caught:
-            server.check_port_free("127.0.0.1", port)
-        other = server.next_free_port("127.0.0.1", port)
-        later = server.next_free_port("127.0.0.1", port, avoid={other or 0})
+            ports.check_port_free("127.0.0.1", port)
+        other = ports.next_free_port("127.0.0.1", port)
+        later = ports.next_free_port("127.0.0.1", port, avoid={other or 0})
     assert str(port) in caught.value.message and f"--port {other}" in str(caught.value.hint)
     assert other is not None and later is not None and later > other > port
-    server.check_port_free("127.0.0.1", other)
+    ports.check_port_free("127.0.0.1", other)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ except KeyboardInterrupt:
     assert process.stdout.read().strip() == status
     process.wait(timeout=30)
     assert not alive(int(pid_file.read_text()))
-    server.check_port_free("127.0.0.1", port)
+    ports.check_port_free("127.0.0.1", port)
 
 
 def test_sigterm_lets_the_child_finish_what_its_workers_do(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Why a server ended, as its log tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from oscar_zoo.errors import OscarZooError
+
+TAIL_BYTES = 1 << 18
+NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
+"""Lines of a log that name an error: the end of a traceback, and what an argument parser says."""
+OURS = re.compile(rf"(?:{re.escape(OscarZooError.__module__)}\.\w+|error): (?P<message>.+)")
+"""Lines that this library wrote, at the end of a traceback or in its place (`worker_errors`)."""
+FOLLOWS = re.compile(
+    r"(EOFError|BrokenPipeError|Connection\w*Error)\b|RuntimeError: (Rank \d+|Initialization"
+    r" failed)"
+)
+"""What other processes say because one of them failed."""
+WORDLESS = re.compile(r"[\w.]*(Error|Exception)")
+"""The end of a traceback that gives no reason, such as that of a bare `assert`."""
+FRAME = re.compile(
+    r'File "(?:.*/site-packages/)?(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)'
+)
+HINT = "hint: "
+
+
+def cause_in(log: Path) -> tuple[str, str | None]:
+    """Why the server that wrote `log` ended: one line without a full stop, and the next step where
+    it is known.
+
+    A refusal of ours counts before anything that follows it in the log, because the rest is a
+    consequence.
+    """
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = [
+            line.strip()
+            for line in stream.read().decode("utf-8", "replace").splitlines()
+            if line.strip()
+        ]
+    for place in reversed(range(len(lines))):
+        own = OURS.fullmatch(lines[place])
+        if own is not None:
+            after = lines[place + 1] if place + 1 < len(lines) else ""
+            hint = after.removeprefix(HINT) if after.startswith(HINT) else None
+            return own["message"][:600].rstrip("."), hint
+    seen = zip(lines, _frames(lines), strict=True)
+    errors = [
+        _reason(*one) for one in seen if NAMES_ERROR.match(one[0]) or WORDLESS.fullmatch(one[0])
+    ]
+    roots = [line for line in errors if not FOLLOWS.match(line)] or errors
+    return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
+
+
+def _frames(lines: Sequence[str]) -> Iterator[str]:
+    """For every line of a log: the last frame of the traceback above it, as place and code, or
+    `""`."""
+    frame, number = "", -1
+    for place, line in enumerate(lines):
+        yield frame
+        found = FRAME.fullmatch(line)
+        if found is not None:
+            frame, number = "{file}:{line} in {function}".format_map(found.groupdict()), place
+        elif place == number + 1 and frame:
+            frame += f": {line}"
+
+
+def _reason(line: str, frame: str) -> str:
+    """A line of a log, with the place of the error where the line gives no reason."""
+    return f"{line} at {frame}" if frame and WORDLESS.fullmatch(line) else line
