@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.app import compute, evaluate, report
 from oscar_zoo.app import fit as fitting
-from oscar_zoo.app.compute import ComputeRequest, Method
+from oscar_zoo.app.compute import ComputeRequest
 from oscar_zoo.app.evaluate import EvaluateRequest, Task
 from oscar_zoo.app.fit import FitResult, MergeResult
 from oscar_zoo.app.progress import SILENT, Observer
@@ -39,7 +39,7 @@ def compute_artifact(
     calib_data: _Place = ComputeRequest.calib_data,
     calib_tokens: int | None = None,
     seq_len: int | None = None,
-    method: Method = ComputeRequest.method,
+    method: str = ComputeRequest.method,
     clip: tuple[float, float] | None = None,
     group_size: int | None = None,
     device: str | None = None,
@@ -135,7 +135,7 @@ def compute_artifact(
 
 def fit(
     moments: _Place,
-    method: Method,
+    method: str,
     *,
     clip: tuple[float, float] | None = None,
     group_size: int | None = None,

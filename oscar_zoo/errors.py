@@ -483,6 +483,13 @@ class ComputeFailed(OscarZooError):
 
     code = "compute"
 
+    @classmethod
+    def incomplete(cls, what: str) -> Self:
+        """The capture did not see everything it must see; `what` names the first thing missing."""
+        return cls(
+            f"the capture is incomplete: {what}.", hint="nothing was written; report the model"
+        )
+
 
 def _gigabytes(number: int) -> str:
     value = number / 1e9

@@ -22,10 +22,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from oscar_zoo.compute.report.style import INK, MUTED, PAGE, V_SIDE, drawing
+from oscar_zoo.compute.report.charts import INK, MUTED, PAPER, V_SIDE, drawing
 
 HERE = Path(__file__).resolve().parent
-CACHES = {"bf16": ("BF16", MUTED.light), "int2": ("INT2", V_SIDE.light)}
+CACHES = {"bf16": ("BF16", MUTED), "int2": ("INT2", V_SIDE)}
 HEIGHT = 0.36
 """Of a bar; a pair takes less than 1."""
 
@@ -83,7 +83,7 @@ def draw(source: Path, target: Path) -> None:
         matplotlib.rcParams["svg.fonttype"] = "path"  # looks the same with any reader's fonts
         matplotlib.rcParams["svg.hashsalt"] = "oscar-zoo"
         layout = ConstrainedLayoutEngine(wspace=0.08, w_pad=0.1, h_pad=0.1)
-        figure = Figure(figsize=(8.4, 3.1), facecolor=PAGE.light, layout=layout)
+        figure = Figure(figsize=(8.4, 3.1), facecolor=PAPER, layout=layout)
         FigureCanvasSVG(figure)
         room, speed = figure.subplots(1, 2, width_ratios=[1, 1.1])
         title = f"Tokens that fit: {int2 / bf16:.1f} times as many"
@@ -92,7 +92,7 @@ def draw(source: Path, target: Path) -> None:
         title = f"A decode step: up to {best:.1f} times as fast"
         pairs = [(step.bf16, step.int2) for step in steps]
         _pairs(speed, title, [step.label for step in steps], pairs, "{:.3g} ms")
-        figure.savefig(target, format="svg", facecolor=PAGE.light, metadata={"Date": None})
+        figure.savefig(target, format="svg", facecolor=PAPER, metadata={"Date": None})
 
 
 def _pairs(
@@ -108,9 +108,9 @@ def _pairs(
         values = [pair[index] for pair in pairs]
         bars: Any = axes.barh(places, values, HEIGHT, color=colour)
         texts = [f"{label}  {unit.format(value)}" for value in values]
-        axes.bar_label(bars, texts, padding=4, fontsize=10, color=INK.light)
+        axes.bar_label(bars, texts, padding=4, fontsize=10, color=INK)
     axes.set_title(title, fontsize=11.5, pad=10)
-    axes.set_yticks(range(len(names)), names, fontsize=10, color=INK.light)
+    axes.set_yticks(range(len(names)), names, fontsize=10, color=INK)
     axes.set_xlim(0, max(max(pair) for pair in pairs) * 1.45)
     axes.set_xticks([])
     spare = max(0, 2 - len(names)) / 2  # so that a single pair is not as tall as the chart

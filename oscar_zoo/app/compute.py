@@ -7,23 +7,23 @@ Python callers all start from it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
+from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.compute.capture.engine import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
     from oscar_zoo.models.loading import Dtype
 
-Method = Literal["auto", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned", "hadamard"]
-METHODS: tuple[Method, ...] = get_args(Method)
+METHODS = ("auto", *(name for name, row in TABLE.items() if row.publishable))
 """What users may ask for; `auto` measures all others on held-out text and keeps the best."""
 CALIB_TOKENS = 16_384
 """Tokens to calibrate on when neither the request nor the model's recipe says how many."""
@@ -39,7 +39,7 @@ class ComputeRequest:
             by name, or a Hugging Face dataset `ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD]`.
         calib_tokens: tokens to read; `None` for the number in the model's recipe, else 16,384.
         seq_len: tokens of a sequence; `None` for the recipe's, else up to 4,096.
-        method: how to fit.
+        method: one of `METHODS`.
         clip: clip ratios to record for serving; `None` fits them with `auto`, and otherwise takes
             the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
@@ -65,7 +65,7 @@ class ComputeRequest:
     calib_data: str = "manuals"
     calib_tokens: int | None = None
     seq_len: int | None = None
-    method: Method = "auto"
+    method: str = "auto"
     clip: Clip | None = None
     group_size: int | None = None
     device: str | None = None
@@ -147,7 +147,7 @@ def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
         stream_weights=request.stream_weights,
         engine=request.engine,
         tensor_parallel=request.tensor_parallel,
-        environment=_engine_environment(device) if request.engine == "sglang" else {},
+        program=_engine_program(device) if request.engine == "sglang" else None,
         force=request.force,
         resume=request.resume,
         seed=request.seed,
@@ -226,11 +226,11 @@ def _remark(observer: Observer, told: list[str], text: str) -> None:
     observer.note(Note("compute.remark", text))
 
 
-def _engine_environment(device: str) -> Mapping[str, str]:
-    """Variables of an SGLang engine that calibrates: those of `serve`, without an INT2 cache."""
+def _engine_program(device: str) -> EngineProgram:
+    """The SGLang engine that calibrates, in the environment of `serve` without an INT2 cache."""
+    from oscar_zoo.engines.sglang.capture_program import capture_program
     from oscar_zoo.engines.sglang.launch.environment import child_environment
     from oscar_zoo.engines.sglang.launch.staging import kernels_folder
 
-    return child_environment(
-        os.environ, device="cpu" if device == "cpu" else None, kernels=kernels_folder()
-    )
+    cpu = "cpu" if device == "cpu" else None
+    return capture_program(child_environment(os.environ, device=cpu, kernels=kernels_folder()))

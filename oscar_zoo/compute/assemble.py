@@ -39,6 +39,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import CAPABILITIES, Harness, ServingRecipe
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.methods.base import Matrix
+from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import UsageError
 from oscar_zoo.version import __version__
 
@@ -79,7 +80,7 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
         UsageError: a baseline that is only measured, or a recipe that asks for what this model
             forbids.
     """
-    if not result.method.publishable:
+    if not TABLE[result.method.name].publishable:
         raise UsageError(
             f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard"
         )
@@ -205,9 +206,11 @@ def _fit_block(result: FitResult, facts: Facts, fit_id: str) -> Fit:
 
 
 def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
-    """The recipe with the capabilities that the files need, and without folding values where that
-    is not exact."""
-    requires = {*facts.recipe.requires, *result.k.requires, *result.v.requires}
+    """The recipe with the capabilities that the method requires.
+
+    It forbids folding the value transform into the weights where that product is not exact.
+    """
+    requires = {*facts.recipe.requires, *TABLE[result.method.name].requires}
     update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
     if not _foldable(facts.model):
         if facts.recipe.v_absorption == "required":

@@ -1,52 +1,78 @@
-"""Whether moments hold all that a fit reads: every head of every layer, all tokens, finite energy.
+"""Checks that moments hold everything that a fit reads.
 
-A head that was never observed still gives a file that looks valid, so nothing is fitted before
-these checks.
+Every head of every layer must have seen all tokens, with finite energy. A head that was never
+observed still gives a file that looks valid, so these checks come before every fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING
 
 import torch
 
 from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.errors import ComputeFailed
 
-if TYPE_CHECKING:
-    from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 _BROKEN = "the model computes nothing there that can be calibrated; try --dtype float32"
 
 
-def check_counts(
+def check(moments: Moments, needs: Set[Need]) -> None:
+    """Prove that every layer and head of the model saw the same tokens, with finite energy.
+
+    Args:
+        moments: of the whole model.
+        needs: what the fit reads. The sums of q, k and v are checked for every fit that needs
+            anything.
+
+    Raises:
+        ComputeFailed: something is missing; a fit would look valid and be wrong.
+    """
+    if not needs:
+        return
+    geometry = moments.geometry
+    if tuple(sorted(moments.layers)) != geometry.attention_layers:
+        missing = sorted(set(geometry.attention_layers) ^ set(moments.layers))
+        raise ComputeFailed.incomplete(f"layers {missing} were captured or expected, not both")
+    first = next(iter(moments.layers.values())).tokens
+    for layer_id, layer in moments.layers.items():
+        _check_counts(layer_id, layer, geometry, first, needs)
+        _check_traces(layer_id, layer, needs)
+
+
+def _check_counts(
     layer_id: int, layer: LayerMoments, geometry: Geometry, tokens: int, needs: Set[Need]
 ) -> None:
-    """Every head of a layer saw `tokens` tokens of all its queries, and everything that `needs`
-    names; raises."""
+    """Refuse a layer in which a head missed tokens or queries, or a sum that `needs` names."""
     heads = geometry.num_kv_heads
     group = geometry.num_q_heads // heads
     if layer.heads != tuple(range(heads)):
-        raise uncovered(f"layer {layer_id} has the KV heads {list(layer.heads)}, the model {heads}")
+        raise ComputeFailed.incomplete(
+            f"layer {layer_id} has the KV heads {list(layer.heads)}, the model {heads}"
+        )
     if layer.tokens == 0 or layer.tokens != tokens:
-        raise uncovered(f"layer {layer_id} saw {layer.tokens} tokens, another layer {tokens}")
+        raise ComputeFailed.incomplete(
+            f"layer {layer_id} saw {layer.tokens} tokens, another layer {tokens}"
+        )
     if layer.query_rows != group * tokens:
-        raise uncovered(
+        raise ComputeFailed.incomplete(
             f"layer {layer_id} saw {layer.query_rows} query rows, expected {group} x {tokens}"
         )
     if "weighted" in needs and layer.weighted_tokens != tokens:
-        raise uncovered(f"layer {layer_id} weighed {layer.weighted_tokens} of {tokens} tokens")
+        raise ComputeFailed.incomplete(
+            f"layer {layer_id} weighed {layer.weighted_tokens} of {tokens} tokens"
+        )
     if "outputs" in needs and layer.output_rows != group * tokens:
-        raise uncovered(
+        raise ComputeFailed.incomplete(
             f"layer {layer_id} saw {layer.output_rows} output rows, expected {group} x {tokens}"
         )
     if "weights" in needs and layer.wo is None:
-        raise uncovered(f"layer {layer_id} has no output projection")
+        raise ComputeFailed.incomplete(f"layer {layer_id} has no output projection")
 
 
-def check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
-    """Every head has finite energy in every sum that `needs` names; raises."""
+def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
+    """Refuse a layer in which a head has no finite, positive energy in a sum of `needs`."""
     optional: Mapping[Need, str] = {"weighted": "sst_num", "outputs": "oo", "weights": "wo"}
     for name in ("qq", "kk", "vv", *(optional[need] for need in optional if need in needs)):
         trace = torch.diagonal(getattr(layer, name), dim1=-2, dim2=-1).sum(-1)
@@ -61,7 +87,7 @@ def check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
 
 
 def check_finite(layer_id: int, layer: LayerMoments) -> None:
-    """No sum of a layer has a NaN or infinite entry; raises."""
+    """Refuse a layer in which any sum has a NaN or infinite entry; raises `ComputeFailed`."""
     for name in ("qq", "kk", "vv", "oo", "sst_num", "sst_den", "wo"):
         tensor = getattr(layer, name)
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
@@ -71,8 +97,7 @@ def check_finite(layer_id: int, layer: LayerMoments) -> None:
 
 
 def needs_met(moments: Moments) -> frozenset[Need]:
-    """Every kind of sum that at least one layer holds; whether it is complete, `check_coverage`
-    says."""
+    """Every kind of sum that at least one layer holds; `check` decides whether it is complete."""
     layers = moments.layers.values()
     met: dict[Need, bool] = {
         "rows": any(layer.tokens for layer in layers),
@@ -84,8 +109,14 @@ def needs_met(moments: Moments) -> frozenset[Need]:
 
 
 def observed(moments: Moments, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Coverage:
-    """The coverage block of a manifest; heads were split over `tp` ranks, layers over `pp`, tokens
-    over `dp`."""
+    """The coverage block of a manifest.
+
+    Args:
+        moments: of the whole model.
+        tp: ranks over which heads were split.
+        pp: ranks over which layers were split.
+        dp: ranks over which tokens were split.
+    """
     counts = [layer.tokens for layer in moments.layers.values()]
     heads = len(next(iter(moments.layers.values())).heads)
     return Coverage(
@@ -97,11 +128,4 @@ def observed(moments: Moments, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Cove
         tp=tp,
         pp=pp,
         dp=dp,
-    )
-
-
-def uncovered(what: str) -> ComputeFailed:
-    """The error that says what is missing."""
-    return ComputeFailed(
-        f"the capture is incomplete: {what}.", hint="nothing was written; report the model"
     )

@@ -1,43 +1,25 @@
-"""From moments to pairs of transforms: coverage first, then one method or all.
+"""Fit one method or all of them: moments in, pairs of transforms out.
 
-`METHODS` are the methods that need moments only, `TUNED` those that read rows of the model, too;
-the command line shows the keys of both. The order is that of `auto`: of two equally good methods,
-the one that asks less of an engine comes first.
+Coverage is checked before every fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.hadamard import is_power_of_two
 from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry, StatisticName
-from oscar_zoo.compute.coverage import needs_met, observed
-from oscar_zoo.compute.methods import (
-    hadamard,
-    identity,
-    oscar,
-    oscar_exact,
-    oscar_per_head,
-    tuned,
-    wush,
-)
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.methods.base import Forecast, Matrix, Method, RowsOfText
+from oscar_zoo.compute.methods.table import METHODS, TUNED, find_method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel, UsageError
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        module.METHOD.name: module.METHOD
-        for module in (identity, hadamard, oscar, oscar_exact, oscar_per_head, wush)
-    }
-)
-TUNED: Mapping[str, Method] = MappingProxyType({tuned.METHOD.name: tuned.METHOD})
 Tick = Callable[[int, int], None]
-"""`(steps done, steps in all)` of a method that is tuned."""
+"""Called with `(steps done, steps in all)` while a method is tuned."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +27,7 @@ class FitResult:
     """A fitted pair and what it rests on.
 
     Attributes:
-        method: that was used.
+        method: the method that made it.
         k, v: float32 transforms of all layers.
         targets: the matrices behind the statistics fingerprint; empty without data.
         coverage: layers, heads and tokens observed; `None` without data.
@@ -62,23 +44,15 @@ class FitResult:
 
 @dataclass(frozen=True)
 class Fits:
-    """What several methods made of the same moments.
+    """The fits of several methods to the same moments.
 
     Attributes:
         results: by method, in the order asked for.
-        refused: method -> why its result must not be used.
+        refused: method -> the reason why its result must not be used.
     """
 
     results: Mapping[str, FitResult]
     refused: Mapping[str, str]
-
-
-def find_method(name: str) -> Method:
-    """The method called `name`; raises `UsageError`."""
-    known = {**METHODS, **TUNED}
-    if name not in known:
-        raise UsageError(f"no method is called {name!r}.", hint=f"methods: {', '.join(known)}")
-    return known[name]
 
 
 def check_model(geometry: Geometry) -> None:
@@ -101,28 +75,26 @@ def fit(
     """Fit one method.
 
     Args:
-        moments: of the whole calibration set; for a method that needs nothing, only the geometry
-            counts.
-        rows: of that text, for a method of `TUNED`.
-        tick: told how far the tuning is.
+        moments: of the whole calibration set. A method that needs no data reads only the geometry.
+        rows: of the same text; required for a method of `TUNED`.
+        tick: called after every step of the tuning.
 
     Raises:
-        ComputeFailed: a layer or head was not observed, or not completely; or the result cannot be
-            served.
-        UsageError: a method of `TUNED` without rows.
+        ComputeFailed: a layer or head was not observed completely, or the result cannot be served.
+        UsageError: a method of `TUNED` got no rows.
     """
-    moments.check_coverage(method.needs)
+    coverage.check(moments, method.needs)
     pair = method.fit(moments)
     if method.tune is not None:
         if rows is None:
             raise needs_model(method)
         pair = method.tune(pair, rows, tick)
-    coverage = observed(moments) if method.needs else None
-    return FitResult(method, pair.k, pair.v, pair.targets, coverage, pair.forecasts)
+    seen = coverage.observed(moments) if method.needs else None
+    return FitResult(method, pair.k, pair.v, pair.targets, seen, pair.forecasts)
 
 
 def needs_model(method: Method) -> UsageError:
-    """The error for a method that moments are not enough for."""
+    """The error for a method that needs the model, where only moments are given."""
     return UsageError(
         f"{method.name} is tuned on rows of the model; moments alone do not have them.",
         hint=f"run oscar-zoo compute MODEL --method {method.name}, or fit wush",
@@ -134,20 +106,20 @@ def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
 
     Args:
         moments: of the whole calibration set.
-        names: keys of `METHODS`; `None` for all that the moments allow, see `possible_methods`.
+        names: keys of `METHODS`; `None` for `possible_methods(moments)`.
 
     Returns:
-        One result per method; a method whose own result is refused is among `refused`.
+        One result, or the reason of one refusal, per method.
 
     Raises:
-        UsageError: a name that is no method.
-        ComputeFailed: the moments lack what a method reads.
+        UsageError: there is no method of this name.
+        ComputeFailed: the moments lack a sum that a method reads.
     """
     methods = [
         find_method(name) for name in (possible_methods(moments) if names is None else names)
     ]
     for method in methods:
-        moments.check_coverage(method.needs)
+        coverage.check(moments, method.needs)
     results: dict[str, FitResult] = {}
     refused: dict[str, str] = {}
     for method in methods:
@@ -159,7 +131,7 @@ def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
 
 
 def with_tuned(fits: Fits, moments: Moments, rows: RowsOfText, *, tick: Tick) -> Fits:
-    """`fits` and one result, or refusal, of each method of `TUNED`; arguments as of `fit`."""
+    """Add one result, or one refusal, of each method of `TUNED`; arguments as for `fit`."""
     results, refused = dict(fits.results), dict(fits.refused)
     for name, method in TUNED.items():
         try:
@@ -170,7 +142,6 @@ def with_tuned(fits: Fits, moments: Moments, rows: RowsOfText, *, tick: Tick) ->
 
 
 def possible_methods(moments: Moments) -> tuple[str, ...]:
-    """The methods whose sums the moments have at all; `check_coverage` decides whether they are
-    complete."""
-    met = needs_met(moments)
+    """The methods whose sums the moments hold; `coverage.check` tells whether they are complete."""
+    met = coverage.needs_met(moments)
     return tuple(name for name, method in METHODS.items() if method.needs <= met)

@@ -30,12 +30,18 @@ from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture import run
 from oscar_zoo.compute.capture.base import no_progress
 from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
-from oscar_zoo.compute.capture.run import Captured, is_main_process
+from oscar_zoo.compute.capture.run import (
+    Captured,
+    CaptureRequest,
+    EngineRequest,
+    is_main_process,
+)
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
 from oscar_zoo.compute.estimate import LONGEST_TUNING, tuning_seconds
-from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, Fits, Tick, fit, fit_all, with_tuned
+from oscar_zoo.compute.fit import FitResult, Fits, Tick, fit, fit_all, with_tuned
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
+from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import (
     AUTO,
@@ -341,9 +347,19 @@ def _capture(
     def told(done: int, total: int, where: str) -> None:
         progress(done, total, CAPTURE)
 
-    if subject.loaded is None:
-        return run.capture_in_sglang(options, subject.block, data, needs, work=work, progress=told)
-    return run.capture(subject.loaded, data, needs, work=work, resume=options.resume, progress=told)
+    request = CaptureRequest(data, needs, work, options.resume, told)
+    if subject.loaded is not None:
+        return run.capture(subject.loaded, request)
+    assert options.program is not None  # `check_options` refuses an engine without its program
+    engine = EngineRequest(
+        program=options.program,
+        model=options.model,
+        revision=options.revision,
+        device=options.device,
+        dtype=options.dtype,
+        tensor_parallel=options.tensor_parallel,
+    )
+    return run.capture_in_engine(subject.block, request, engine)
 
 
 def _facts(

@@ -17,14 +17,17 @@ from pathlib import Path
 import torch
 
 from oscar_zoo.artifact.manifest import Calibration, LengthStats, ModelBlock, MomentsFile, Numerics
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import needs_met, observed
+from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
 from oscar_zoo.errors import ComputeFailed, UsageError
 
 LOST_WEIGHTS = (
-    "the weighted value sums were left out: oscar and oscar-per-head need one capture of all"
-    " sequences."
+    "the weighted value sums were left out: "
+    f"{' and '.join(name for name, method in METHODS.items() if 'weighted' in method.needs)}"
+    " need one capture of all sequences."
 )
 
 
@@ -214,7 +217,7 @@ def _add(captures: Sequence[Part]) -> tuple[Moments, tuple[str, ...]]:
 
 def _missing(whole: Moments) -> tuple[bool, tuple[str, ...]]:
     try:
-        whole.check_coverage(needs_met(whole) | {"rows"})
+        coverage.check(whole, needs_met(whole) | {"rows"})
     except ComputeFailed as error:
         return True, (f"parts are missing: {error.message.partition(': ')[2] or error.message}",)
     return False, ()

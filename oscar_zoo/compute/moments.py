@@ -1,17 +1,18 @@
-"""Streaming second moments of queries, keys, values and outputs: all that any fit needs, without
-keeping a single row.
+"""Streaming second moments of queries, keys, values and outputs.
 
-One `LayerMoments` per layer that owns a full-attention cache, sums in float64 with one leading axis
-of KV heads. Rows arrive in any number of blocks; sums of disjoint token sets add (`merge`), parts
-of tensor-parallel ranks join by head (`cat_heads`). The value target `sst` weighs each token by the
-key's energy along the queries of the whole set, so its sums need those queries first
-(`add_weighted`). `Moments.check_coverage` must pass before a fit: a head that was never observed
-still gives a file that looks valid.
+They are all that a fit from moments needs, and no row is kept. One `LayerMoments` holds the float64
+sums of one layer that owns a full-attention cache, with one leading axis of KV heads. Rows arrive
+in any number of blocks. Sums of disjoint token sets add (`merge`); parts of tensor-parallel ranks
+join by head (`cat_heads`). The value target `sst` weighs each token by the energy of its key along
+the queries of the whole set, so its sums (`add_weighted`) need a second pass over the keys.
+
+`coverage.check` must pass before a fit: a head that was never observed still gives a file that
+looks valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.coverage import check_counts, check_traces, uncovered
 from oscar_zoo.compute.products import add_gram, add_sum, add_weighted_gram, same, symmetric
 from oscar_zoo.errors import ComputeFailed
 
@@ -233,7 +233,9 @@ class LayerMoments:
             (one.tokens, one.query_rows, one.output_rows, one.weighted_tokens) for one in joined
         }
         if len(counts) != 1:
-            raise uncovered(f"KV heads saw different numbers of rows: {sorted(counts)}")
+            raise ComputeFailed.incomplete(
+                f"KV heads saw different numbers of rows: {sorted(counts)}"
+            )
         first = joined[0]
         sums = {
             name: torch.cat([getattr(one, name) for one in joined])
@@ -301,7 +303,7 @@ class Moments:
 
     @property
     def tokens(self) -> int:
-        """Tokens every layer saw, once `check_coverage` passed; 0 without layers."""
+        """Tokens every layer saw, once `coverage.check` passed; 0 without layers."""
         return min((layer.tokens for layer in self.layers.values()), default=0)
 
     def merge(self, other: Moments) -> None:
@@ -330,27 +332,6 @@ class Moments:
         }
         return cls(first.geometry, layers)
 
-    def check_coverage(self, needs: Set[Need]) -> None:
-        """Prove that every layer and head of the model was observed, equally often and with finite
-        energy.
-
-        Args:
-            needs: what the fit reads; the sums of q, k and v are checked for every fit that needs
-                anything.
-
-        Raises:
-            ComputeFailed: anything is missing; a fit would look valid and be wrong.
-        """
-        if not needs:
-            return
-        if tuple(sorted(self.layers)) != self.geometry.attention_layers:
-            missing = sorted(set(self.geometry.attention_layers) ^ set(self.layers))
-            raise uncovered(f"layers {missing} were captured or expected, not both")
-        first = next(iter(self.layers.values())).tokens
-        for layer_id, layer in self.layers.items():
-            check_counts(layer_id, layer, self.geometry, first, needs)
-            check_traces(layer_id, layer, needs)
-
 
 def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> LayerMoments:
     """One KV head from the ranks that hold it; keys and values once, what belongs to query heads
@@ -359,9 +340,13 @@ def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> Layer
     first = parts[0]
     for part in parts[1:]:
         if part.tokens != first.tokens or part.weighted_tokens != first.weighted_tokens:
-            raise uncovered(f"ranks saw {first.tokens} and {part.tokens} tokens of KV head {head}")
+            raise ComputeFailed.incomplete(
+                f"ranks saw {first.tokens} and {part.tokens} tokens of KV head {head}"
+            )
         if not all(same(getattr(first, name), getattr(part, name)) for name in _KEY_VALUE_SUMS):
-            raise uncovered(f"ranks that share KV head {head} saw different keys or values")
+            raise ComputeFailed.incomplete(
+                f"ranks that share KV head {head} saw different keys or values"
+            )
         rows = first.query_rows + part.query_rows
         for name in WEIGHTED_SUMS:
             mine, theirs = (

@@ -26,6 +26,7 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import mistaken_content, read_file
 from oscar_zoo.artifact.manifest import Calibration, Coverage, ModelBlock, MomentsFile, Numerics
 from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.errors import ComputeFailed, MalformedFile
@@ -195,7 +196,7 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
         check_finite(layer_id, layer)
     if info.partial:
         return
-    moments.check_coverage(needs_met(moments) | {"rows"})
+    coverage.check(moments, needs_met(moments) | {"rows"})
     tokens, seen, said = (
         moments.tokens,
         sum(sequence.tokens for sequence in info.sequences),

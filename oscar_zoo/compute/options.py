@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +10,12 @@ from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.distributed import rank_and_size
+from oscar_zoo.compute.capture.engine import EngineProgram
 from oscar_zoo.compute.data import check_budget, check_source
-from oscar_zoo.compute.fit import METHODS, check_model, find_method
+from oscar_zoo.compute.fit import check_model
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
+from oscar_zoo.compute.methods.table import METHODS, find_method
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.device import AUTO as DEVICES
 from oscar_zoo.models.device import check_device
@@ -22,8 +23,6 @@ from oscar_zoo.models.loading import Dtype
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""
-COMPATIBLE = "oscar"
-"""The method whose files every OSCAR server loads."""
 HELDOUT_TOKENS = 8192
 LONGEST_DEFAULT = 4096
 """Tokens of a calibration sequence when neither the caller nor the model says less."""
@@ -43,8 +42,7 @@ class ComputeOptions:
         revision: of a Hugging Face id.
         seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context,
             whichever is less.
-        method: a key of `fit.METHODS` or `fit.TUNED`, or `auto` for the best of them on held-out
-            text.
+        method: a name of `methods.table`, or `auto` for the method that is best on held-out text.
         output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
         device, dtype: where and in which type the forward passes run; device `auto` is all GPUs
             together.
@@ -52,7 +50,7 @@ class ComputeOptions:
             otherwise.
         engine: what runs them.
         tensor_parallel: ranks of the sglang engine.
-        environment: of the sglang engine's processes.
+        program: starts the sglang engine; required for `engine="sglang"`.
         force: replace an artifact that stands in the folder.
         resume: go on from what an interrupted run of the same command left.
         chat_template: see `data.load_calibration`.
@@ -60,7 +58,7 @@ class ComputeOptions:
         allow_overlap: calibrate although the text holds questions of an evaluation set.
         allow_poor: write a result that fails its gates.
         fast: `auto` decides by errors of attention alone.
-        tune: `auto` tries the methods of `fit.TUNED`, where that does not take too long.
+        tune: `auto` tries the methods of `table.TUNED`, where that does not take too long.
         fixed_clip: the clip of `recipe` is what the user wants; else it is fitted with `auto`.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
@@ -81,7 +79,7 @@ class ComputeOptions:
     stream_weights: bool | None = None
     engine: Literal["transformers", "sglang"] = "transformers"
     tensor_parallel: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
+    program: EngineProgram | None = None
     force: bool = False
     resume: bool = False
     chat_template: bool | None = None
@@ -118,6 +116,10 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
         raise UsageError(
             f"{options.method} reads rows with transformers.",
             hint="with --engine sglang: --method wush",
+        )
+    if options.engine == "sglang" and options.program is None:
+        raise UsageError(
+            "no program is given for the sglang engine.", hint="use engines.sglang.capture_program"
         )
     if options.engine == "transformers" and options.tensor_parallel > 1:
         raise UsageError(

@@ -1,11 +1,11 @@
-"""What a computation does, in order: names for people, units of what is counted, and which options
-ask for what."""
+"""The phases of a computation, in order: their names, their units, and the options that ask for
+them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oscar_zoo.compute.fit import find_method
+from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.options import AUTO, ComputeOptions
 from oscar_zoo.evaluate.phases import Phase
 
@@ -44,4 +44,4 @@ def tunes(options: ComputeOptions) -> bool:
     """Whether the options ask for a method that is tuned."""
     if options.method == AUTO:
         return options.tune and not options.fast
-    return find_method(options.method).tune is not None
+    return TABLE[options.method].tuned

@@ -16,8 +16,9 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.fit import find_method, fit, needs_model, possible_methods
+from oscar_zoo.compute.fit import fit, needs_model, possible_methods
 from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.compute.methods.table import TABLE, find_method
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Phase, Progress
 
@@ -39,7 +40,7 @@ def refit(
 
     Args:
         moments: as `compute` wrote it.
-        method: a key of `fit.METHODS`.
+        method: a key of `table.METHODS`.
         recipe: serving settings; `requires` is completed from the fit.
         model_name: first part of the artifact id.
         target: the artifact's folder; `None` for `./<Model>/<tag>`.
@@ -57,9 +58,7 @@ def refit(
         raise needs_model(chosen)
     sums, info = moments_file.load_moments(moments)
     if method not in possible_methods(sums):
-        allowed = ", ".join(
-            name for name in possible_methods(sums) if find_method(name).publishable
-        )
+        allowed = ", ".join(name for name in possible_methods(sums) if TABLE[name].publishable)
         raise ComputeFailed(
             f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}"
         )

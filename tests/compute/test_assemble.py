@@ -18,7 +18,8 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.coverage import observed
-from oscar_zoo.compute.fit import METHODS, FitResult, fit
+from oscar_zoo.compute.fit import FitResult, fit
+from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.errors import UsageError
 
 MOMENTS = random_moments()

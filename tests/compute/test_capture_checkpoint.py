@@ -18,6 +18,7 @@ from capture_models import build, same_sum, sequences
 from safetensors.torch import load_file
 from torch import Tensor
 
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import checkpoint, state
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Position
 from oscar_zoo.compute.capture.transformers import capture, discard, numerics
@@ -221,7 +222,7 @@ def test_a_capture_goes_on_only_with_its_own_model_data_and_options(
     needs = NEEDS - {"weights"} if what == "needs" else NEEDS
     with pytest.raises(OutputExists, match=f"a capture with {what} "):
         capture(other, data, needs=needs, work=tmp_path, resume=True)
-    capture(other, data, needs=needs, work=tmp_path).check_coverage(needs)  # anew
+    coverage.check(capture(other, data, needs=needs, work=tmp_path), needs)  # anew
 
 
 def test_what_was_kept_can_be_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ from forked_program import ForkedProgram
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.capture import engine, ranks, state
-from oscar_zoo.compute.capture.engine import SglangFacts, capture_with_sglang, discard
+from oscar_zoo.compute.capture.engine import EngineFacts, capture_with_engine, discard
 from oscar_zoo.compute.moments import ROW_SUMS, LayerMoments, Moments
+from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.errors import (
     ComputeFailed,
     GeometryMismatch,
@@ -48,6 +49,7 @@ import torch
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.capture import ranks
+from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.compute.moments import LayerMoments
 
 __version__ = "9.9.9"
@@ -92,7 +94,7 @@ class Engine:
 """  # noqa: E501
 
 
-Result = tuple[Moments, SglangFacts]
+Result = tuple[Moments, EngineFacts]
 
 
 @pytest.fixture
@@ -124,10 +126,10 @@ def capture(
     given = {
         "model": "org/model",
         "needs": frozenset({"rows"}),
-        "environment": environment,
+        "program": capture_program(environment),
         "work": folder,
     }
-    return capture_with_sglang(**{"data": SimpleNamespace(sequences=SEQUENCES), **given, **options})
+    return capture_with_engine(**{"data": SimpleNamespace(sequences=SEQUENCES), **given, **options})
 
 
 def left(folder: Path) -> list[Path]:
@@ -260,7 +262,7 @@ def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_engine_ends_with_a_parent_that_is_killed(stand_in: Path, fifo: Path) -> None:
     code = (
-        "import test_capture_sglang_process as t, pathlib, sys;"
+        "import test_capture_engine_job as t, pathlib, sys;"
         " t.capture(pathlib.Path(sys.argv[1]), t.HOLDING)"
     )
     path = os.pathsep.join(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute import estimators
+from oscar_zoo.compute import coverage, estimators
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.errors import ComputeFailed, MissingDependency, UnsupportedModel
@@ -70,7 +70,7 @@ def write(
 def assert_whole(folder: Path, count: int) -> None:
     moments, reports = ranks.join_ranks(folder, count, LENGTHS, weighted=True)
     assert moments.geometry == WHOLE and len(reports) == count
-    moments.check_coverage(frozenset({"rows", "weighted", "outputs", "weights"}))
+    coverage.check(moments, frozenset({"rows", "weighted", "outputs", "weights"}))
     for layer, sums in moments.layers.items():
         want = part(layer, range(8), range(2))
         for name in (*ROW_SUMS, *WEIGHTED_SUMS, "wo"):

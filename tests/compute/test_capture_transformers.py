@@ -14,6 +14,7 @@ from random_qwen3 import EXAMPLE
 from torch import Tensor
 from torch.nn import functional
 
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need
@@ -83,7 +84,7 @@ def test_sums_are_those_of_the_rows(family: str) -> None:
     loaded = build(family)
     want = attention_rows(loaded, DATA.sequences)
     moments, places = captured(loaded)
-    moments.check_coverage(ALL)
+    coverage.check(moments, ALL)
     assert tuple(moments.layers) == loaded.block.attention_layers
     assert places == {
         f"layer {n} of {loaded.block.num_layers}" for n in range(1, loaded.block.num_layers + 1)
@@ -199,7 +200,7 @@ def test_the_model_computes_as_before() -> None:
 
 def test_only_what_is_needed_is_summed() -> None:
     moments = capture(build("Qwen3"), DATA, needs=frozenset(("rows",)))
-    moments.check_coverage({"rows"})
+    coverage.check(moments, {"rows"})
     assert all(
         one.weighted_tokens == one.output_rows == 0 and one.wo is None
         for one in moments.layers.values()
@@ -247,7 +248,7 @@ def test_nan_activations_name_the_first_layer() -> None:
         loaded.model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
     moments, _ = captured(loaded)
     with pytest.raises(ComputeFailed, match="layer 1"):
-        moments.check_coverage(ALL)
+        coverage.check(moments, ALL)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_quantized_output_weights_are_refused_where_they_are_read() -> None:
     exact = projection.weight.data
     projection.weight = torch.nn.Parameter(exact.to(torch.float8_e4m3fn), requires_grad=False)
     projection.forward = lambda x: x @ projection.weight.float().T
-    capture(loaded, DATA, needs=ALL - {"weights"}).check_coverage(ALL - {"weights"})
+    coverage.check(capture(loaded, DATA, needs=ALL - {"weights"}), ALL - {"weights"})
     with pytest.raises(UnsupportedModel, match=r"output projection of layer 1 .*float8_e4m3fn"):
         captured(loaded)
 

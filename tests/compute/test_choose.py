@@ -13,7 +13,8 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.cli.render.choice import print_choice
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, HeldOut, load_calibration
-from oscar_zoo.compute.fit import METHODS, Fits, fit_all
+from oscar_zoo.compute.fit import Fits, fit_all
+from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.select import choose as choosing
 from oscar_zoo.compute.select.choose import FINER_CLIPS, choose

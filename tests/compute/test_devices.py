@@ -28,7 +28,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import moments_file
+from oscar_zoo.compute import coverage, moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture import run as capturing
@@ -38,9 +38,10 @@ from oscar_zoo.compute.capture.run import Captured
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, load_calibration
 from oscar_zoo.compute.estimate import matmul_speed
-from oscar_zoo.compute.fit import METHODS, TUNED, Fits, fit, fit_all, with_tuned
+from oscar_zoo.compute.fit import Fits, fit, fit_all, with_tuned
 from oscar_zoo.compute.merging import merge_files
 from oscar_zoo.compute.methods import parallel, tuned, wush
+from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.report.of_moments import report_of_moments
@@ -155,7 +156,7 @@ def test_a_model_is_captured(
     captured = capturing.capture(
         model, text, NEEDS, work=tmp_path / "work", resume=False, progress=no_progress
     )
-    captured.moments.check_coverage(NEEDS)
+    coverage.check(captured.moments, NEEDS)
     assert all(layer.qq.device == CPU for layer in captured.moments.layers.values())
 
 

@@ -16,7 +16,8 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import load_calibration
 from oscar_zoo.compute.estimators import estimate
-from oscar_zoo.compute.fit import METHODS, FitResult, fit
+from oscar_zoo.compute.fit import FitResult, fit
+from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import measure

@@ -21,6 +21,7 @@ from random_moments import (
 
 from oscar_zoo.artifact.manifest import Disjoint
 from oscar_zoo.artifact.specs import Harness
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.fit import possible_methods
 from oscar_zoo.compute.merging import LOST_WEIGHTS, MergeResult, merge_files
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments, Need
@@ -75,7 +76,7 @@ def assert_whole(result: MergeResult, path: Path, *, weighted: bool) -> None:
         for name in names:
             mine, theirs = getattr(got.layers[layer], name), getattr(want.layers[layer], name)
             assert (mine - theirs).abs().max() <= 1e-12 * theirs.abs().max(), name
-    got.check_coverage(ALL if weighted else ALL - {"weighted"})
+    coverage.check(got, ALL if weighted else ALL - {"weighted"})
 
 
 def test_parts_of_the_data_add_in_any_order(tmp_path: Path) -> None:

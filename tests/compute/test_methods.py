@@ -3,6 +3,9 @@ verification."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -16,14 +19,15 @@ from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.fit import METHODS, FitResult, find_method, fit, fit_all, possible_methods
+from oscar_zoo.compute.fit import FitResult, fit, fit_all, possible_methods
 from oscar_zoo.compute.methods.compose import r_h_pbr
+from oscar_zoo.compute.methods.table import METHODS, TABLE, TUNED, find_method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import moments_bytes, parse_moments
 from oscar_zoo.errors import ComputeFailed, UsageError
 
 Matrix = NDArray[np.float64]
-PUBLISHED = [name for name, method in METHODS.items() if method.publishable]
+PUBLISHED = [name for name in METHODS if TABLE[name].publishable]
 FITTED = [name for name in PUBLISHED if METHODS[name].needs]
 
 
@@ -213,3 +217,25 @@ def test_unknown_methods_are_named() -> None:
     with pytest.raises(UsageError, match="no method is called 'oscar2'") as info:
         find_method("oscar2")
     assert "wush" in str(info.value.hint)
+
+
+def test_the_table_says_what_each_method_is() -> None:
+    for name, row in TABLE.items():
+        method = find_method(name)
+        assert (row.name, method.name, method.tune is not None) == (name, name, row.tuned)
+    assert [*METHODS, *TUNED] == sorted(TABLE, key=lambda name: TABLE[name].tuned)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_says_what_the_files_of_a_method_require(name: str) -> None:
+    result = fit(random_moments(), METHODS[name])
+    assert {*result.k.requires, *result.v.requires} == {*TABLE[name].requires}
+    assert {*TABLE["wush-tuned"].requires} == {*TABLE["wush"].requires}
+
+
+def test_the_table_is_read_without_torch() -> None:
+    code = (
+        "import sys, oscar_zoo.compute.methods.table as t; print(*t.TABLE, 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [*TABLE, "False"]

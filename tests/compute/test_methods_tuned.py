@@ -20,9 +20,10 @@ from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import job
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture.calibration_rows import collect_rows, most_tokens, pick
-from oscar_zoo.compute.fit import METHODS, TUNED, FitResult, fit
+from oscar_zoo.compute.fit import FitResult, fit
 from oscar_zoo.compute.job import ComputeOptions, compute_artifact
 from oscar_zoo.compute.methods import tuned
+from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.phases import MORE_RECALL, expected_phases

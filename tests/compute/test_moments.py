@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments, Need
 from oscar_zoo.compute.products import CHUNK_ROWS, symmetric
 from oscar_zoo.errors import ComputeFailed
@@ -119,23 +120,23 @@ def test_rows_of_another_geometry_are_refused() -> None:
 
 def test_complete_moments_pass() -> None:
     moments = observed(tokens=12)
-    moments.check_coverage(ALL)
+    coverage.check(moments, ALL)
     assert moments.tokens == 12
 
 
 def test_a_layer_never_reached_is_found() -> None:
     moments = observed()
     with pytest.raises(ComputeFailed, match=r"layers \[2\]"):
-        dataclasses.replace(moments, layers={0: moments.layers[0]}).check_coverage(ALL)
+        coverage.check(dataclasses.replace(moments, layers={0: moments.layers[0]}), ALL)
     with pytest.raises(ComputeFailed, match="saw 0 tokens"):
-        Moments.zeros(GEOMETRY).check_coverage(ROWS)
+        coverage.check(Moments.zeros(GEOMETRY), ROWS)
 
 
 def test_layers_must_have_seen_the_same_tokens() -> None:
     moments = observed()
     moments.layers[2].add(*rows(3))
     with pytest.raises(ComputeFailed, match="layer 2 saw 15 tokens, another layer 12"):
-        moments.check_coverage(ROWS)
+        coverage.check(moments, ROWS)
 
 
 def test_query_heads_of_one_rank_only_are_found() -> None:
@@ -145,15 +146,15 @@ def test_query_heads_of_one_rank_only_are_found() -> None:
     partial.add(query[:2], key, value)
     layers = {**moments.layers, 2: partial}
     with pytest.raises(ComputeFailed, match="layer 2 saw 12 query rows, expected 2 x 12"):
-        dataclasses.replace(moments, layers=layers).check_coverage(ROWS)
+        coverage.check(dataclasses.replace(moments, layers=layers), ROWS)
 
 
 def test_a_missing_weighted_pass_is_found() -> None:
     moments = observed()
     moments.layers[2].weighted_tokens = 0
-    moments.check_coverage(ROWS)
+    coverage.check(moments, ROWS)
     with pytest.raises(ComputeFailed, match="layer 2 weighed 0 of 12"):
-        moments.check_coverage(ALL)
+        coverage.check(moments, ALL)
 
 
 def test_missing_outputs_and_weights_are_found_by_fits_that_read_them() -> None:
@@ -161,12 +162,12 @@ def test_missing_outputs_and_weights_are_found_by_fits_that_read_them() -> None:
     moments.layers[2].add(*rows(3)[:3])
     moments.layers[0].add(*rows(3)[:3])
     moments.layers[0].wo = None
-    moments.check_coverage(ROWS)
+    coverage.check(moments, ROWS)
     with pytest.raises(ComputeFailed, match="layer 0 saw 24 output rows, expected 2 x 15"):
-        moments.check_coverage(frozenset({"rows", "outputs"}))
+        coverage.check(moments, frozenset({"rows", "outputs"}))
     with pytest.raises(ComputeFailed, match="layer 0 has no output projection"):
-        moments.check_coverage(frozenset({"rows", "weights"}))
-    Moments.zeros(GEOMETRY).check_coverage(frozenset())
+        coverage.check(moments, frozenset({"rows", "weights"}))
+    coverage.check(Moments.zeros(GEOMETRY), frozenset())
 
 
 def test_a_rank_alone_is_no_complete_capture() -> None:
@@ -175,7 +176,7 @@ def test_a_rank_alone_is_no_complete_capture() -> None:
         query, key, value, output = rows(12)
         layer.add(query[2:], key[1:], value[1:], output[2:])
     with pytest.raises(ComputeFailed, match=r"layer 0 has the KV heads \[1\], the model 2"):
-        moments.check_coverage(ROWS)
+        coverage.check(moments, ROWS)
 
 
 @settings(deadline=None, max_examples=10)
@@ -301,4 +302,4 @@ def test_dead_and_broken_heads_are_found(name: str, value: float) -> None:
     moments = observed()
     getattr(moments.layers[2], name)[1] = value
     with pytest.raises(ComputeFailed, match=f"layer 2, KV head 1: trace of {name}"):
-        moments.check_coverage(ALL)
+        coverage.check(moments, ALL)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from oscar_zoo.artifact import strict_json, tensor_file
 from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.compute.moments_file import (
     KEY,
@@ -330,7 +331,7 @@ def test_damaged_bytes_give_an_error_or_complete_moments(
     except OscarZooError:
         return
     if not info.partial:
-        moments.check_coverage({"rows", "weighted", "outputs", "weights"})
+        coverage.check(moments, {"rows", "weighted", "outputs", "weights"})
 
 
 def test_sums_of_more_rows_continue_where_the_file_stopped(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from capture_models import build, sequences
 from safetensors.torch import save_file
 
 from oscar_zoo.artifact import durable
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import checkpoint, layerwise, state
 from oscar_zoo.compute.capture.distributed import rank_and_size
 from oscar_zoo.compute.capture.transformers import capture
@@ -117,7 +118,7 @@ def die() -> None:
 
 def write(path: Path, moments: Moments) -> None:
     """Every sum and count under `LAYER.NAME`."""
-    moments.check_coverage(NEEDS)
+    coverage.check(moments, NEEDS)
     tensors = {
         f"{i}.{name}": getattr(one, name) for i, one in moments.layers.items() for name in SUMS
     }

@@ -25,10 +25,12 @@ from engines import text_tokens
 from forked_program import ForkedProgram
 from sglang_forks import shared
 
-from oscar_zoo.compute.capture import engine, engine_job, state
+from oscar_zoo.compute.capture import engine, state
 from oscar_zoo.compute.capture.base import Progress
-from oscar_zoo.compute.capture.engine import SglangFacts, capture_with_sglang
+from oscar_zoo.compute.capture.engine import EngineFacts, capture_with_engine
 from oscar_zoo.compute.moments import Moments
+from oscar_zoo.engines.sglang import capture_process
+from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.models.inspect import inspect_model
 
@@ -49,7 +51,7 @@ class Captured:
     """What a capture gave, and every report of its progress."""
 
     moments: Moments
-    facts: SglangFacts
+    facts: EngineFacts
     progress: list[tuple[int, int, str]]
 
 
@@ -80,11 +82,11 @@ class Run:
             env["PYTHONPATH"] = os.pathsep.join([self.site, env["PYTHONPATH"]])
         if self.tensor_parallel > 1:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join("01"[: self.tensor_parallel])
-        moments, facts = capture_with_sglang(
+        moments, facts = capture_with_engine(
             self.model,
             SimpleNamespace(sequences=prompts()),
             needs=NEEDS,
-            environment=env,
+            program=capture_program(env),
             tensor_parallel=self.tensor_parallel,
             geometry=inspect_model(self.model),
             engine=CPU,
@@ -98,7 +100,7 @@ class Run:
         """Capture up to a pass, then kill this process group; in the second pass that of the engine
         first."""
         state.MIN_SECONDS, state.SHARE = 0.0, 0
-        engine_job._passes = partial(_waiting, engine_job._passes, number)
+        capture_process._passes = partial(_waiting, capture_process._passes, number)
 
         def told(done: int, total: int, where: str) -> None:
             if not where.startswith(f"pass {number} "):

@@ -1,5 +1,4 @@
-"""The program that holds an SGLang engine, forked from this process where `capture_with_sglang`
-would start one."""
+"""The program that holds an SGLang engine, forked from this process instead of started."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from oscar_zoo.compute.capture import engine_job
+from oscar_zoo.engines.sglang import capture_process
 
 
 class ForkedProgram:
-    """What `capture_with_sglang` needs of `subprocess.Popen`: group, standard streams, folder and
+    """What `capture_with_engine` needs of `subprocess.Popen`: group, standard streams, folder and
     variables alike.
 
     What this process has imported it need not import, but for `sglang`, which may be another one on
@@ -31,7 +30,7 @@ class ForkedProgram:
         start_new_session: bool,
         **_: int,
     ) -> None:
-        assert command[1:4] == ["-P", "-m", engine_job.__name__] and start_new_session
+        assert command[1:4] == ["-P", "-m", capture_process.__name__] and start_new_session
         theirs, ours = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -65,7 +64,7 @@ class ForkedProgram:
             sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
             sys.argv = argv
             self.prepare(env["PYTHONPATH"].split(os.pathsep))
-            engine_job._main()
+            capture_process._main()
         except BaseException:
             traceback.print_exc()
             os._exit(1)

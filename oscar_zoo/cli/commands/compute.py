@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from oscar_zoo.app.compute import METHODS, ComputeRequest, Method
+from oscar_zoo.app.compute import METHODS, ComputeRequest
 from oscar_zoo.app.progress import Note
 from oscar_zoo.cli import completing, options
 from oscar_zoo.cli.render import terminal
@@ -130,7 +130,7 @@ from oscar_zoo.errors import UsageError
 def command(
     model: str | None,
     model_path: str | None,
-    method: Method,
+    method: str,
     compat: bool,
     no_tune: bool,
     clip: str | None,

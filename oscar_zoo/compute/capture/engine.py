@@ -1,12 +1,11 @@
-"""Capture through stock SGLang: any model that it serves, on as many tensor-parallel GPUs as the
-model needs.
+"""Capture in an inference engine: any model that it serves, on as many GPUs as the model needs.
 
-`capture_with_sglang` starts an offline engine in a child process and talks to its ranks by
-`collective_rpc`; the tap of the plugin (`engines/sglang/tap.py`, found by SGLang itself) sums in
-the ranks, each on its own device, and the parent joins what they wrote (`ranks.py`). The child is
-`sglang_process.py` run as a program, in a process group of its own: SGLang kills the process that
-holds a broken engine, and ours has to say why. It ends with its parent, whatever ends that one;
-what the ranks saved until then is gone on with (`rank_store.py`).
+This module knows no engine. It is given an `EngineProgram`, starts it in a process group of its
+own, and reads its news. In the engine a tap sums in every tensor-parallel rank, each on its own
+device; the sums of the ranks are joined here (`ranks.py`). An engine may kill the process that
+holds it when it breaks, so this process must be another one to report the reason. The program ends
+when this process ends, whatever the cause, and what the ranks saved until then can be resumed
+(`rank_store.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,23 +28,21 @@ from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Numerics
 from oscar_zoo.artifact.specs import Geometry, Harness
-from oscar_zoo.compute.capture import engine_job, ranks, state
+from oscar_zoo.compute import coverage
+from oscar_zoo.compute.capture import ranks, state
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.engine_job import CaptureJob, Scalar
 from oscar_zoo.compute.capture.rank_store import Done, RankStore
 from oscar_zoo.compute.moments import Moments, Need
-from oscar_zoo.errors import ComputeFailed, GeometryMismatch, MissingDependency, UsageError
+from oscar_zoo.errors import ComputeFailed, GeometryMismatch, MissingDependency
 
-ROOM = 512
-"""Tokens of context and cache beyond the longest sequence; SGLang needs a few, and whole pages of
-up to 128."""
 STORE = "ranks"
-"""Folder in the work folder, of what the ranks saved."""
+"""Folder inside the work folder for the sums that the ranks saved."""
 TAIL_BYTES = 65_536
 NAMES_ERROR = re.compile(
     r"(?:\[[^\]]*\] )?(?:Exception: )?([\w.]*(?:Error|Exception|Mismatch)\b: .+)"
 )
-"""A line of a log that ends a traceback."""
+"""The last line of a traceback in a log."""
 
 
 class TokenSequences(Protocol):
@@ -59,7 +55,27 @@ class TokenSequences(Protocol):
 
 
 @dataclass(frozen=True)
-class SglangFacts:
+class EngineProgram:
+    """A program that holds an inference engine and runs a `CaptureJob`.
+
+    Attributes:
+        engine: name of the engine's distribution, recorded in manifests.
+        title: the engine's name in messages.
+        command: starts the program; the path of the job's file is appended.
+        environment: the whole environment of the program.
+        arguments: `(model, tokens of the longest sequence, ranks, given) -> CaptureJob.engine`;
+            raises `UsageError` when `given` sets what the capture must decide.
+    """
+
+    engine: str
+    title: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    arguments: Callable[[str, int, int, Mapping[str, Scalar]], dict[str, Scalar]]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
     """How moments were captured.
 
     Attributes:
@@ -73,44 +89,42 @@ class SglangFacts:
     tensor_parallel: int
 
 
-def capture_with_sglang(
+def capture_with_engine(
     model: str,
     data: TokenSequences,
     *,
+    program: EngineProgram,
     needs: Set[Need],
-    environment: Mapping[str, str],
     tensor_parallel: int = 1,
     geometry: Geometry | None = None,
     engine: Mapping[str, Scalar] | None = None,
     progress: Progress = no_progress,
     work: Path | None = None,
     resume: bool = False,
-) -> tuple[Moments, SglangFacts]:
-    """Moments of `data`, from one prefill per sequence and pass in an SGLang engine of its own.
+) -> tuple[Moments, EngineFacts]:
+    """Moments of `data`, from one prefill per sequence and pass in an engine of their own.
 
     Args:
         model: local folder or Hugging Face id.
-        data: sequences run one at a time, in order, in one piece.
-        needs: what the fit reads, see `moments.Need`; `weighted` costs a second pass over all
+        data: the sequences; they run one at a time, in order, each in one piece.
+        program: the engine.
+        needs: what the fit reads, see `moments.Need`. `weighted` costs a second pass over all
             sequences.
-        environment: the engine's whole environment; `launch.environment.child_environment` of the
-            engine makes one.
         tensor_parallel: number of ranks; may be above the number of KV heads.
-        geometry: what the model must turn out to be; `None` takes the engine's word.
-        engine: further arguments of `sglang.Engine`, such as `device`, `dtype`, `revision`,
-            `mem_fraction_static`.
-        progress: told after every sequence of every pass.
-        work: folder for what an interrupted capture needs to go on, the ranks' sums (float64, about
-            6 MB per layer of 8 KV heads of 128); `discard` removes that again. `None` keeps
-            nothing.
-        resume: go on from what is in `work`, if anything is; without it the capture starts anew.
+        geometry: what the model must turn out to be; `None` accepts what the engine reports.
+        engine: further arguments of the engine, such as `device`, `dtype`, `revision`.
+        progress: called after every sequence of every pass.
+        work: folder for what an interrupted capture needs to go on: the sums of the ranks (float64,
+            about 6 MB per layer of 8 KV heads of 128). `discard` removes it. `None` keeps nothing.
+        resume: go on from what is in `work`, if there is anything. Otherwise the capture starts
+            from the beginning.
 
     Returns:
         Sums on the CPU with full coverage of `needs`, and how they were made.
 
     Raises:
-        MissingDependency: sglang is not installed.
-        UsageError: `engine` sets what the capture must decide.
+        MissingDependency: the engine is not installed.
+        UsageError: `engine` sets an argument that the capture must decide.
         UnsupportedModel: MLA, sliding windows, or attention that is not plain softmax; named.
         GeometryMismatch: the model is not what `geometry` says.
         ComputeFailed: the engine did not start or died, or a head, layer or token was not seen
@@ -119,16 +133,16 @@ def capture_with_sglang(
         IntegrityError: with `resume`, what is in `work` is damaged.
         StorageError: the disk refused.
     """
-    if importlib.util.find_spec("sglang") is None:
-        raise MissingDependency.for_extra("sglang", "serve")
+    if importlib.util.find_spec(program.engine) is None:
+        raise MissingDependency.for_extra(program.engine, "serve")
     sequences = tuple(tuple(sequence) for sequence in data.sequences)
     lengths = [len(sequence) for sequence in sequences]
     local = Path(model).expanduser()
     where = (
         str(local.resolve()) if local.is_dir() else model
     )  # the child runs in a folder of its own
-    arguments = _engine_arguments(where, max(lengths), tensor_parallel, engine or {})
-    facts = _facts(arguments, sequences, needs)
+    arguments = program.arguments(where, max(lengths), tensor_parallel, engine or {})
+    facts = _facts(program.engine, where, tensor_parallel, arguments, sequences, needs)
     with _folders(work) as (kept, folder):
         store = RankStore(kept, facts)
         if not resume:
@@ -144,7 +158,7 @@ def capture_with_sglang(
             weights="weights" in needs,
             weighted="weighted" in needs,
         )
-        ran = _run_child(job, store.load(), environment, progress)
+        ran = _run_child(program, job, store.load(), where, progress)
         try:
             moments, reports = _join(store, tensor_parallel, lengths, weighted=job.weighted)
             if geometry is not None and (
@@ -154,23 +168,23 @@ def capture_with_sglang(
                     f"{model} is not the model it was taken for: {difference}.",
                     hint="check its config.json",
                 )
-            moments.check_coverage(needs)
+            coverage.check(moments, needs)
         except (ComputeFailed, GeometryMismatch):
-            store.clear()  # all was done, and going on from there would end here again
+            store.clear()  # all passes are done: a resumed capture would fail here again
             raise
     numerics = Numerics(
         forward_dtype=reports[0].dtype,
         accumulate=reports[0].accumulate,
-        engine=Harness(name="sglang", version=ran),
+        engine=Harness(name=program.engine, version=ran),
         device=reports[0].device,
     )
-    return moments, SglangFacts(moments.geometry, numerics, tensor_parallel)
+    return moments, EngineFacts(moments.geometry, numerics, tensor_parallel)
 
 
 def _join(
     store: RankStore, count: int, lengths: Sequence[int], *, weighted: bool
 ) -> tuple[Moments, tuple[ranks.RankReport, ...]]:
-    """What `count` ranks saved last; see `ranks.join_ranks`."""
+    """Join what `count` ranks saved last; see `ranks.join_ranks`."""
     if (done := store.load()) is None:
         raise ComputeFailed(
             "the capture is incomplete: no rank handed in sums.", hint="report the model"
@@ -179,7 +193,7 @@ def _join(
 
 
 def discard(work: Path) -> None:
-    """Remove what `capture_with_sglang` kept in `work`."""
+    """Remove what `capture_with_engine` kept in `work`."""
     durable.remove_tree(work / STORE)
     durable.sweep(work, older_than=0)
 
@@ -188,53 +202,27 @@ def _geometry_of(block: Geometry) -> Geometry:
     return Geometry(**{name: getattr(block, name) for name in Geometry.model_fields})
 
 
-def _engine_arguments(
-    model: str, longest: int, ranks_wanted: int, given: Mapping[str, Scalar]
-) -> dict[str, Scalar]:
-    """Every sequence in one piece, alone, without graphs or prefix cache; `given` on top.
-
-    Raises:
-        UsageError: `given` has one of these.
-    """
-    fixed: dict[str, Scalar] = {
-        "model_path": model,
-        "tp_size": ranks_wanted,
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "kv_cache_dtype": "auto",
-        "disable_cuda_graph": True,
-        "disable_radix_cache": True,
-        "disable_overlap_schedule": True,
-        "chunked_prefill_size": longest + ROOM,
-        "max_prefill_tokens": longest + ROOM,
-        "max_total_tokens": longest + ROOM,
-        "max_running_requests": 1,
-        "context_length": longest + ROOM,
-        "log_level": "info",
-    }
-    if refused := sorted(fixed.keys() & given.keys()):
-        raise UsageError(
-            f"calibration sets {refused[0]} of the engine itself.", hint="leave it out"
-        )
-    return {"random_seed": 0, "watchdog_timeout": 3600, **fixed, **given}
-
-
 def _facts(
-    arguments: Mapping[str, Scalar], sequences: Sequence[Sequence[int]], needs: Set[Need]
+    engine: str,
+    model: str,
+    tensor_parallel: int,
+    arguments: Mapping[str, Scalar],
+    sequences: Sequence[Sequence[int]],
+    needs: Set[Need],
 ) -> dict[str, str]:
-    """Everything that decides the bits of the sums, in words, but for the weights, which the ranks
-    compare."""
-    rest = {
-        name: value for name, value in arguments.items() if name not in ("model_path", "tp_size")
-    }
+    """Everything that decides the bits of the sums, except the weights.
+
+    A capture is resumed only when all of this is equal; a refusal names the first difference. The
+    ranks compare the weights themselves.
+    """
     return {
-        "engine": f"sglang {_version('sglang')}",
+        "engine": f"{engine} {_version(engine)}",
         "torch": _version("torch"),
-        "model": str(arguments["model_path"]),
+        "model": model,
         "data": sha256_hex(strict_json.canonical_bytes([list(ids) for ids in sequences])),
         "needs": " ".join(sorted(needs)),
-        "tensor parallel": str(arguments["tp_size"]),
-        "engine arguments": sha256_hex(strict_json.canonical_bytes(rest))[:16],
+        "tensor parallel": str(tensor_parallel),
+        "engine arguments": sha256_hex(strict_json.canonical_bytes(dict(arguments)))[:16],
     }
 
 
@@ -247,7 +235,7 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
-    """What is kept, and what is gone when the block ends; the second also ends with the child."""
+    """The folder that is kept, and a private folder that is removed when the block ends."""
     with contextlib.ExitStack() as stack:
         if work is None:
             base = Path(
@@ -257,7 +245,7 @@ def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
             base = work.absolute()
             with durable.storage_errors(f"cannot write to {base}"):
                 durable.make_folders(base)
-        # what a kill of both processes leaves, `discard` sweeps
+        # when both processes are killed the private folder stays, and `discard` removes it
         prefix = f"{durable.TEMP_PREFIX}capture-"
         private = stack.enter_context(
             tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True)
@@ -266,46 +254,42 @@ def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
 
 
 def _run_child(
-    job: CaptureJob, at: Done | None, environment: Mapping[str, str], progress: Progress
+    program: EngineProgram, job: CaptureJob, at: Done | None, model: str, progress: Progress
 ) -> str:
-    """Run the child until it is done; the version of sglang.
+    """Run the program to its end; returns the version of the engine.
 
     Raises:
-        UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: what a rank,
-            the engine, or its log says.
+        UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: as reported by
+            a rank, by the engine, or in its log.
     """
     folder = Path(job.folder)
     place, log = folder / "job.json", folder / "engine.log"
     place.write_text(job.model_dump_json(), encoding="utf-8")
-    env = {**environment, ranks.VARIABLE: "1", "SGLANG_PLUGINS": "oscar"}
-    env["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = (
-        "1"  # a sequence may be as long as the model's context
-    )
+    command = [*program.command, str(place)]
+    env = {**program.environment, ranks.VARIABLE: "1"}
     progress(job.tokens_done(at), sum(map(len, job.sequences)), "engine start")
     news: dict[str, Any] = {}
-    with log.open("wb") as stream, _child([str(place)], env, folder, stream.fileno()) as child:
+    with log.open("wb") as stream, _child(command, env, folder, stream.fileno()) as child:
         for line in child.stdout or ():
             news = json.loads(line)
             if "progress" in news:
                 progress(*news["progress"])
     ranks.raise_failure(folder)
-    if "sglang" in news:
-        return str(news["sglang"])
+    if "version" in news:
+        return str(news["version"])
     cause = news.get("error") or _cause(log) or "no error in its log"
     raise ComputeFailed(
-        f"SGLang could not run {job.engine['model_path']}: {cause}.", hint=_hint(cause)
+        f"{program.title} could not run {model}: {cause}.", hint=_hint(program, cause)
     )
 
 
 @contextlib.contextmanager
 def _child(
-    arguments: list[str], env: Mapping[str, str], folder: Path, log: int
+    command: list[str], env: Mapping[str, str], folder: Path, log: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The child with news on its standard output; its whole process group is gone when the block
-    ends."""
-    command = [sys.executable, "-P", "-m", engine_job.__name__, *arguments]
+    """The started program; its whole process group is killed when the block ends."""
     pipe = subprocess.PIPE
-    # standard input is never written: its end tells the child that this process is gone
+    # nothing is written to standard input; its end tells the child that this process is gone
     child = subprocess.Popen(
         command,
         env=dict(env),
@@ -335,11 +319,14 @@ def _cause(log: Path) -> str:
     return errors[-1][:400].rstrip(".") if errors else ""
 
 
-def _hint(cause: str) -> str:
+def _hint(program: EngineProgram, cause: str) -> str:
     if "memory" in cause.lower():
         return (
             "use more GPUs (tensor parallel), shorter sequences, or a smaller mem_fraction_static"
         )
     if "oscar_tap" in cause:
-        return "the plugin was not loaded: pip install oscar-zoo beside an sglang that it supports"
-    return "try to serve the model with this SGLang first"
+        return (
+            "the plugin was not loaded: pip install oscar-zoo beside a supported version of"
+            f" {program.engine}"
+        )
+    return f"try to serve the model with this {program.title} first"

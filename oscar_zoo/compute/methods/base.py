@@ -1,8 +1,6 @@
-"""What a fitting method is: a name, what it needs to see, what it claims to compute, and one
-function of moments.
+"""What a fitting method is: its name, the sums it reads, what it computes, and its function.
 
-A new method is one file with one `Method` value, entered in `fit.METHODS`, or in `fit.TUNED` where
-moments are not all that it reads; nothing else changes.
+A new method is one file with one `Method` called `METHOD`, and one row of `table.TABLE`.
 """
 
 from __future__ import annotations
@@ -78,15 +76,14 @@ class Method:
     """A fitting method.
 
     Attributes:
-        name: as on the command line and in `fit.method`.
+        name: its key in `table.TABLE`.
         variant: last part of the artifact's tag; `None` for the default method.
-        needs: what it reads of the capture; empty for a method without data.
-        estimators: ids of what it targets; `None` without data.
+        needs: kinds of sums that it reads; empty for a method without data.
+        estimators: ids of the matrices that it targets; `None` without data.
         composition: how eigenvectors become matrices; `None` where that does not apply.
-        fit: moments with full coverage to transforms.
-        publishable: whether an artifact may hold the result; baselines are only measured.
-        tune: what it makes of that with rows, told `(steps done, steps in all)`; `None` where
-            moments are all it reads.
+        fit: from moments with full coverage to transforms.
+        tune: improves the result of `fit` with rows of the model, and calls its last argument with
+            `(steps done, steps in all)`; `None` when the method reads only moments.
     """
 
     name: str
@@ -95,5 +92,4 @@ class Method:
     estimators: Estimators | None
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]
-    publishable: bool = True
     tune: Callable[[FittedPair, RowsOfText, Callable[[int, int], None]], FittedPair] | None = None

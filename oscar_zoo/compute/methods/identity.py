@@ -1,5 +1,7 @@
-"""`identity`: the cache as the model makes it. A baseline to measure against; no artifact holds
-it."""
+"""`identity`: the cache as the model makes it.
+
+It is a baseline to measure against; no artifact holds it.
+"""
 
 from __future__ import annotations
 
@@ -37,5 +39,4 @@ METHOD = Method(
     estimators=None,
     composition=None,
     fit=fit,
-    publishable=False,
 )

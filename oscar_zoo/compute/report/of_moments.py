@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from oscar_zoo.compute import coverage
 from oscar_zoo.compute.estimators import estimate
 from oscar_zoo.compute.methods.wush import headroom
 from oscar_zoo.compute.moments import Moments
@@ -19,7 +20,7 @@ def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
     Raises:
         ComputeFailed: moments that lack layers, heads or rows.
     """
-    moments.check_coverage({"rows"})
+    coverage.check(moments, {"rows"})
     return ReportData(
         title=f"{info.model.id}, moments",
         layers=tuple(sorted(moments.layers)),

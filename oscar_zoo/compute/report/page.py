@@ -1,12 +1,13 @@
-"""The page: one HTML file that needs nothing else, the answer first.
+"""The page of a report: one HTML file that needs no other file, with the answer first.
 
-No script, no font, no request: the content security policy in its head forbids even what a mistake
-would add. Every text is escaped, names of models and notes are not trusted. The same data gives the
-same bytes.
+It has no script and makes no request, and its content security policy forbids both. Charts are
+images inside the file. Every text is escaped, because names of models and notes are not trusted.
+The same data gives the same bytes.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 from html import escape
 from pathlib import Path
@@ -21,7 +22,8 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <style>
@@ -37,8 +39,11 @@ _PAGE = """<!doctype html>
 
 _STYLE = """\
 :root { --font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
-LIGHT }
-@media screen and (prefers-color-scheme: dark) { :root { DARK } }
+  --page: #ffffff; --ink: #1c2128; --muted: #5d6670; --rule: #d5dae0; --soft: #f3f5f7;
+  --good: #1a7437; --warn: #8f5e00; --bad: #b3261e; }
+@media screen and (prefers-color-scheme: dark) { :root {
+  --page: #0f1419; --ink: #e3e9f0; --muted: #9aa4af; --rule: #333b45; --soft: #181f27;
+  --good: #57c27a; --warn: #dfa83f; --bad: #ff8078; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 var(--font); }
 main { max-width: 1024px; margin: 0 auto; padding: 28px 24px 48px; }
@@ -61,16 +66,13 @@ tbody th { font-weight: 400; }
   font-size: 13.5px; }
 .facts dt { color: var(--muted); } .facts dd { margin: 0; overflow-wrap: anywhere; }
 .notes { margin: 0 0 20px; padding: 8px 14px 8px 30px; border-left: 3px solid var(--warn); background: var(--soft); }
-.row { display: grid; grid-template-columns: 1fr; gap: 28px; }
-.pair { grid-template-columns: 1fr 1fr; }
 figure { margin: 30px 0 0; min-width: 0; break-inside: avoid; }
 figcaption { font-size: 13.5px; margin: 0 0 6px; }
 .chart { overflow-x: auto; }
-svg { width: 100%; min-width: 640px; height: auto; display: block; }
-.pair svg { min-width: 320px; }
+img { width: 100%; min-width: 640px; height: auto; display: block; background: #ffffff; border-radius: 4px; }
 footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); padding-top: 10px; }
 @media screen and (max-width: 760px) {
-  .pair { grid-template-columns: 1fr; } .facts { grid-template-columns: max-content 1fr; }
+  .facts { grid-template-columns: max-content 1fr; }
   main { padding: 20px 14px 36px; } th, td { padding: 6px 9px; }
 }
 @media print {
@@ -78,14 +80,14 @@ footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); p
   body { font-size: 11px; } main { max-width: none; padding: 0; }
   h1 { font-size: 18px; } h2 { font-size: 13px; } .answer { font-size: 14px; }
   table, thead th, .facts, figcaption, footer, .kicker { font-size: 10.5px; }
-  th, td { padding: 3px 7px; } .table, .chart { overflow: visible; } svg, .pair svg { min-width: 0; }
+  th, td { padding: 3px 7px; } .table, .chart { overflow: visible; } img { min-width: 0; }
   figure { margin-top: 14px; } figcaption { margin: 0; }
 }
 """  # noqa: E501
 
 
 def write_report(data: ReportData, html: Path, png: Path) -> None:
-    """Write page and picture, each in one step; files that are there are replaced.
+    """Write the page and the picture, and replace files of these names.
 
     Args:
         data: what to show.
@@ -93,7 +95,7 @@ def write_report(data: ReportData, html: Path, png: Path) -> None:
 
     Raises:
         MissingDependency: matplotlib is not installed.
-        StorageError: the disk refused; each file is then as before, or new and whole.
+        StorageError: the disk refused. Each file is then unchanged, or new and complete.
     """
     drawn = {html: render_html(data), png: render_png(data)}
     for path, content in drawn.items():
@@ -102,21 +104,16 @@ def write_report(data: ReportData, html: Path, png: Path) -> None:
 
 
 def render_png(data: ReportData) -> bytes:
-    """The picture, about 1600 pixels wide; raises `MissingDependency` without matplotlib."""
+    """The picture, 1500 pixels wide; raises `MissingDependency` without matplotlib."""
     _require_matplotlib()
-    from oscar_zoo.compute.report.picture import picture
+    from oscar_zoo.compute.report import charts
 
-    return picture(data)
+    return charts.render_png(data)
 
 
 def render_html(data: ReportData) -> bytes:
     """The page; raises `MissingDependency` without matplotlib."""
     _require_matplotlib()
-    from oscar_zoo.compute.report.style import colour_variables
-
-    colours = colour_variables(data.methods)
-    light = " ".join(f"--{name}: {colour.light};" for name, colour in colours.items())
-    dark = " ".join(f"--{name}: {colour.dark};" for name, colour in colours.items())
     parts = [
         _heading(data),
         _comparison(data.comparison),
@@ -127,7 +124,7 @@ def render_html(data: ReportData) -> bytes:
     ]
     return _PAGE.format(
         title=escape(f"{text.plain(data.title)} · oscar-zoo report"),
-        style=_STYLE.replace("LIGHT", light).replace("DARK", dark),
+        style=_STYLE,
         body="\n".join(part for part in parts if part),
     ).encode()
 
@@ -202,18 +199,18 @@ def _notes(data: ReportData) -> str:
 
 
 def _figures(data: ReportData) -> list[str]:
-    from oscar_zoo.compute.report.charts import arrange, charts_of
-    from oscar_zoo.compute.report.svg import chart_svg
+    from oscar_zoo.compute.report.charts import charts_of, render_svg
 
-    rows = []
-    for row in arrange(charts_of(data)):
-        figures = "\n".join(
-            f"<figure>\n<h2>{escape(chart.title)}</h2>\n<figcaption>{escape(chart.caption)}</figcaption>\n"
-            f'<div class="chart">{chart_svg(chart, data, half=len(row) == 2)}</div>\n</figure>'
-            for chart in row
+    figures = []
+    for chart in charts_of(data):
+        image = base64.b64encode(render_svg(chart, data)).decode()
+        title, caption = escape(chart.title), escape(chart.caption)
+        figures.append(
+            f"<figure>\n<h2>{title}</h2>\n<figcaption>{caption}</figcaption>\n"
+            f'<div class="chart"><img alt="{title}" src="data:image/svg+xml;base64,{image}"></div>'
+            "\n</figure>"
         )
-        rows.append(f'<div class="row{" pair" if len(row) == 2 else ""}">\n{figures}\n</div>')
-    return rows
+    return figures
 
 
 def _footer() -> str:
@@ -224,5 +221,5 @@ def _footer() -> str:
 
 
 def _text(words: str, *, strip: bool = True) -> str:
-    """Untrusted text for HTML, in one line."""
+    """Untrusted text, escaped for HTML and in one line."""
     return escape(text.plain(words) if strip else words)

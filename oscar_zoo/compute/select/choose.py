@@ -18,7 +18,8 @@ import torch
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture.held_out_rows import HeldOutRows, collect
 from oscar_zoo.compute.data import HeldOut
-from oscar_zoo.compute.fit import Fits, find_method
+from oscar_zoo.compute.fit import Fits
+from oscar_zoo.compute.methods.table import TABLE, main_method
 from oscar_zoo.compute.phases import ERRORS, HELD_OUT, MORE_RECALL, PERPLEXITY, RECALL
 from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.select.attention_errors import Fidelity, measure_fits
@@ -86,13 +87,13 @@ def choose(
     ]
     base, asked = None, Questions()
     if fast:
-        final = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
+        final = [at for at, trial in enumerate(trials) if TABLE[trial.method].publishable]
         at, reason = rule.best_by_error([trials[n] for n in final])
     else:
         bench.start_perplexities(trials, task, finer=not fixed_clip)
         base = Base(bench.own_perplexity(task))
         trials = bench.perplexities(trials, task, finer=not fixed_clip)
-        offered = [at for at, trial in enumerate(trials) if _publishable(trial.method)]
+        offered = [at for at, trial in enumerate(trials) if TABLE[trial.method].publishable]
         final = [offered[n] for n in rule.finalists([trials[at] for at in offered])]
         asked = bench.questions(heldout, len(final))
         if asked.remark is None:
@@ -163,8 +164,8 @@ class _Bench:
     def errors(self, *, fixed_clip: bool) -> dict[str, Fidelity]:
         """Of every fit; `identity` only shows what no transform costs, and is never clipped."""
         plain = self.recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
-        shown = [name for name in self.fits.results if not _publishable(name)]
-        offered = [name for name in self.fits.results if _publishable(name)]
+        shown = [name for name in self.fits.results if not TABLE[name].publishable]
+        offered = [name for name in self.fits.results if TABLE[name].publishable]
         parts = ((shown, plain, True), (offered, self.recipe, fixed_clip))
         self.meter.start(ERRORS, len(self.loaded.block.attention_layers), share=2 * len(parts))
         found: dict[str, Fidelity] = {}
@@ -174,7 +175,7 @@ class _Bench:
 
     def start_perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> None:
         """Of BF16, of the trials, and of as many finer clips as there may be."""
-        alike = max(Counter(map(rule.asking, self.fits.results)).values())
+        alike = max(Counter(map(main_method, self.fits.results)).values())
         more = len(FINER_CLIPS) * alike if finer else 0
         self.meter.start(PERPLEXITY, (1 + len(trials) + more) * len(task.prompts))
 
@@ -198,12 +199,14 @@ class _Bench:
         if not finer:
             return found
         offered = [
-            trial for trial in found if _publishable(trial.method) and trial.perplexity is not None
+            trial
+            for trial in found
+            if TABLE[trial.method].publishable and trial.perplexity is not None
         ]
         best = min(
             offered, key=lambda trial: trial.perplexity.value if trial.perplexity else math.inf
         ).method
-        for name in [name for name in self.fits.results if rule.asking(name) == rule.asking(best)]:
+        for name in [name for name in self.fits.results if main_method(name) == main_method(best)]:
             tried = [self._indices(trial.errors.clip) for trial in found if trial.method == name]
             more = [
                 clip
@@ -332,10 +335,6 @@ def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
             next_step=AddOption("--seq-len", "N"),
         )
     return Perplexity(tuple(prompts))
-
-
-def _publishable(method: str) -> bool:
-    return find_method(method).publishable
 
 
 def _refuse(name: str, gates: Sequence[Gate]) -> None:

@@ -32,7 +32,7 @@ class ChoiceRow:
     """One row of the table: a fit with a clip. What was not measured is `None`.
 
     Attributes:
-        method: of `fit.METHODS`.
+        method: of `table.TABLE`.
         clip_k, clip_v: ratios; 0 for none.
         perplexity: on held-out text, positions beyond both windows.
         change_percent: over BF16.
@@ -86,7 +86,7 @@ class Choice:
     Attributes:
         result: the fit.
         recipe: the serving recipe with its clip.
-        trials: all that was measured, in the order of `fit.METHODS`.
+        trials: all that was measured, in the order of `table.TABLE`.
         at: which of them was chosen.
         reason: why, a sentence without a full stop.
         errors: by method.

@@ -17,7 +17,7 @@ finalists, and then, each step among those that the one before left:
   more errors there
    are too few questions, and to keep what forgets costs more than to ask more of an engine for
    nothing;
-4. the method that asks least of an engine (the order of `fit.METHODS`), of methods that ask the
+4. the method that asks least of an engine (the order of `table.TABLE`), of methods that ask the
   same the one with the
    lowest perplexity, and of its clips, all alike by now but for chance, the least retrieval error;
    of what is within a tenth of it, the best recall.
@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from oscar_zoo.compute.methods.table import main_method
 from oscar_zoo.compute.select.attention_errors import ClipErrors
 from oscar_zoo.evaluate.tasks.base import Measurement
 
@@ -48,8 +49,6 @@ WORST_LAYER = 1.5
 """Largest output error of a layer, in units of the Hadamard matrix's."""
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
 EQUAL_RECALL, NEAR = 0.005, 1.1
-ALIKE = {"wush-tuned": "wush"}
-"""Methods that ask the same of an engine as another."""
 FINALISTS = 6
 """Candidates whose recall is measured together, at most."""
 LARGEST = 1e9
@@ -92,7 +91,7 @@ class Trial:
     """One fit with one clip, as far as it was measured.
 
     Attributes:
-        method: of `fit.METHODS`.
+        method: of `table.TABLE`.
         errors: of the attention layers, and the clip.
         perplexity: on held-out text, positions beyond both windows.
         recall: of facts beyond both windows.
@@ -115,7 +114,7 @@ class Trial:
 
 def finalists(trials: Sequence[Trial]) -> list[int]:
     """Whose recall to measure: which of `trials`, all with perplexity and in the order of
-    `fit.METHODS`."""
+    `table.TABLE`."""
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
     lowest = trials[order[0]]
     equal = [at for at in order if _equal(trials[at], lowest)]
@@ -137,7 +136,7 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
     """Which of `trials` to keep, and why, in a sentence without a full stop.
 
     Args:
-        trials: the finalists, in the order of `fit.METHODS`.
+        trials: the finalists, in the order of `table.TABLE`.
         base: what they are held against.
     """
     left = [
@@ -148,7 +147,9 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
     least = _lowest(trials, left)
     left = [at for at in left if _equal(trials[at], trials[least])]
     left = [at for at in left if not any(_forgets(trials[at], trials[other]) for other in left)]
-    alike = [at for at in left if asking(trials[at].method) == asking(trials[left[0]].method)]
+    alike = [
+        at for at in left if main_method(trials[at].method) == main_method(trials[left[0]].method)
+    ]
     same = [at for at in left if trials[at].method == trials[_lowest(trials, alike)].method]
     least_error = min(trials[at].errors.retrieval for at in same)
     near = [at for at in same if trials[at].errors.retrieval <= NEAR * least_error]
@@ -180,11 +181,6 @@ def best_by_error(trials: Sequence[Trial]) -> tuple[int, str]:
     if kept == lowest:
         return kept, "the lowest output error on held-out text"
     return kept, f"as good as {trials[lowest].method} on held-out text, and asks less of an engine"
-
-
-def asking(method: str) -> str:
-    """The first method that asks the same of an engine."""
-    return ALIKE.get(method, method)
 
 
 def worst(gates: Sequence[Gate]) -> Verdict:

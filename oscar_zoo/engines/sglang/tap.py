@@ -4,7 +4,7 @@ through SGLang.
 A hook around `RadixAttention.forward` has q, k and v of the worker's own heads after norms and
 RoPE, and the output before any gate and o_proj, for every model and attention backend. It is
 installed only where the environment asks for it (`ranks.VARIABLE`), and sums only from
-`oscar_tap_start` on, which the driving process (`compute/capture/engine_job.py`) calls on all ranks
+`oscar_tap_start` on, which the driving process (`capture_process.py`) calls on all ranks
 at once, as all of `METHODS`. An error in a forward pass is kept and raised by the next call,
 because an exception in the middle of a batch would end the engine without a word.
 """

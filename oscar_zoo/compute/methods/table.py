@@ -1,0 +1,98 @@
+"""Every fitting method: one row each.
+
+A new method is one file beside this one, with one `METHOD`, and one row here; nothing else changes.
+The order is that of `auto`: of two equally good methods, the earlier one asks less of an engine.
+Reading the table needs no torch. The module of a method is imported when the method is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oscar_zoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Capability
+    from oscar_zoo.compute.methods.base import Method
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """What is known of a method without its code.
+
+    Attributes:
+        name: as on the command line and in `fit.method` of a manifest.
+        module: file of this package that holds its `METHOD`.
+        requires: what an engine must be able to do to serve the result; `recipe.requires` of the
+            manifest.
+        tuned: whether it reads rows of the model besides the moments.
+        publishable: whether an artifact may hold the result; a baseline is only measured.
+        variant_of: the method that it refines. Rule `auto` treats the two as one method.
+    """
+
+    name: str
+    module: str
+    requires: tuple[Capability, ...] = ()
+    tuned: bool = False
+    publishable: bool = True
+    variant_of: str | None = None
+
+
+WUSH_REQUIRES: tuple[Capability, ...] = ("per_head", "k_partner", "v_partner")
+TABLE: Mapping[str, MethodRow] = {
+    row.name: row
+    for row in (
+        MethodRow("identity", "identity", publishable=False),
+        MethodRow("hadamard", "hadamard"),
+        MethodRow("oscar", "oscar"),
+        MethodRow("oscar-exact", "oscar_exact"),
+        MethodRow("oscar-per-head", "oscar_per_head", requires=("per_head",)),
+        MethodRow("wush", "wush", requires=WUSH_REQUIRES),
+        MethodRow("wush-tuned", "tuned", requires=WUSH_REQUIRES, tuned=True, variant_of="wush"),
+    )
+}
+COMPATIBLE = "oscar"
+"""The method whose files every OSCAR server loads."""
+
+
+class Methods(Mapping[str, "Method"]):
+    """Methods by name, in the order of the table. Each is imported when it is first looked up."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+
+    def __getitem__(self, name: str) -> Method:
+        if name not in self._names:
+            raise KeyError(name)
+        module = importlib.import_module(f"{__package__}.{TABLE[name].module}")
+        method: Method = module.METHOD
+        return method
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+METHODS = Methods([name for name, row in TABLE.items() if not row.tuned])
+"""Methods that need only moments."""
+TUNED = Methods([name for name, row in TABLE.items() if row.tuned])
+"""Methods that also read rows of the model."""
+
+
+def find_method(name: str) -> Method:
+    """The method called `name`; raises `UsageError`."""
+    for methods in (METHODS, TUNED):
+        if name in methods:
+            return methods[name]
+    known = ", ".join((*METHODS, *TUNED))
+    raise UsageError(f"no method is called {name!r}.", hint=f"methods: {known}")
+
+
+def main_method(name: str) -> str:
+    """The method that `name` refines, or `name` itself."""
+    return TABLE[name].variant_of or name
