@@ -30,10 +30,14 @@ if TYPE_CHECKING:
         fit,
         merge_moments,
     )
+    from oscar_zoo.app.running_server import RunningServer
+    from oscar_zoo.app.serve import serve
 
+_SERVE = {"RunningServer": "oscar_zoo.app.running_server", "serve": "oscar_zoo.app.serve"}
 _NEED_TORCH = ("compute_artifact", "draw_report", "evaluate_artifact", "fit", "merge_moments")
 __all__ = [
     "Artifact",
+    "RunningServer",
     "__version__",
     "compute_artifact",
     "deprecate",
@@ -45,6 +49,7 @@ __all__ = [
     "mirror",
     "publish",
     "pull",
+    "serve",
     "unyank",
     "verify",
     "yank",
@@ -54,7 +59,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "oscar_zoo.api_compute" if name in _NEED_TORCH else "oscar_zoo.api"
+    usual = "oscar_zoo.api_compute" if name in _NEED_TORCH else "oscar_zoo.api"
+    module = _SERVE.get(name, usual)
     return getattr(importlib.import_module(module), name)
 
 

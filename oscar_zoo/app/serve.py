@@ -53,7 +53,7 @@ def serve(
     flags: Sequence[str] = (),
     device: str | None = None,
     timeout: float = TIMEOUT,
-    hub: str | Sequence[str] | None = None,
+    hubs: str | Sequence[str] | None = None,
     offline: bool = False,
     compute: bool = False,
     observer: Observer = SILENT,
@@ -67,7 +67,7 @@ def serve(
         target: name of an artifact, its folder, or the folder of a model.
         clip: clip ratios of keys and values in place of the recipe's.
         flags: flags of SGLang, such as `--tp=2`.
-        hub: hubs to use in place of the configured ones.
+        hubs: hubs to use in place of the configured ones.
         observer: hears how the start goes on.
 
     The other arguments are those of `ServeRequest`.
@@ -82,15 +82,22 @@ def serve(
         port=port,
         expose=expose,
         api_key_file=None if api_key_file is None else Path(api_key_file),
-        clip=Clip(k=clip[0], v=clip[1]) if isinstance(clip, tuple) else clip,
+        clip=_clip(*clip) if isinstance(clip, tuple) else clip,
         extra=tuple(flags),
         device=device,
         timeout=timeout,
-        hubs=(hub,) if isinstance(hub, str) else tuple(hub or ()),
+        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
         offline=offline,
         compute=compute,
     )
     return start(request, observer)
+
+
+def _clip(k: float, v: float) -> Clip:
+    try:
+        return Clip(k=k, v=v)
+    except ValueError:
+        raise UsageError(f"clip {k}, {v} is not two clip ratios between 0 and 1.") from None
 
 
 def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:

@@ -11,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_sglang
 import pytest
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli import main
 from oscar_zoo.cli.main import COMMANDS, run
 from oscar_zoo.cli.pasting import measuring
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 TAG = "seq512_prompt2_group64"
@@ -254,41 +254,11 @@ def test_output_that_cannot_be_written_is_an_error(
     assert done.returncode == code and done.stderr.startswith(seen) and done.stderr.count("\n") == 1
 
 
-FAKE_SERVER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-memory = {"token_slots": 9, "slot_bytes": 320, "request_rows": 2, "found_bytes": 1}
-recipe = {"sink": 1, "recent": 2, "k_clip": 0, "v_clip": 0}
-cache = {"bits_per_element": 2.5, "recipe": recipe, "memory": memory}
-PAGES = {
-    "/health": {},
-    "/server_info": {"version": "0", "internal_states": [{"oscar_int2": cache}]},
-    "/v1/models": {"data": [{"id": "m"}]},
-}
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-        self.wfile.write(json.dumps(PAGES[self.path]).encode())
-        self.server.done = self.path == "/v1/models"
-server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler); server.done = False
-while not server.done:
-    server.handle_request()
-sys.stderr.write("RuntimeError: it fell over.\\n"); sys.exit(3)
-"""
-
-
 def test_a_server_that_dies_while_serving(
     capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs still get one object; the cause goes to stderr, and the exit code says it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    plan = LaunchPlan(
-        (sys.executable, "-c", FAKE_SERVER, str(port)), dict(os.environ), f"http://127.0.0.1:{port}"
-    )
-    monkeypatch.setattr("oscar_zoo.app.serve.require_serve", lambda: None)
-    monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", lambda *_: plan)
+    port = fake_sglang.take_its_place(monkeypatch, dies=True)
     command = [
         "serve",
         str(artifact),
@@ -301,7 +271,7 @@ def test_a_server_that_dies_while_serving(
     ]
     assert run([*command, "--json"]) == 1
     done = capsys.readouterr()
-    assert json.loads(done.out)["url"] == f"{plan.url}/v1"
+    assert json.loads(done.out)["url"] == f"http://127.0.0.1:{port}/v1"
     assert (
         done.err.count("\n") == 1 and "status 3" in done.err and "it fell over. Log: " in done.err
     )

@@ -1,0 +1,137 @@
+"""`oscar_zoo.serve` from Python: a server that belongs to a block, and to this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import fake_sglang
+import pytest
+from tiny_artifacts import artifact_files, write_folder
+
+import oscar_zoo
+from oscar_zoo.app import server_records
+from oscar_zoo.app.progress import Note, Silent
+from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "artifact", artifact_files())
+
+
+def arguments(artifact: Path, port: int) -> Mapping[str, object]:
+    return {"target": artifact, "model": str(MODEL), "port": port, "device": "cpu"}
+
+
+class Listener(Silent):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        self.phases: list[tuple[str, str]] = []
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
+        self.phases.append((label, unit))
+
+
+def test_a_server_lives_as_long_as_its_block(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, listener = fake_sglang.take_its_place(monkeypatch, dies=False), Listener()
+    before = signal.getsignal(signal.SIGINT)
+    with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
+        assert server.url == f"http://127.0.0.1:{port}/v1" and server.log.is_file()
+        assert json.load(urllib.request.urlopen(f"{server.url}/models"))["data"] == [{"id": "m"}]
+        assert server.facts.model == "m" and server.facts.capacity == 9
+        assert server.digest.startswith("sha256:") and server.device == "cpu"
+        (record,) = server_records.running()
+        assert (record.state, record.port, record.process.pid) == ("ready", port, server.pid)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{server.url}/models")
+    assert server_records.running() == [] and signal.getsignal(signal.SIGINT) == before
+    assert [note.code for note in listener.notes] == ["server.starting"]
+    assert listener.phases and {unit for _, unit in listener.phases} == {"s"}
+    server.stop()  # a second end changes nothing
+
+
+def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    server = oscar_zoo.serve(**arguments(artifact, port))
+    with pytest.raises(PortInUse, match=f"port {port} is taken"):
+        oscar_zoo.serve(**arguments(artifact, port))
+    server.stop()
+    assert server_records.running() == []
+
+
+def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals belong to the main thread, and a thread that ends must not end the server."""
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    started: list[oscar_zoo.RunningServer] = []
+    thread = threading.Thread(
+        target=lambda: started.append(oscar_zoo.serve(**arguments(artifact, port)))
+    )
+    thread.start()
+    thread.join()
+    (server,) = started
+    assert json.load(urllib.request.urlopen(f"{server.url}/models"))["data"] == [{"id": "m"}]
+    server.stop()
+
+
+def test_a_server_that_ends_by_itself_says_why(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        with pytest.raises(ServerFailed, match=r"the server ended \(status 3\).*it fell over"):
+            server.wait()
+
+
+def test_what_the_caller_says_reaches_the_command(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Planned(Exception):
+        pass
+
+    seen: list[plan.ServeOptions] = []
+
+    def planned(options: plan.ServeOptions, environ: Mapping[str, str]) -> plan.LaunchPlan:
+        seen.append(options)
+        raise Planned
+
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    monkeypatch.setattr(plan, "plan", planned)
+    flags: Sequence[str] = ["--page-size=16"]
+    with pytest.raises(Planned):
+        oscar_zoo.serve(**arguments(artifact, port), clip=(0.5, 0.25), flags=flags)
+    (options,) = seen
+    assert options.recipe.clip == Clip(k=0.5, v=0.25) and options.extra == ("--page-size=16",)
+    assert options.model == str(MODEL) and options.port == port
+    assert server_records.running() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"flags": ["--host=0.0.0.0"]}, "--host is not allowed"),
+        ({"expose": "0.0.0.0"}, "needs an API key"),
+        ({"clip": (2.0, 0.0)}, "clip ratios"),
+    ],
+)
+def test_a_request_that_makes_no_sense(
+    artifact: Path, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        oscar_zoo.serve(**{**arguments(artifact, 30000), **changes})
