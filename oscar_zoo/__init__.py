@@ -1,7 +1,14 @@
 """oscar-zoo: registry, hub tooling and SGLang plugin for 2-bit KV caches.
 
-Importing this package loads no heavy library; the calls of `oscar_zoo.api` and
-`oscar_zoo.api_compute` are loaded when first used.
+    import oscar_zoo
+
+    artifact = oscar_zoo.pull("Qwen3-8B")
+    k, v = artifact.rotations()
+
+Every call takes hubs as people write them (`hf:ORG/REPO[@REV]`, `ms:ORG/REPO`, `file:PATH`), raises
+the errors of `oscar_zoo.errors` and prints nothing. `oscar-zoo.lock` is read and written only where
+`lock` names it. Importing this package loads no library: a call is loaded when it is first used,
+and only those that compute or evaluate need torch.
 """
 
 from __future__ import annotations
@@ -12,17 +19,6 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
-    from oscar_zoo.api import (
-        Artifact,
-        deprecate,
-        installed,
-        mirror,
-        publish,
-        pull,
-        unyank,
-        verify,
-        yank,
-    )
     from oscar_zoo.api_compute import (
         compute_artifact,
         draw_report,
@@ -30,11 +26,36 @@ if TYPE_CHECKING:
         fit,
         merge_moments,
     )
+    from oscar_zoo.app.artifacts import Artifact
+    from oscar_zoo.app.cache import installed
+    from oscar_zoo.app.mirror import mirror
+    from oscar_zoo.app.publish import publish
+    from oscar_zoo.app.pull import pull
     from oscar_zoo.app.running_server import RunningServer
     from oscar_zoo.app.serve import serve
+    from oscar_zoo.app.status import deprecate, unyank, yank
+    from oscar_zoo.app.verify import verify
 
-_SERVE = {"RunningServer": "oscar_zoo.app.running_server", "serve": "oscar_zoo.app.serve"}
-_NEED_TORCH = ("compute_artifact", "draw_report", "evaluate_artifact", "fit", "merge_moments")
+_CALLS = {
+    "Artifact": "app.artifacts",
+    "RunningServer": "app.running_server",
+    "compute_artifact": "api_compute",
+    "deprecate": "app.status",
+    "draw_report": "api_compute",
+    "evaluate_artifact": "api_compute",
+    "fit": "api_compute",
+    "installed": "app.cache",
+    "merge_moments": "api_compute",
+    "mirror": "app.mirror",
+    "publish": "app.publish",
+    "pull": "app.pull",
+    "serve": "app.serve",
+    "unyank": "app.status",
+    "verify": "app.verify",
+    "yank": "app.status",
+}
+"""Each public name, and the module of this package that has it."""
+
 __all__ = [
     "Artifact",
     "RunningServer",
@@ -57,11 +78,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _CALLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    usual = "oscar_zoo.api_compute" if name in _NEED_TORCH else "oscar_zoo.api"
-    module = _SERVE.get(name, usual)
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"oscar_zoo.{_CALLS[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
+from typing import Self
 
 
 class NextStep:
@@ -56,17 +57,6 @@ class ListNames(NextStep):
         if self.hub is None:
             return "all names: oscar-zoo list"
         return f"see what is there: oscar-zoo list --hub {quote(self.hub)}"
-
-
-@dataclass(frozen=True)
-class UsePath(NextStep):
-    """Name the file or folder `path`, written as a path; `kind` is one of the two words."""
-
-    path: str
-    kind: str
-
-    def __str__(self) -> str:
-        return f"did you mean the {self.kind} {quote(self.path)}?"
 
 
 @dataclass(frozen=True)
@@ -130,6 +120,17 @@ class Login(NextStep):
         return f"if it is private, {self}"
 
 
+class SuggestedPath(str):
+    """A path among the suggestions of an error; `kind` is `file` or `folder`."""
+
+    kind: str
+
+    def __new__(cls, path: str, kind: str) -> Self:
+        suggestion = super().__new__(cls, path)
+        suggestion.kind = kind
+        return suggestion
+
+
 COMMANDS = ("oscar-zoo ", "pip ", "chmod ", "make ")
 """Beginnings of advice that is a command to copy, and gets no capital letter."""
 
@@ -147,5 +148,11 @@ def rendered(suggestions: tuple[str, ...], advice: str | None, step: NextStep | 
     text = "; ".join(parts)
     if not suggestions:
         return text or None
-    question = f"did you mean {' or '.join(suggestions)}?"
+    question = f"did you mean {' or '.join(map(_said, suggestions))}?"
     return f"{question} {capitalized(text)}" if text else question
+
+
+def _said(suggestion: str) -> str:
+    if isinstance(suggestion, SuggestedPath):
+        return f"the {suggestion.kind} {quote(suggestion)}"
+    return suggestion

@@ -25,7 +25,7 @@ from oscar_zoo.errors import (
     OscarZooError,
     UsageError,
 )
-from oscar_zoo.next_step import Compute, UsePath
+from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice, choose_model
 
 if TYPE_CHECKING:
@@ -188,8 +188,6 @@ def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZoo
 
     unasked = isinstance(error, NetworkError | ArtifactNotAsked)
     if not unasked or is_here(choice.source):
-        if isinstance(error.next_step, UsePath):  # still worth more than computing
-            error.suggestions = (f"the {error.next_step.kind} {quote(error.next_step.path)}",)
         error.next_step = Compute(choice.name, command)
     return error
 

@@ -6,12 +6,12 @@ between engines and versions; `USABLE` leaves room for it. A started server says
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from oscar_kernels.layout import row_bytes
 from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.models import nvidia_smi
@@ -22,28 +22,25 @@ USABLE = 0.85
 BF16_BYTES = 2
 
 
-def memory_facts(facts: Mapping[str, Any], gpu_memory: int | None = None) -> dict[str, Any] | None:
-    """What a model of `describe` needs, and what fits on each kind of GPU; `None` where no shapes
-    are known.
+def estimate_memory(
+    recipe: ModelRecipe | None, manifests: Sequence[Manifest], gpu_memory: int | None = None
+) -> dict[str, Any] | None:
+    """What a model needs, and what fits on each kind of GPU; `None` where no shapes are known.
 
     Args:
-        facts: of `describe`.
-        gpu_memory: bytes of one GPU to answer for, instead of the GPUs that are visible.
+        recipe: of the model, where the zoo knows it.
+        manifests: of its artifacts; the first one says the shapes where there is no recipe.
+        gpu_memory: bytes of one GPU to answer for, instead of those that are visible.
     """
     cards = [("GPU", gpu_memory)] if gpu_memory else _visible()
-    if facts["recipe"] is not None:
-        recipe = ModelRecipe.model_validate_json(_json(facts["recipe"]))
+    if recipe is not None:
         return estimate(
             recipe.geometry, recipe.serving, recipe.parameters, recipe.tensor_parallel, cards
         )
-    for manifest in facts["artifacts"]:
-        shape = Geometry.model_validate_json(
-            _json({name: manifest["model"][name] for name in Geometry.model_fields})
-        )
-        return estimate(
-            shape, ServingRecipe.model_validate_json(_json(manifest["recipe"])), None, 1, cards
-        )
-    return None
+    if not manifests:
+        return None
+    first = manifests[0]
+    return estimate(first.model.geometry, first.recipe, None, 1, cards)
 
 
 def estimate(
@@ -112,7 +109,3 @@ def _visible() -> list[tuple[str, int]]:
     return list(
         dict.fromkeys((card.name, card.memory) for card in nvidia_smi.visible(nvidia_smi.gpus()))
     )
-
-
-def _json(value: object) -> str:
-    return json.dumps(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -34,6 +35,11 @@ class Sources:
     def hubs(self) -> tuple[Hub, ...]:
         """The opened hubs, in order; raises `UsageError` when one of the names is not a hub."""
         return address.hubs_to_read(self.settings)
+
+    @property
+    def are_named(self) -> bool:
+        """Whether the caller or `OSCAR_ZOO_HUB` names the hubs."""
+        return bool(self.named or os.environ.get("OSCAR_ZOO_HUB", "").strip())
 
     @property
     def offline(self) -> bool:

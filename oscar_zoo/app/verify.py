@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.targets import NameTarget, Target, looking_up
+from oscar_zoo.app.targets import NameTarget, PathTarget, Target, looking_up, parse
 from oscar_zoo.artifact.names import parse_digest
+from oscar_zoo.artifact.outcome import Outcome
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.verification import (
@@ -16,6 +17,7 @@ from oscar_zoo.registry.verification import (
     check_path,
     existing_path,
     model_geometry,
+    one_artifact,
 )
 
 
@@ -37,7 +39,7 @@ class VerifyRequest:
     strict: bool = False
 
 
-def verify(request: VerifyRequest, observer: Observer = SILENT) -> tuple[Checked, ...]:
+def verify_all(request: VerifyRequest, observer: Observer = SILENT) -> tuple[Checked, ...]:
     """Verify every target; a tree gives one result for each artifact in it.
 
     Raises:
@@ -62,6 +64,37 @@ def verify(request: VerifyRequest, observer: Observer = SILENT) -> tuple[Checked
                 existing_path(target.path), geometry=geometry, digest=digest, strict=request.strict
             )
     return tuple(results)
+
+
+def verify(
+    target: str | Path,
+    *,
+    model: str | Path | None = None,
+    digest: str | None = None,
+    strict: bool = False,
+) -> Outcome:
+    """Check a rotation file, a folder with a K/V pair, or an installed artifact by name.
+
+    Args:
+        target: a `Path`, or a text as on the command line: the name of something pulled before,
+            unless it begins with `.`, `/` or `~`, ends in `/`, or names a file.
+        model: name of the zoo, or folder of the model, whose geometry must fit; default what the
+            folder names say.
+        digest: what the artifact must have, `sha256:<64 hex>`.
+        strict: apply the rules of publishing.
+
+    Returns:
+        `Verified`, `Rejected`, `DigestMismatch`, `Unsupported` or `Unreadable`: a value, not an
+            exception.
+
+    Raises:
+        PathNotFound, ArtifactNotFound: there is no such thing.
+        UsageError: a tree with several artifacts, an unknown `model`, or a `digest` that is none.
+    """
+    parsed = parse(target)
+    if not isinstance(parsed, NameTarget):
+        parsed = PathTarget(parsed.text, one_artifact(existing_path(parsed.path)))
+    return verify_all(VerifyRequest((parsed,), model, digest, strict))[0].outcome
 
 
 def _geometry(model: str | Path) -> Geometry:

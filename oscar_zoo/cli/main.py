@@ -145,8 +145,10 @@ def cli() -> None:
     """
 
 
-def exit_code(error: BaseException) -> int:
-    """The exit code for `error`; see the table in the group's help."""
+def exit_code(error: BaseException | None) -> int:
+    """The exit code for `error`; see the table in the group's help. It is 0 without an error."""
+    if error is None:
+        return 0
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return INTERRUPTED
     if isinstance(error, SystemExit):

@@ -6,11 +6,11 @@ What the clients raise may hold a request, and with it the token, so none of it 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.errors import (
@@ -21,59 +21,12 @@ from oscar_zoo.errors import (
     OscarZooError,
     UsageError,
 )
-from oscar_zoo.hubs import config
+from oscar_zoo.hubs import config, table
 
 if TYPE_CHECKING:
     from oscar_zoo.hubs.transport import HttpReply
 
-TITLE = "Hugging Face"
-_TRUE = ("1", "on", "yes", "true")
-_VARIABLES = {
-    "hf": ("HF_OIDC_RESOURCE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
-    "ms": ("MODELSCOPE_API_TOKEN",),
-}
-
-
-@dataclass(frozen=True)
-class Credential:
-    """Where the token of a hub comes from, never the token itself.
-
-    Attributes:
-        source: name of a variable, or path of the file that the hub's client wrote.
-        is_variable: which of the two.
-        exposed: whether other users of this machine can read it there.
-    """
-
-    source: str
-    is_variable: bool
-    exposed: bool = False
-
-
-def credential(scheme: Literal["hf", "ms"]) -> Credential | None:
-    """Where the token comes from that goes to a hub, in the order of the hub's client, or `None`.
-    Asks nobody."""
-    if (
-        scheme == "hf"
-        and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").strip().lower() in _TRUE
-    ):
-        return None
-    name = next((name for name in _VARIABLES[scheme] if os.environ.get(name, "").strip()), None)
-    if name is not None:
-        return Credential(name, is_variable=True)
-    if scheme == "ms":  # its client keeps a login in a pickle, which nothing here reads
-        return None
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
-    path = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")).expanduser()
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    if not status.st_size:
-        return None
-    return Credential(
-        str(path), is_variable=False, exposed=bool(stat.S_IMODE(status.st_mode) & 0o077)
-    )
+TITLE = table.HUBS["hf"].title
 
 
 def whoami() -> str | None:
@@ -104,8 +57,8 @@ def whoami() -> str | None:
 
 
 def login() -> None:
-    """The dialogue of Hugging Face's client, on this terminal; it checks the token and saves it in
-    its own file.
+    """Run the dialogue of Hugging Face's client on this terminal; the client checks the token and
+    saves it in its own file. What it prints goes to stderr.
 
     Raises:
         AccessError: the hub did not accept the login.
@@ -115,7 +68,8 @@ def login() -> None:
     from oscar_zoo.hubs.session import Failed, http_client, reached
 
     try:
-        refusal = reached(TITLE, http_client(), 1, _dialogue)
+        with contextlib.redirect_stdout(sys.stderr):
+            refusal = reached(TITLE, http_client(), 1, _dialogue)
     except Failed as failed:
         refusal = failed.error
     if refusal is not None:

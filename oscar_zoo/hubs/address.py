@@ -7,41 +7,32 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.names import check_part
-from oscar_zoo.errors import InvalidName, UsageError
-from oscar_zoo.hubs import config, origin
+from oscar_zoo.errors import UsageError
+from oscar_zoo.hubs import config, origin, table
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
 
 if TYPE_CHECKING:
     from oscar_zoo.hubs.transport import Limits
 
-_FORMS = "a hub is written hf:ORG/REPO, ms:ORG/REPO or file:PATH"
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-
 
 def is_remote(text: str) -> bool:
     """Whether asking the hub that `text` names needs the network."""
-    return text.partition(":")[0].casefold() in ("hf", "ms")
+    kind = table.kind_of(text)
+    return kind is not None and kind.is_remote
 
 
 def is_nearby(text: str) -> bool:
     """Whether the hub that `text` names is on this machine, so that it is as busy as everything
     here."""
-    scheme = text.partition(":")[0].casefold()
-    variables = {"hf": ("HF_ENDPOINT",), "ms": ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")}.get(
-        scheme
-    )
-    if variables is None:
+    kind = table.kind_of(text)
+    if kind is None or not kind.is_remote:
         return True
-    return origin.is_nearby(
-        next((os.environ[name] for name in variables if os.environ.get(name)), "")
-    )
+    given = (os.environ.get(name, "") for name in kind.endpoints)
+    return origin.is_nearby(next(filter(None, given), ""))
 
 
 def open_hub(
@@ -62,17 +53,14 @@ def open_hub(
     """
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
-    scheme, colon, rest = text.partition(":")
-    scheme = scheme.casefold() if colon else ""
-    if scheme == "file":
-        path = _file_path(text, rest)
-        return LocalHub(path, must_exist=path != paths.default_zoo_dir())
-    if scheme in ("hf", "ms"):
-        return _open_remote(text, scheme, rest, network or config.load().network, sharing)
+    kind = table.kind_of(text)
+    if kind is not None:
+        limits = request_limits(network or _network(kind), sharing=sharing)
+        return kind.open(text.partition(":")[2], limits)
     text = re.sub(
         r"//[^/@]*@", "//***@", text
     )  # somebody's password, in an address of another kind
-    form = f"a hub in a folder is written file:{text}" if os.path.lexists(text) else _FORMS
+    form = f"a hub in a folder is written file:{text}" if os.path.lexists(text) else table.FORMS
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
 
 
@@ -96,10 +84,10 @@ def hubs_to_read(settings: config.HubSettings) -> tuple[Hub, ...]:
 
 
 def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
-    """The hubs to publish to, those without commits (ModelScope) last; default the zoo of this
+    """The hubs to publish to, those without commits last; default the zoo of this
     user."""
     settings = config.load(texts)
-    wanted = sorted(settings.publish, key=lambda text: text.casefold().startswith("ms:"))
+    wanted = sorted(settings.publish, key=_is_written_last)
     return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
 
 
@@ -112,42 +100,11 @@ def request_limits(network: config.NetworkSettings, *, sharing: int = 1) -> Limi
     return replace(limits, answer=share, connect=min(limits.connect, share))
 
 
-def _open_remote(
-    text: str, scheme: str, rest: str, network: config.NetworkSettings, sharing: int
-) -> Hub:
-    repository, at, revision = rest.partition("@")
-    organisation, _, name = repository.partition("/")
-    try:
-        check_part(organisation, "organisation")
-        check_part(name, "repository")
-    except InvalidName as error:
-        raise UsageError(f"{text[:120]!r} is not a hub: {error.message}", hint=_FORMS) from None
-    if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise UsageError(
-            f"{text[:120]!r} has no valid revision after @.",
-            hint="name a branch, a tag or a commit",
-        )
-    limits = request_limits(network, sharing=sharing)
-    if scheme == "hf":
-        from oscar_zoo.hubs.huggingface import open_huggingface
-
-        return open_huggingface(repository, revision or None, limits=limits)
-    from oscar_zoo.hubs.modelscope import open_modelscope
-
-    return open_modelscope(repository, revision or None, limits=limits)
+def _network(kind: table.HubKind) -> config.NetworkSettings:
+    """The configured limits; a folder has none, and needs no valid configuration."""
+    return config.load().network if kind.is_remote else config.NetworkSettings()
 
 
-def _file_path(text: str, rest: str) -> Path:
-    if rest.startswith("//"):
-        host, slash, path = rest[2:].partition("/")
-        if host not in ("", "localhost") or not slash:
-            raise UsageError(
-                f"{text[:120]!r} names a host.",
-                hint="write file:///absolute/path or file:relative/path",
-            )
-        rest = "/" + unquote(path)
-    if not rest or "\0" in rest:
-        raise UsageError(
-            f"{text[:120]!r} has no path.", hint="a hub in a folder is written file:PATH"
-        )
-    return Path(rest).expanduser().resolve()
+def _is_written_last(text: str) -> bool:
+    kind = table.kind_of(text)
+    return kind is not None and not kind.has_commits

@@ -25,12 +25,13 @@ from pydantic import Field, ValidationError
 from oscar_zoo import paths
 from oscar_zoo.artifact.specs import Spec
 from oscar_zoo.errors import UsageError
+from oscar_zoo.hubs.table import HUBS
 
 FILE_NAME = "config.toml"
 PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZoo")
 """The zoos of the OSCAR authors, read after the zoo of this user."""
 
-_SEPARATOR = re.compile(r"[,\s]+(?=(?:file|hf|ms):)", re.IGNORECASE)
+_SEPARATOR = re.compile(rf"[,\s]+(?=(?:{'|'.join(HUBS)}):)", re.IGNORECASE)
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 

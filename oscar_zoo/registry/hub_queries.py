@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from oscar_zoo.errors import AccessError, HubTimeout, NetworkError, NotFoundError, OscarZooError
-from oscar_zoo.hubs import address, config
+from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.deadline import in_parallel, within
 from oscar_zoo.registry.catalog import Catalog
@@ -18,14 +18,11 @@ PATIENCE = 6.0
 """Seconds that looking at one hub may take."""
 
 
-def look(
-    hubs: Sequence[str], *, offline: bool = False
-) -> tuple[list[HubView], list[OscarZooError]]:
-    """The hubs to read from, each with its index and its listing loaded.
+def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
+    """Look at every hub: load its index and its listing.
 
     Args:
-        hubs: as the command line names them; default the configured ones.
-        offline: hubs in folders only.
+        hubs: opened hubs, in the order in which they are asked.
 
     Returns:
         The hubs that answered, in order, and what the others said.
@@ -34,10 +31,9 @@ def look(
         OscarZooError: there is one hub only, and it did not answer; or an answer that must not be
             passed over.
     """
-    opened = address.open_hubs(hubs, offline=config.load(hubs, offline=offline).offline)
-    if len(opened) == 1:
-        return [_load(opened[0])], []
-    answers = in_parallel([partial(_attempt, hub) for hub in opened], workers=len(opened) or 1)
+    if len(hubs) == 1:
+        return [_load(hubs[0])], []
+    answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
     views = [answer for answer in answers if isinstance(answer, HubView)]
     return views, [answer for answer in answers if isinstance(answer, OscarZooError)]
 

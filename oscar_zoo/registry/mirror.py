@@ -15,6 +15,7 @@ from typing import Literal
 from oscar_zoo.artifact.manifest import FILE_NAME, HubLocation
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import DigestMismatchError, UsageError
+from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.changes import HubState, apply_change, read_state
@@ -27,7 +28,6 @@ from oscar_zoo.registry.view import HubView
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
 
-_REMOTE = re.compile(r"(hf|ms):([^@]+)(?:@.*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -161,12 +161,13 @@ def _source_entry(view: HubView, version: Version) -> IndexEntry:
             hint="the hub contradicts itself; tell its owner",
         )
     entry = entry or version.entry()
-    place = _REMOTE.fullmatch(view.hub.name)
-    if place is None:
+    if not address.is_remote(view.hub.name):
         return entry
+    scheme, _, place = view.hub.name.partition(":")
+    repo = place.partition("@")[0]
     pinned = view.hub.revision if _COMMIT.fullmatch(view.hub.revision or "") else None
     return entry.model_copy(
-        update={"hubs": entry.hubs | {place[1]: HubLocation(repo=place[2], revision=pinned)}}
+        update={"hubs": entry.hubs | {scheme: HubLocation(repo=repo, revision=pinned)}}
     )
 
 

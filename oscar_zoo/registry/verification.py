@@ -20,7 +20,7 @@ from oscar_zoo.errors import (
     PathNotFound,
     UsageError,
 )
-from oscar_zoo.next_step import Pull, UsePath
+from oscar_zoo.next_step import Pull, SuggestedPath
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored
 from oscar_zoo.registry.notices import status_warnings
@@ -162,7 +162,8 @@ def existing_path(path: Path) -> Path:
 def suggest_path(place: Path, error: OscarZooError) -> None:
     """Let `error` of a name that is not known ask whether `place` was meant."""
     kind = "folder" if place.is_dir() else "file"
-    error.advise(next_step=UsePath(path_text(place), kind))
+    error.advise()
+    error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
 def artifact_folders(path: Path) -> list[Path]:

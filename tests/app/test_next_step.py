@@ -13,7 +13,7 @@ from oscar_zoo.next_step import (
     ListNames,
     NextStep,
     Pull,
-    UsePath,
+    SuggestedPath,
 )
 
 
@@ -26,13 +26,18 @@ from oscar_zoo.next_step import (
         (AddOption("--dtype", "float32"), "add --dtype float32", "or add --dtype float32"),
         (DropOption("--resume"), "run it without --resume", "run it without --resume"),
         (Install("serve"), "pip install 'oscar-zoo[serve]'", "pip install 'oscar-zoo[serve]'"),
-        (UsePath("./a b", "folder"), "did you mean the folder './a b'?", None),
     ],
 )
-def test_a_step_alone_and_after_other_advice(step: NextStep, alone: str, after: str | None) -> None:
+def test_a_step_alone_and_after_other_advice(step: NextStep, alone: str, after: str) -> None:
     assert OscarZooError("no.", next_step=step).hint == alone
-    if after is not None:
-        assert OscarZooError("no.", hint="wait", next_step=step).hint == f"wait; {after}"
+    assert OscarZooError("no.", hint="wait", next_step=step).hint == f"wait; {after}"
+
+
+def test_a_suggested_path_is_said_with_its_kind() -> None:
+    error = OscarZooError("no.", suggestions=(SuggestedPath("./a b", "folder"),))
+    assert error.hint == "did you mean the folder './a b'?" and error.suggestions == ("./a b",)
+    error.next_step = Compute("a", "make it")
+    assert error.hint == "did you mean the folder './a b'? To compute one: make it"
 
 
 def test_suggestions_come_first_and_keep_commands_as_they_are() -> None:

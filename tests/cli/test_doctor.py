@@ -16,8 +16,9 @@ from hub_clients import VERSIONS
 from hub_server import HubServer
 from tiny_artifacts import artifact_files, payload
 
+from oscar_zoo.app import doctor as health
+from oscar_zoo.app import machine
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.cli import health, machine
 from oscar_zoo.registry.store import Store
 
 BOTH = "hf:org/zoo ms:org/zoo"

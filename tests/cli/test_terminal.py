@@ -162,3 +162,16 @@ def test_examples_go_on_as_one_command(
     assert [shlex.split(line) for line in narrow.replace("\\\n", "").splitlines()] == [
         shlex.split(line) for line in wide.splitlines()
     ]
+
+
+def test_lines_of_facts_break_below_their_text(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tiny-qwen3-hard" / "seq512_prompt2_group64", artifact_files())
+    words = [("info", "Qwen3-8B", "--offline"), ("doctor", "--offline"), ("verify", str(folder))]
+    for command in words:
+        wide, narrow = on_a_terminal(4000, *command), on_a_terminal(60, *command)
+        for line in narrow.splitlines():
+            # a path or a digest is there to be copied, so it is never broken
+            assert len(line) <= 60 or max(map(len, line.split())) > 30, line
+        assert len(narrow.splitlines()) > len(wide.splitlines())
+        if command[0] != "doctor":  # it measures how long hubs take and how much room is left
+            assert narrow.split() == wide.split()

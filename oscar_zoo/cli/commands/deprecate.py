@@ -27,8 +27,8 @@ def command(
       oscar-zoo deprecate Qwen3-8B:old --reason "there is a better one" --replaced-by Qwen3-8B:new
       oscar-zoo deprecate Qwen3-8B:old --reason "no longer maintained" --hub hf:my-org/zoo
     """
-    from oscar_zoo.cli.publishing import change_status
+    from oscar_zoo.app.status import StatusRequest
+    from oscar_zoo.cli.status_change import change_status
 
-    return change_status(
-        name, "deprecated", hubs, propose=create_pr, quiet=quiet, as_json=as_json, **details
-    )
+    request = StatusRequest(name, "deprecated", hubs, propose=create_pr, **details)
+    return change_status(request, quiet=quiet, as_json=as_json)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from oscar_zoo.cli import options
-from oscar_zoo.cli.render import terminal
 
 
 @click.command("doctor")
@@ -25,30 +24,10 @@ def command(hubs: tuple[str, ...], offline: bool, as_json: bool) -> int:
       oscar-zoo doctor --hub hf:Zhongzhu/OSCAR-RotationZoo
       oscar-zoo doctor --offline --json
     """
-    from oscar_zoo.cli.health import examine
+    from oscar_zoo.app.doctor import examine
+    from oscar_zoo.cli.render.findings import emit_findings, print_findings
 
     found = examine(hubs, offline=offline)
     usable = not any(finding.essential and finding.state == "failed" for finding in found)
-    if as_json:
-        rows = [
-            {"topic": f.topic, "name": f.name, "state": f.state, "detail": f.detail, "next": f.step}
-            | dict(f.facts)
-            for f in found
-        ]
-        terminal.emit_json({"schema": "oscar-zoo.doctor/1", "usable": usable, "findings": rows})
-        return 0 if usable else 1
-    console = terminal.out()
-    for finding in found:
-        word = "FAILED" if finding.state == "failed" else finding.state
-        mark = terminal.MARKS[finding.state] + " " * (12 - len(word))
-        console.print(
-            f"{mark}{finding.topic:<8} {terminal.clean(finding.name)}:"
-            f" {terminal.clean(finding.detail)}"
-        )
-        if finding.step is not None:
-            console.print(f"{'':<12}next: {terminal.clean(finding.step)}")
-    failed = sum(finding.state == "failed" for finding in found)
-    terminal.note(
-        ("Usable" if usable else "Not usable") + (f"; {failed} failed." if failed else ".")
-    )
+    (emit_findings if as_json else print_findings)(found, usable=usable)
     return 0 if usable else 1

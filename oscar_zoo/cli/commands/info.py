@@ -30,12 +30,14 @@ def command(
       oscar-zoo info Qwen3-8B --gpu-memory 24GB
       oscar-zoo info Qwen3-8B:seq20000_prompt83_group128 --json
     """
-    from oscar_zoo.app.memory_estimate import memory_facts
-    from oscar_zoo.cli.describe import describe, print_facts
+    from oscar_zoo.app.browse import describe
+    from oscar_zoo.app.sources import Sources
+    from oscar_zoo.app.targets import parse_name
+    from oscar_zoo.cli.render.described import facts_of, print_facts
 
     memory = None if gpu_memory is None else options.parse_memory(gpu_memory)
-    facts = describe(name, hubs, offline=offline)
-    facts["memory"] = memory_facts(facts, memory)
+    found = describe(parse_name(name), Sources(hubs, offline=offline), gpu_memory=memory)
+    facts = facts_of(found)
     if as_json:
         terminal.emit_json({"schema": "oscar-zoo.info/1"} | facts)
     else:

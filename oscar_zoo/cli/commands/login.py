@@ -3,9 +3,6 @@ program."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import click
 
 from oscar_zoo.cli import options
@@ -29,58 +26,17 @@ def command(hub: str, force: bool, as_json: bool) -> None:
       oscar-zoo login --force
       oscar-zoo login ms
     """
-    user, source = _huggingface(force) if hub == "hf" else (None, _modelscope())
+    from oscar_zoo.app.accounts import login
+    from oscar_zoo.cli.render.progress import TerminalObserver, can_ask
+
+    account = login(hub, TerminalObserver(), force=force, at_terminal=can_ask())
     if as_json:
-        terminal.emit_json(
-            {"schema": "oscar-zoo.login/1", "hub": hub, "user": user, "source": source}
-        )
-    elif hub == "hf":
-        terminal.out().print(
-            f"Logged in to Hugging Face as {terminal.clean(user)} ({terminal.clean(source)})"
-        )
+        facts = {"hub": account.hub, "user": account.user, "source": account.source}
+        terminal.emit_json({"schema": "oscar-zoo.login/1"} | facts)
+    elif account.user is not None:
+        user, source = terminal.clean(account.user), terminal.clean(account.source)
+        terminal.out().print(f"Logged in to Hugging Face as {user} ({source})")
     else:
-        terminal.out().print(f"ModelScope gets the token in {source}; nothing else is needed")
-
-
-def _huggingface(force: bool) -> tuple[str, str]:
-    """The user's name and where the token comes from, after the dialogue where it is needed."""
-    from oscar_zoo.errors import LoginRequired, UsageError
-    from oscar_zoo.hubs import accounts
-
-    before = accounts.credential("hf")
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        hint = "set HF_TOKEN to a token of your Hugging Face account"
-        if before is not None:
-            hint = f"none is needed: a token comes from {before.source}; check it: oscar-zoo doctor"
-        raise UsageError("a login needs a terminal.", hint=hint)
-    user = accounts.whoami() if before is not None and not force else None
-    if user is None:
-        if before is not None and before.is_variable and not force:
-            raise LoginRequired(
-                f"Hugging Face refuses the token in {before.source}, which wins over a login.",
-                hint=f"unset or replace {before.source}",
-            )
-        with contextlib.redirect_stdout(sys.stderr):
-            accounts.login()
-        user = accounts.whoami()
-    after = accounts.credential("hf")
-    if user is None or after is None:
-        raise LoginRequired.for_hub(accounts.TITLE, sent_token=True)
-    if force and after.is_variable:
-        terminal.note(f"warning: {after.source} is set and wins over the login that was saved")
-    return user, after.source
-
-
-def _modelscope() -> str:
-    """The variable with the token; raises `UsageError` when it is not set."""
-    from oscar_zoo.errors import UsageError
-    from oscar_zoo.hubs import accounts
-
-    found = accounts.credential("ms")
-    if found is None:
-        raise UsageError(
-            "MODELSCOPE_API_TOKEN is not set; the login that ModelScope's client saves is a pickle"
-            " and is never read.",
-            hint="set the variable to a token of your ModelScope account",
+        terminal.out().print(
+            f"ModelScope gets the token in {account.source}; nothing else is needed"
         )
-    return found.source

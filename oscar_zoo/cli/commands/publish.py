@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from oscar_zoo.cli import options
-from oscar_zoo.cli.render import terminal
-
-if TYPE_CHECKING:
-    from oscar_zoo.hubs.base import Hub
-    from oscar_zoo.registry.publish import PublishResult
 
 
 @click.command("publish")
@@ -51,40 +45,16 @@ def command(
       oscar-zoo publish ./my-rotation --hub hf:my-org/zoo --hub ms:my-org/zoo --dry-run
       oscar-zoo publish ./my-rotation --hub hf:their-org/zoo --create-pr
     """
-    from oscar_zoo.cli import publishing
+    from oscar_zoo.app.publish import PublishRequest, publish_all
+    from oscar_zoo.app.writing import ignore
+    from oscar_zoo.cli.main import exit_code
+    from oscar_zoo.cli.render import writing
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    rows: list[dict[str, Any]] = []
-
-    def show(hub: Hub, result: PublishResult) -> None:
-        rows.append(publishing.publish_row(hub, result))
-        if not as_json:
-            publishing.print_published(hub, result, quiet=quiet)
-            if result.revision is not None:
-                terminal.note(
-                    f"Next: oscar-zoo pull {result.id.reference} --hub {quote(hub.name)}",
-                    quiet=quiet,
-                )
-
-    call = _publisher(folder, progress=not (quiet or as_json), propose=create_pr, **flags)
-    error = publishing.on_each(publishing.writable_hubs(hubs), call, show)
-    return publishing.report("oscar-zoo.publish/1", rows, error, as_json=as_json)
-
-
-def _publisher(folder: Path, *, progress: bool, **flags: Any) -> Callable[[Hub], PublishResult]:
-    from oscar_zoo.artifact.names import path_text
-    from oscar_zoo.errors import PathNotFound, UsageError
-    from oscar_zoo.registry.publish import publish
-
-    if folder.is_file():
-        raise UsageError(
-            f"{path_text(folder)} is a file, not an artifact folder.",
-            hint="give the folder that holds it",
-        )
-    if not folder.is_dir():
-        raise PathNotFound.for_path(path_text(folder), "artifact folder")
-
-    def call(hub: Hub) -> PublishResult:
-        with terminal.waiting(f"Publishing to {hub.title}", enabled=progress):
-            return publish(folder, hub, **flags)
-
-    return call
+    request = PublishRequest(folder, hubs, propose=create_pr, **flags)
+    show = ignore if as_json else partial(writing.print_published, quiet=quiet)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        report = publish_all(request, observer, show)
+    rows = [writing.publish_row(written) for written in report.done]
+    writing.emit_report("oscar-zoo.publish/1", rows, report.error, as_json=as_json)
+    return exit_code(report.error)

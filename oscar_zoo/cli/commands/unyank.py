@@ -21,6 +21,8 @@ def command(name: str, hubs: tuple[str, ...], create_pr: bool, quiet: bool, as_j
       oscar-zoo unyank Qwen3-8B:seq512_prompt2_group128
       oscar-zoo unyank Qwen3-8B:seq512_prompt2_group128 --hub hf:my-org/zoo
     """
-    from oscar_zoo.cli.publishing import change_status
+    from oscar_zoo.app.status import StatusRequest
+    from oscar_zoo.cli.status_change import change_status
 
-    return change_status(name, "active", hubs, propose=create_pr, quiet=quiet, as_json=as_json)
+    request = StatusRequest(name, "active", hubs, propose=create_pr)
+    return change_status(request, quiet=quiet, as_json=as_json)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from oscar_zoo.cli import completing, options
-from oscar_zoo.cli.render import terminal
 
 
 @click.command("verify")
@@ -52,34 +51,16 @@ def command(
       oscar-zoo verify ./Qwen3.5-4B/calibrated --model Qwen3.5-4B --json
     """
     from oscar_zoo.app.targets import parse
-    from oscar_zoo.app.verify import VerifyRequest, verify
+    from oscar_zoo.app.verify import VerifyRequest, verify_all
     from oscar_zoo.artifact.outcome import Verified
     from oscar_zoo.cli.render import outcomes
     from oscar_zoo.cli.render.progress import TerminalObserver
 
     request = VerifyRequest(tuple(map(parse, targets)), model, digest, strict)
-    results = verify(request, TerminalObserver(quiet=quiet, as_json=as_json))
-    failed = [checked for checked in results if not isinstance(checked.outcome, Verified)]
-    warnings = dict.fromkeys(text for checked in results for text in checked.warnings)
-    for warning in () if as_json else warnings:
-        terminal.note(f"warning: {warning}", quiet=quiet)
+    results = verify_all(request, TerminalObserver(quiet=quiet, as_json=as_json))
+    warnings = list(dict.fromkeys(text for checked in results for text in checked.warnings))
     if as_json:
-        rows = [outcomes.outcome_json(checked.label, checked.outcome) for checked in results]
-        terminal.emit_json(
-            {
-                "schema": "oscar-zoo.verify/1",
-                "ok": not failed,
-                "results": rows,
-                "warnings": list(warnings),
-            }
-        )
-        return 4 if failed else 0
-    console = terminal.out()
-    for checked in failed if quiet else results:
-        outcomes.print_outcome(console, checked.label, checked.outcome)
-    if len(results) > 1 and not quiet:
-        console.print(f"{len(results) - len(failed)} of {len(results)} artifacts passed")
-    for checked in failed:
-        step = outcomes.next_step(checked, model=model, digest=digest)
-        terminal.note(f"Next: {step}" if len(results) == 1 else f"Next, {checked.label}: {step}")
-    return 4 if failed else 0
+        outcomes.emit_results(results, warnings)
+    else:
+        outcomes.print_results(results, warnings, model=model, digest=digest, quiet=quiet)
+    return 0 if all(isinstance(checked.outcome, Verified) for checked in results) else 4

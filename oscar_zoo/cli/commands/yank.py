@@ -30,8 +30,8 @@ def command(
       oscar-zoo yank Qwen3-8B:seq512_prompt2_group128 --reason "calibrated on the test set"
       oscar-zoo yank Qwen3-8B@sha256:3f9a12b4c5d6 --reason "wrong layers" --hub hf:my-org/zoo
     """
-    from oscar_zoo.cli.publishing import change_status
+    from oscar_zoo.app.status import StatusRequest
+    from oscar_zoo.cli.status_change import change_status
 
-    return change_status(
-        name, "yanked", hubs, propose=create_pr, quiet=quiet, as_json=as_json, **details
-    )
+    request = StatusRequest(name, "yanked", hubs, propose=create_pr, **details)
+    return change_status(request, quiet=quiet, as_json=as_json)

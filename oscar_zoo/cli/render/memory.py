@@ -18,13 +18,13 @@ def print_memory(memory: Mapping[str, Any]) -> None:
     )
     int2, bf16 = memory["int2_token_bytes"], memory["bf16_token_bytes"]
     window = terminal.megabytes(memory["window_bytes_per_request"])
-    _line(
+    terminal.fact(
         "memory",
         f"estimate: {size}; cache per token {int2 / 1e3:.1f} kB INT2, {bf16 / 1e3:.1f} kB BF16",
     )
-    _line("", f"and {window} per running request for its BF16 tokens")
+    terminal.fact("", f"and {window} per running request for its BF16 tokens")
     if weights is None:
-        _line(
+        terminal.fact(
             "",
             f"1 GB of cache holds {_count(10**9 // int2)} tokens INT2, {_count(10**9 // bf16)}"
             " BF16",
@@ -33,12 +33,12 @@ def print_memory(memory: Mapping[str, Any]) -> None:
         name = f"{card['gpus']} x " if card["gpus"] > 1 else ""
         name += f"{card['name']} with {card['memory_bytes'] / 1e9:.0f} GB"
         if card["int2_tokens"] == 0:
-            _line("fits", f"{name}: no, weights and windows leave no room for a cache")
+            terminal.fact("fits", f"{name}: no, weights and windows leave no room for a cache")
             continue
         counts = f"{_count(card['int2_tokens'])} tokens INT2, {_count(card['bf16_tokens'])} BF16"
-        _line("fits", f"{name}: about {counts}, with {card['requests']} requests at a time")
+        terminal.fact("fits", f"{name}: about {counts}, with {card['requests']} requests at a time")
     if weights is not None and not memory["gpus"]:
-        _line("fits", "no GPU is visible here; to ask about one: --gpu-memory 24GB")
+        terminal.fact("fits", "no GPU is visible here; to ask about one: --gpu-memory 24GB")
 
 
 def _count(number: int) -> str:
@@ -49,7 +49,3 @@ def _count(number: int) -> str:
         if number >= 10**4
         else f"{number:,}"
     )
-
-
-def _line(label: str, text: str) -> None:
-    terminal.out().print(f"  {label:<12} {terminal.clean(text)}")

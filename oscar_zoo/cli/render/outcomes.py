@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_never
-
-from rich.console import Console
 
 from oscar_zoo.artifact.outcome import (
     Check,
@@ -145,28 +144,62 @@ def next_step(
             assert_never(checked.outcome)
 
 
-def print_outcome(console: Console, path: str, outcome: Outcome) -> None:
+def emit_results(results: Sequence[Checked], warnings: Sequence[str]) -> None:
+    """The JSON of `verify`."""
+    rows = [outcome_json(checked.label, checked.outcome) for checked in results]
+    facts = {"ok": all(row["ok"] for row in rows), "results": rows, "warnings": list(warnings)}
+    terminal.emit_json({"schema": "oscar-zoo.verify/1"} | facts)
+
+
+def print_results(
+    results: Sequence[Checked],
+    warnings: Sequence[str],
+    *,
+    model: str | None,
+    digest: str | None,
+    quiet: bool,
+) -> None:
+    """The report of `verify`, and what to do about what failed; arguments as for `next_step`."""
+    for warning in warnings:
+        terminal.note(f"warning: {warning}", quiet=quiet)
+    failed = [checked for checked in results if not isinstance(checked.outcome, Verified)]
+    for checked in failed if quiet else results:
+        print_outcome(checked.label, checked.outcome)
+    if len(results) > 1 and not quiet:
+        passed = len(results) - len(failed)
+        terminal.out().print(f"{passed} of {len(results)} artifacts passed")
+    for checked in failed:
+        step = next_step(checked, model=model, digest=digest)
+        terminal.note(f"Next: {step}" if len(results) == 1 else f"Next, {checked.label}: {step}")
+
+
+def print_outcome(path: str, outcome: Outcome) -> None:
     """The report of one artifact: a headline, then one line per check."""
-    mark = "[green]OK[/]" if isinstance(outcome, Verified) else "[red]FAILED[/]"
-    console.print(f"[bold]{terminal.clean(path)}[/]  {mark}  {terminal.clean(headline(outcome))}")
+    word, mark = ("OK", "[green]OK[/]")
+    if not isinstance(outcome, Verified):
+        word, mark = "FAILED", "[red]FAILED[/]"
+    label = f"[bold]{terminal.clean(path)}[/]  {mark}  "
+    plain = f"{terminal.printable(path)}  {word}  "
+    terminal.labelled(label, headline(outcome), plain_label=plain)
     for check in outcome.checks:
         if check.detail != NOT_REACHED:
-            console.print(check_line(check))
+            _print_check(check)
     if isinstance(outcome, Verified):
-        console.print(f"  digest         {outcome.digest}")
+        terminal.labelled("  digest         ", outcome.digest)
         for code in outcome.warnings:
-            console.print(f"  [yellow]warning[/]        {warning_text(code)} ({code})")
+            terminal.labelled(
+                "  [yellow]warning[/]        ",
+                f"{warning_text(code)} ({code})",
+                plain_label="  warning        ",
+            )
 
 
-def check_line(check: Check) -> str:
+def _print_check(check: Check) -> None:
     """One check, aligned: name, state, what was found."""
-    detail = check.detail.removeprefix("not checked: ")
-    return (
-        f"  {check.name:<14} {terminal.MARKS[check.state]:<{11 + _markup(check.state)}}"
-        f" {terminal.clean(detail)}"
+    word = {"failed": "FAILED"}.get(check.state, check.state)
+    name, room = f"  {check.name:<14} ", " " * max(12 - len(word), 1)
+    terminal.labelled(
+        name + terminal.MARKS[check.state] + room,
+        check.detail.removeprefix("not checked: "),
+        plain_label=name + word + room,
     )
-
-
-def _markup(state: str) -> int:
-    """Characters of colour markup in the mark of `state`, which take no room on the screen."""
-    return len(terminal.MARKS[state]) - len({"failed": "FAILED"}.get(state, state))

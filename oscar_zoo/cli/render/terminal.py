@@ -25,10 +25,13 @@ from rich.text import Text
 
 from oscar_zoo.cli import streams
 from oscar_zoo.cli.render.course import Rarely, duration
+from oscar_zoo.errors import OscarZooError
 from oscar_zoo.next_step import capitalized
 
 NOT_REPORTED = "not reported"
 _WIDEST = 4096
+_DEEPEST = 30
+"""Columns that further lines of a text are indented at most."""
 _LINES = 25
 """Given beside a width, or a dumb terminal has 80 columns for rich and tables lose cells."""
 MARKS = {
@@ -55,6 +58,38 @@ def prose(text: str) -> None:
         text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
     for line in text.splitlines():
         out().print(clean(line))
+
+
+def labelled(label: str, text: str, *, plain_label: str | None = None) -> None:
+    """Print `text` behind a label on stdout; on a terminal, further lines begin below the text.
+
+    Args:
+        label: may hold markup; it ends with the spaces before the text.
+        text: plain text.
+        plain_label: `label` without its markup, where it has any.
+    """
+    first = len(label if plain_label is None else plain_label)
+    lines, indent = [text], " " * min(first, _DEEPEST)
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        filled = textwrap.wrap(
+            text,
+            width,
+            initial_indent=" " * first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines = (
+            [filled[0][first:], *(line[len(indent) :] for line in filled[1:])] if filled else [""]
+        )
+    for start, line in zip((label, *[indent] * len(lines)), lines, strict=False):
+        out().print(start + clean(line))
+
+
+def fact(label: str, text: str) -> None:
+    """Print one fact of `info`, below a heading."""
+    labelled(f"  {label:<12} ", text)
 
 
 def is_narrow(columns: int) -> bool:
@@ -85,6 +120,11 @@ def emit_json(value: dict[str, Any]) -> None:
         text = json.dumps(value, indent=1, allow_nan=False)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def error_facts(error: OscarZooError) -> dict[str, Any]:
+    """An error as JSON, for results of which some failed."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> None:

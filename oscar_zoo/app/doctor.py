@@ -11,20 +11,20 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal
 from urllib.parse import urlsplit
 
 from oscar_zoo import paths
-from oscar_zoo.cli import machine
-from oscar_zoo.cli.machine import DoctorFinding
+from oscar_zoo.app import machine
+from oscar_zoo.app.machine import DoctorFinding
 from oscar_zoo.errors import HubTimeout, NetworkError, OscarZooError, UsageError
 from oscar_zoo.hubs import accounts, address, config
 from oscar_zoo.hubs.deadline import in_parallel, within
 from oscar_zoo.hubs.origin import is_nearby
+from oscar_zoo.hubs.table import HUBS, HubKind
 
 SECONDS = 8.0
 """The longest that anything here may take."""
-_ENDPOINTS = ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")
+_ENDPOINTS = tuple(name for kind in HUBS.values() for name in kind.endpoints)
 _SETTINGS = (
     *(f"OSCAR_ZOO_{name}" for name in ("CACHE", "CONFIG", "DATA", "STATE", "HUB", "OFFLINE")),
     *_ENDPOINTS,
@@ -48,7 +48,6 @@ _SETTINGS = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 """Variables whose values are shown; no others are."""
-_TITLES = {"hf": "Hugging Face", "ms": "ModelScope"}
 
 
 def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
@@ -67,7 +66,9 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
     found = [*machine.versions(), *machine.folders(), *settings(problem)]
     if problem is None:
         slow += [partial(_hub, text, configured) for text in configured.read]
-        slow += [partial(_token, scheme, configured.offline) for scheme in ("hf", "ms")]
+        slow += [
+            partial(_token, kind, configured.offline) for kind in HUBS.values() if kind.credential
+        ]
     found += in_parallel([*slow, machine.gpu], workers=len(slow) + 1)
     return [*found, *machine.engine()]
 
@@ -165,32 +166,37 @@ def _hub(text: str, configured: config.HubSettings) -> DoctorFinding:
     )
 
 
-def _token(scheme: Literal["hf", "ms"], offline: bool) -> DoctorFinding:
-    """Whether there is a token, from where, and for Hugging Face whose."""
-    title, found = _TITLES[scheme], accounts.credential(scheme)
-    facts = {"hub": scheme, "present": found is not None, "source": found.source if found else None}
+def _token(kind: HubKind, offline: bool) -> DoctorFinding:
+    """Whether there is a token, from where, and whose it is if the hub says so."""
+    title, found = kind.title, kind.credential() if kind.credential else None
+    facts = {
+        "hub": kind.scheme,
+        "present": found is not None,
+        "source": found.source if found else None,
+    }
     if found is None:
-        step = {"hf": "oscar-zoo login", "ms": "set MODELSCOPE_API_TOKEN"}[
-            scheme
-        ] + ", to publish there"
+        step = f"{kind.token_step}, to publish there"
         return DoctorFinding(
             "token", title, "ok", "none; public zoos are read without", step, facts=facts
         )
     if found.exposed:
         detail, step = f"in {found.source}, which other users can read", f"chmod 600 {found.source}"
         return DoctorFinding("token", title, "warning", detail, step, facts=facts)
-    if scheme == "ms" or offline:
+    if not kind.tells_user or offline:
         return DoctorFinding("token", title, "ok", f"from {found.source}", facts=facts)
     late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")
     try:
         user = within(
-            SECONDS, accounts.whoami, error=lambda: late, nearby=address.is_nearby(scheme)
+            SECONDS,
+            accounts.whoami,
+            error=lambda: late,
+            nearby=address.is_nearby(f"{kind.scheme}:"),
         )
     except OscarZooError as error:
         detail = f"from {found.source}; {masked(error.message)}"
         return DoctorFinding("token", title, "not checked", detail, error.hint, facts=facts)
     if user is None:
-        step = f"replace or unset {found.source}" if found.is_variable else "oscar-zoo login"
+        step = f"replace or unset {found.source}" if found.is_variable else kind.token_step
         return DoctorFinding(
             "token", title, "failed", f"from {found.source}; {title} refuses it", step, facts=facts
         )

@@ -1,86 +1,34 @@
-"""What the commands that write to hubs share: which hubs, one after the other, and how results
-look."""
+"""What the commands that write to hubs show: publish, yank, unyank and deprecate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from shlex import quote
+from typing import Any
 
+from oscar_zoo.app.writing import Written
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.errors import OfflineError, OscarZooError
-from oscar_zoo.hubs import address, config
-from oscar_zoo.hubs.base import Hub
+from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.publish import PublishPlan, PublishResult
 from oscar_zoo.registry.status import StatusResult
 
-R = TypeVar("R")
 
-
-def writable_hubs(texts: Sequence[str]) -> tuple[Hub, ...]:
-    """The hubs to write to, in order, ModelScope last; default `publish` of `config.toml`, else the
-    zoo of this user.
-
-    Raises:
-        OfflineError: one of them needs the network in offline mode.
-    """
-    hubs = address.publishing_hubs(texts)
-    for hub in hubs:
-        refuse_offline(hub)
-    return hubs
-
-
-def refuse_offline(hub: Hub) -> None:
-    """Raise `OfflineError` when offline mode forbids asking `hub`."""
-    if address.is_remote(hub.name) and config.load().offline:
-        raise OfflineError(
-            f"{hub.title} cannot be reached in offline mode.",
-            hint="unset OSCAR_ZOO_OFFLINE and HF_HUB_OFFLINE",
-        )
-
-
-def on_each(
-    hubs: Sequence[Hub], call: Callable[[Hub], R], show: Callable[[Hub, R], None]
-) -> OscarZooError | None:
-    """Run `call` on each hub until one fails, showing what was done; the first hub's error is
-    raised.
-
-    Returns:
-        The error of a later hub, after which nothing was tried.
-    """
-    for position, hub in enumerate(hubs):
-        try:
-            result = call(hub)
-        except OscarZooError as error:
-            if position == 0:
-                raise
-            return error
-        show(hub, result)
-    return None
-
-
-def report(
+def emit_report(
     schema: str, rows: list[dict[str, Any]], error: OscarZooError | None, *, as_json: bool
-) -> int:
-    """Print the JSON object, or the error of a later hub; returns the exit code."""
-    from oscar_zoo.cli.main import exit_code
-
+) -> None:
+    """Print the one JSON object with `rows`, or for people the error of a later hub."""
     if as_json:
-        errors = (
-            []
-            if error is None
-            else [{"code": error.code, "message": error.message, "hint": error.hint}]
-        )
+        errors = [] if error is None else [terminal.error_facts(error)]
         terminal.emit_json({"schema": schema, "hubs": rows, "errors": errors})
     elif error is not None:
         terminal.print_error(error.code, error.message, error.hint, as_json=False)
-    return 0 if error is None else exit_code(error)
 
 
-def publish_row(hub: Hub, result: PublishResult) -> dict[str, Any]:
+def publish_row(written: Written[PublishResult]) -> dict[str, Any]:
     """The facts of one publish."""
+    result = written.result
     return {
-        "hub": hub.name,
+        "hub": written.hub,
         "id": str(result.id),
         "digest": result.digest,
         "already_published": result.already_published,
@@ -103,13 +51,10 @@ def _plan_row(plan: PublishPlan) -> dict[str, Any]:
     }
 
 
-def print_published(hub: Hub, result: PublishResult, *, quiet: bool) -> None:
-    """One publish for people."""
-    console, reference, place = (
-        terminal.out(),
-        terminal.clean(result.id.reference),
-        terminal.clean(hub.name),
-    )
+def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
+    """One publish for people, and how to fetch it."""
+    console, result, place = terminal.out(), written.result, terminal.clean(written.hub)
+    reference = terminal.clean(result.id.reference)
     for warning in (*result.verified.warnings, *result.warnings):
         terminal.note(f"warning: {warning_text(warning)}", quiet=quiet)
     if result.plan is not None and result.plan.message is not None:
@@ -126,6 +71,10 @@ def print_published(hub: Hub, result: PublishResult, *, quiet: bool) -> None:
         console.print(
             f"commit {terminal.clean(result.revision[:12])}, tag {terminal.clean(result.tag)}"
         )
+    if result.revision is not None:
+        terminal.note(
+            f"Next: oscar-zoo pull {result.id.reference} --hub {quote(written.hub)}", quiet=quiet
+        )
 
 
 def _print_plan(plan: PublishPlan) -> None:
@@ -140,10 +89,11 @@ def _print_plan(plan: PublishPlan) -> None:
     console.print(f"  index serial {plan.serial}{terminal.clean(tag)}")
 
 
-def status_row(hub: Hub, result: StatusResult) -> dict[str, Any]:
+def status_row(written: Written[StatusResult]) -> dict[str, Any]:
     """The facts of one changed status."""
+    result = written.result
     return {
-        "hub": hub.name,
+        "hub": written.hub,
         "id": str(result.id),
         "digest": result.digest,
         "status": result.status.model_dump(mode="json"),
@@ -154,9 +104,10 @@ def status_row(hub: Hub, result: StatusResult) -> dict[str, Any]:
     }
 
 
-def print_status(hub: Hub, result: StatusResult, *, quiet: bool) -> None:
+def print_status(written: Written[StatusResult], *, quiet: bool) -> None:
     """One changed status for people."""
-    reference, place = terminal.clean(result.id.reference), terminal.clean(hub.name)
+    result, place = written.result, terminal.clean(written.hub)
+    reference = terminal.clean(result.id.reference)
     verb = "Proposed" if result.proposal else "Now" if result.changed else "Already"
     reason = f": {result.status.reason}" if result.status.reason else ""
     terminal.out().print(
@@ -164,24 +115,3 @@ def print_status(hub: Hub, result: StatusResult, *, quiet: bool) -> None:
     )
     if result.proposal is not None:
         terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
-
-
-def change_status(
-    name: str, state: str, hubs: Sequence[str], *, quiet: bool, as_json: bool, **details: Any
-) -> int:
-    """Set the status of `name` on every hub and show it; returns the exit code."""
-    from oscar_zoo.registry.status import set_status
-
-    rows: list[dict[str, Any]] = []
-
-    def call(hub: Hub) -> StatusResult:
-        with terminal.waiting(f"Writing to {hub.title}", enabled=not (quiet or as_json)):
-            return set_status(hub, name, state, **details)  # type: ignore[arg-type]
-
-    def show(hub: Hub, result: StatusResult) -> None:
-        rows.append(status_row(hub, result))
-        if not as_json:
-            print_status(hub, result, quiet=quiet)
-
-    error = on_each(writable_hubs(hubs), call, show)
-    return report("oscar-zoo.status/1", rows, error, as_json=as_json)

@@ -1,0 +1,246 @@
+"""What can be had and what is here: all artifacts in a list, and everything about one of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oscar_zoo.app.memory_estimate import estimate_memory
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import NameTarget
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
+from oscar_zoo.registry import known_names
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.notices import status_warnings
+from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.summary import list_artifacts as summarize
+from oscar_zoo.registry.view import HubView
+
+
+@dataclass(frozen=True)
+class ListRequest:
+    """What to list.
+
+    Attributes:
+        sources: the hubs; with hubs that were named, only what those have is listed.
+        installed: only artifacts in the local store.
+        model: only artifacts whose rotations have this model's name; a name of one version works.
+    """
+
+    sources: Sources
+    installed: bool = False
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Known artifacts.
+
+    Attributes:
+        rows: one per artifact; see `registry.summary.list_artifacts`.
+        recipes: names of models with a recipe and no artifact, where everything is listed.
+        unreachable: what hubs said that did not answer.
+        close: names like the model that was asked for, where the zoo does not know it.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
+    recipes: tuple[str, ...]
+    unreachable: tuple[OscarZooError, ...]
+    close: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy in the store, and whether hashing it just now gave its digest."""
+
+    record: Record
+    intact: bool
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A version that a hub offers; `state` is `active`, `deprecated` or `yanked`."""
+
+    id: ArtifactId
+    hub: str
+    digest: str | None
+    state: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known about a model, or about one of its artifacts.
+
+    Attributes:
+        name: of the model.
+        recipe: what the zoo knows about the model, or `None`.
+        manifests: of its artifacts, by id.
+        installed: copies in the store.
+        offered: what hubs offer, hub by hub.
+        unreachable: what hubs said that did not answer.
+        warnings: sentences about copies that were yanked or deprecated.
+        memory: what fits on GPUs, or `None` where no shapes are known.
+    """
+
+    name: str
+    recipe: ModelRecipe | None
+    manifests: tuple[Manifest, ...]
+    installed: tuple[Copy, ...]
+    offered: tuple[Offer, ...]
+    unreachable: tuple[OscarZooError, ...]
+    warnings: tuple[str, ...]
+    memory: Mapping[str, Any] | None
+
+    @property
+    def measured(self) -> dict[str, Measured | None]:
+        """What was measured when each artifact was made, by id."""
+        return {manifest.id: Measured.of(manifest) for manifest in self.manifests}
+
+
+def list_artifacts(request: ListRequest) -> Listing:
+    """List what the hubs, the local store and this package know.
+
+    Raises:
+        OscarZooError: the only hub did not answer; see `registry.hub_queries.look`.
+    """
+    catalog, only_hubs = Catalog.packaged(), request.sources.are_named
+    views: list[HubView] = []
+    unreachable: list[OscarZooError] = []
+    if only_hubs or not request.installed:
+        views, unreachable = look(request.sources.hubs)
+    rows = summarize(catalog, Store().installed(), views, only_hubs=only_hubs)
+    close: tuple[str, ...] = ()
+    if request.model is not None:
+        recipe = catalog.recipe(request.model)
+        close = () if recipe else catalog.close_matches(request.model)
+        rows = _of_model(rows, request.model, recipe, views)
+    if request.installed:
+        rows = [row for row in rows if row["status"] == "installed"]
+    recipes: tuple[str, ...] = ()
+    if not (request.model or request.installed or only_hubs):
+        known = {row["model"].casefold() for row in rows}
+        names = (recipe.name for recipe in catalog.recipes())
+        recipes = tuple(name for name in names if name.casefold() not in known)
+    return Listing(tuple(rows), recipes, tuple(unreachable), close)
+
+
+def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = None) -> Description:
+    """The recipe of a model and the manifests of its artifacts, or of the one that is named.
+
+    Args:
+        target: as for `pull`.
+        sources: the hubs.
+        gpu_memory: bytes of one GPU to answer for, instead of the GPUs that are visible.
+
+    Raises:
+        ArtifactNotFound: nothing known has this name.
+    """
+    catalog = Catalog.packaged()
+    views, unreachable = look(sources.hubs)
+    reference = known_names.expand(target.reference, views)
+    recipe = catalog.recipe(reference.name)
+    model = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
+    known = {m.artifact_id.key: m for m in catalog.manifests(model)}
+    known |= _manifests(model, views)
+    manifests = [known[key] for key in sorted(known)]
+    copies, offered = _installed(model), _offered(model, views)
+    every = {m.artifact_id.reference for m in manifests}
+    every |= {record.id.reference for record in copies} | {row.id.reference for row in offered}
+    manifests = [m for m in manifests if _means(reference, m.artifact_id, m.digest)]
+    copies = [record for record in copies if _means(reference, record.id, record.digest)]
+    offered = [row for row in offered if _means(reference, row.id, row.digest)]
+    narrowed = reference.tag is not None or reference.digest is not None
+    if not manifests and not copies and not offered and (recipe is None or narrowed):
+        raise _unknown(target, recipe, sorted(every), views)
+    return Description(
+        name=model,
+        recipe=recipe,
+        manifests=tuple(manifests),
+        installed=tuple(Copy(record, _is_intact(record)) for record in copies),
+        offered=tuple(offered),
+        unreachable=tuple(unreachable),
+        warnings=tuple(text for record in copies for text in status_warnings(record)),
+        memory=estimate_memory(recipe, manifests, gpu_memory),
+    )
+
+
+def _of_model(
+    rows: list[dict[str, Any]], model: str, recipe: ModelRecipe | None, views: Sequence[HubView]
+) -> list[dict[str, Any]]:
+    version = None if recipe else known_names.aliased(model, views)
+    name = recipe.name if recipe else version.model if version else model.rsplit("/", 1)[-1]
+    rows = [row for row in rows if row["model"].casefold() == name.casefold()]
+    if version is None:
+        return rows
+    return [row for row in rows if row["tag"].casefold() == version.tag.casefold()]
+
+
+def _unknown(
+    target: NameTarget, recipe: ModelRecipe | None, known: Sequence[str], views: Sequence[HubView]
+) -> ArtifactNotFound:
+    if known:
+        return ArtifactNotFound(
+            f"no artifact is called {target.text!r}.", hint=f"known: {', '.join(known)}"
+        )
+    models = {artifact.model for view in views for artifact in view.hub.artifacts()}
+    close = () if recipe else Catalog.packaged().close_matches(target.text, models)
+    return ArtifactNotFound.for_name(target.text, close)
+
+
+def _offered(model: str, views: Sequence[HubView]) -> list[Offer]:
+    """Where the versions of `model` can be had, as the hubs say now: a row per hub and version."""
+    found = []
+    for view in views:
+        for artifact in view.hub.artifacts():
+            if artifact.model.casefold() == model.casefold():
+                entry, status = view.index.entry(artifact), view.status(artifact)
+                digest = entry.digest if entry else None
+                found.append(Offer(artifact, view.hub.name, digest, status.state, status.reason))
+    return found
+
+
+def _means(reference: Reference, artifact: ArtifactId, digest: str | None) -> bool:
+    """Whether tag and digest of `reference`, where it has them, are those of `artifact`."""
+    tagged = reference.tag is None or artifact.tag.casefold() == reference.tag.casefold()
+    return tagged and (reference.digest is None or (digest or "").startswith(reference.digest))
+
+
+def _manifests(model: str, views: Sequence[HubView]) -> dict[str, Manifest]:
+    """Manifests of `model` on hubs and in the store, by id key; the packaged `registry` block is
+    not repeated."""
+    found: dict[str, Manifest] = {}
+    store = Store()
+    for hub in (view.hub for view in views):
+        for artifact in hub.artifacts():
+            listed = artifact.model.casefold() == model.casefold() and artifact.key not in found
+            if listed and any(file.path == FILE_NAME for file in hub.files(artifact)):
+                data = hub.fetch(artifact, FILE_NAME, limit=1 << 20)
+                found[artifact.key] = Manifest.from_bytes(data)
+    for record in _installed(model):
+        with contextlib.suppress(IntegrityError):  # a damaged copy says nothing
+            stored = store.open(record.digest, record.id)
+            if stored.manifest is not None:
+                found[record.id.key] = stored.manifest
+    return found
+
+
+def _installed(model: str) -> list[Record]:
+    installed = Store().installed()
+    return [record for record in installed if record.id.model.casefold() == model.casefold()]
+
+
+def _is_intact(record: Record) -> bool:
+    try:
+        Store().open(record.digest, record.id)
+    except IntegrityError:
+        return False
+    return True

@@ -1,0 +1,117 @@
+"""Publish an artifact folder on hubs, as a version that never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
+from oscar_zoo.artifact.names import path_text
+from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.hubs.base import Hub
+from oscar_zoo.registry import publish as registry
+from oscar_zoo.registry.publish import PublishResult
+
+
+@dataclass(frozen=True)
+class PublishRequest:
+    """What to publish, and where.
+
+    Attributes:
+        folder: rotation files and their `oscar.json`.
+        hubs: where to, in order, as people write hubs; without any, see `writing.writable_hubs`.
+        create: create a repository or a folder that is not there.
+        propose: open a pull request instead of committing.
+        aliases: other names of exactly this artifact.
+        allow_warnings: publish although verification has warnings.
+        dry_run: send nothing; the plan of each result says what would be sent.
+    """
+
+    folder: Path
+    hubs: tuple[str, ...] = ()
+    create: bool = False
+    propose: bool = False
+    aliases: tuple[str, ...] = ()
+    allow_warnings: bool = False
+    dry_run: bool = False
+
+
+def publish_all(
+    request: PublishRequest,
+    observer: Observer = SILENT,
+    told: Callable[[Written[PublishResult]], None] = ignore,
+) -> WriteReport[PublishResult]:
+    """Verify the folder strictly and publish it on one hub after the other.
+
+    Args:
+        request: what and where.
+        observer: told which hub is written to.
+        told: called with each result as soon as a hub has taken the version.
+
+    Raises:
+        PathNotFound, UsageError: the folder is no artifact folder.
+        OscarZooError: as `publish`, from the first hub.
+    """
+    folder = request.folder
+    if folder.is_file():
+        raise UsageError(
+            f"{path_text(folder)} is a file, not an artifact folder.",
+            hint="give the folder that holds it",
+        )
+    if not folder.is_dir():
+        raise PathNotFound.for_path(path_text(folder), "artifact folder")
+
+    def write(hub: Hub) -> PublishResult:
+        return registry.publish(
+            folder,
+            hub,
+            create=request.create,
+            propose=request.propose,
+            aliases=request.aliases,
+            allow_warnings=request.allow_warnings,
+            dry_run=request.dry_run,
+        )
+
+    return write_to_each(writable_hubs(request.hubs), write, "Publishing to", observer, told)
+
+
+def publish(
+    folder: str | Path,
+    *,
+    hub: str | None = None,
+    create: bool = False,
+    propose: bool = False,
+    aliases: Sequence[str] = (),
+    allow_warnings: bool = False,
+    dry_run: bool = False,
+) -> PublishResult:
+    """Verify an artifact folder strictly and publish it as a version that never changes.
+
+    Args:
+        folder: rotation files and their `oscar.json`.
+        hub: where to; default the zoo of this user.
+        create: create a repository that is not there.
+        propose: open a pull request instead.
+        aliases: other names of exactly this artifact.
+        allow_warnings: publish although verification has warnings.
+        dry_run: send nothing; `result.plan` says what would be sent.
+
+    Raises:
+        VersionExists: the version exists with other content.
+        VerificationFailed: the artifact must not be used.
+        NetworkError: no answer; publishing the same again is safe.
+    """
+    report = publish_all(
+        PublishRequest(
+            Path(folder),
+            (hub,) if hub else (),
+            create=create,
+            propose=propose,
+            aliases=tuple(aliases),
+            allow_warnings=allow_warnings,
+            dry_run=dry_run,
+        )
+    )
+    return report.done[0].result

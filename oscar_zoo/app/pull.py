@@ -1,0 +1,245 @@
+"""Fetch artifacts by name, verify them and keep them in the local store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from oscar_zoo.app.artifacts import Artifact, pulled_artifact
+from oscar_zoo.app.compute_plan import (
+    compute_command,
+    model_to_compute,
+    plan_computing,
+    refusal,
+)
+from oscar_zoo.app.progress import SILENT, Observer, Silent
+from oscar_zoo.app.pull_request import (
+    Named,
+    Offered,
+    Pulled,
+    PullReport,
+    PullRequest,
+    Result,
+    check_request,
+    trust_of,
+)
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import ModelTarget, NameTarget, note_namesake, parse_named
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.errors import OscarZooError
+from oscar_zoo.hubs.base import Hub, Progress
+from oscar_zoo.hubs.deadline import in_parallel
+from oscar_zoo.registry import pull as registry
+from oscar_zoo.registry.export import export
+from oscar_zoo.registry.model_names import ModelChoice, check_made_for
+from oscar_zoo.registry.pull import PullResult
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.verification import suggest_path
+from oscar_zoo.registry.view import HubView
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+PARALLEL_ARTIFACTS = 4
+
+
+def pull_all(request: PullRequest, observer: Observer = SILENT) -> PullReport:
+    """Fetch, verify and keep every target, several at a time.
+
+    What nobody has is computed, one model after the other, if `request.wish` says so; otherwise the
+    error names computing as the next step. An error of one target is its result.
+
+    Raises:
+        UsageError: the request contradicts itself.
+    """
+    check_request(request)
+    trust = trust_of(request)
+    lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
+    once: dict[Reference, Named] = {}
+    for target in _every(request.sources.hubs) if request.everything else request.targets:
+        once.setdefault(target.reference, target)
+    targets = tuple(once.values())
+    one = partial(_offer if request.dry_run else _pull, request, trust, Store())
+    calls = []
+    for target in targets:
+        label = f"{target.reference.name.rsplit('/', 1)[-1]} " if len(targets) > 1 else ""
+        fetched = partial(_fetched, observer, label)
+        calls.append(partial(_attempt, partial(one, target, fetched)))
+    results = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
+    results = [
+        _computed(request, trust, target, result, observer)
+        for target, result in zip(targets, results, strict=True)
+    ]
+    for target, result in zip(targets, results, strict=True):
+        _mention_namesake(target, result, observer)
+    observer.begin((), timed=False)
+    return PullReport(tuple(results), lock if lock is not None and lock.exists() else None)
+
+
+def pull(
+    name: str,
+    *,
+    hubs: str | Sequence[str] | None = None,
+    output: str | Path | None = None,
+    lock: str | Path | None = None,
+    locked: bool = False,
+    accept_new_digest: bool = False,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Artifact:
+    """Fetch, verify and keep an artifact, or check the copy that is here.
+
+    Args:
+        name: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; a Hugging Face id works too.
+        hubs: asked in order; default `OSCAR_ZOO_HUB`, `config.toml`, else the zoo of this user and
+            the public ones.
+        output: also copy the files to `<output>/<Model>/<tag>`.
+        lock: an `oscar-zoo.lock` to hold the artifact to, and to pin it in.
+        locked: take only what `lock` has; never write it.
+        accept_new_digest: take bytes that differ from those seen before, and pin them.
+        offline: ask no hub.
+        progress: called with file, bytes so far and bytes in total, from several threads.
+
+    Raises:
+        NotFoundError: nobody has it.
+        AmbiguousName: `name` means several versions.
+        NetworkError: no hub answered.
+        AccessError: a hub wants a login or refuses.
+        IntegrityError: bytes are not what they must be; nothing was kept.
+        OutputExists: `output` holds other content.
+        NotLocked: `locked`, and `lock` does not have it.
+    """
+    request = PullRequest(
+        (parse_named(name),),
+        Sources(hubs, offline=offline),
+        output=None if output is None else Path(output),
+        lock=False if lock is None else Path(lock),
+        locked=locked,
+        accept_new_digest=accept_new_digest,
+    )
+    result = pull_all(request, _Progress(progress)).results[0]
+    if isinstance(result, OscarZooError):
+        raise result
+    assert isinstance(result, Pulled), "nothing was asked to be planned"
+    return pulled_artifact(result.result, result.output)
+
+
+class _Progress(Silent):
+    """Tells a callback of a Python caller about bytes."""
+
+    def __init__(self, callback: Progress | None) -> None:
+        self._callback = callback
+
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
+        """See `Observer`."""
+        if self._callback is not None and unit == "bytes":
+            self._callback(label, done, total)
+
+
+def _every(hubs: Sequence[Hub]) -> tuple[Named, ...]:
+    """Every version of every hub by its full name, each once, without the withdrawn ones."""
+    found: dict[str, NameTarget] = {}
+    for hub in hubs:
+        view = HubView.open(hub)
+        for artifact in hub.artifacts():
+            if view.status(artifact).state != "yanked":
+                reference = Reference(artifact.model, artifact.tag)
+                found.setdefault(artifact.key, NameTarget(str(reference), reference))
+    return tuple(found[key] for key in sorted(found))
+
+
+def _fetched(observer: Observer, label: str, file: str, done: int, total: int) -> None:
+    observer.advance(label + file, done, total, "bytes")
+
+
+def _attempt(call: Callable[[], T]) -> T | OscarZooError:
+    try:
+        return call()
+    except OscarZooError as error:
+        return error
+
+
+def _pull(
+    request: PullRequest, trust: Trust, store: Store, target: Named, fetched: Progress
+) -> Result:
+    result = registry.pull(
+        target.reference,
+        request.sources.hubs,
+        store,
+        trust=trust,
+        offline=request.sources.offline,
+        progress=fetched,
+    )
+    if isinstance(target, ModelTarget):
+        check_made_for(target.path, result.artifact.manifest)
+    return Pulled(result, _copy(result, request))
+
+
+def _copy(result: PullResult, request: PullRequest) -> Path | None:
+    if request.output is None:
+        return None
+    return export(result.artifact, request.output, replace=request.force)
+
+
+def _offer(
+    request: PullRequest, trust: Trust, store: Store, target: Named, fetched: Progress
+) -> Result:
+    found = registry.plan(target.reference, request.sources.hubs, store, trust=trust)
+    if isinstance(found, PullResult):
+        return Pulled(found)
+    installed = store.find(found.id)
+    here = installed is not None and found.digest == installed.digest
+    return Offered(
+        id=str(found.id),
+        digest=found.digest,
+        already_present=here,
+        hub=found.hub.name,
+        revision=found.hub.revision,
+        warnings=found.warnings,
+        files=() if here else tuple(found.files),
+    )
+
+
+def _computed(
+    request: PullRequest, trust: Trust, target: Named, result: Result, observer: Observer
+) -> Result:
+    """`result`, or what was computed because nobody has the artifact."""
+    if not isinstance(result, OscarZooError):
+        return result
+    choice = model_to_compute(target, result, observer, model=None)
+    if choice is None:
+        return result
+    if not request.wish.compute:
+        line = compute_command("pull", "FOLDER" if choice.on_no_hub else target.text)
+        return refusal(result, line, choice)
+    return _attempt(partial(_compute, request, trust, choice, result, observer))
+
+
+def _compute(
+    request: PullRequest,
+    trust: Trust,
+    choice: ModelChoice,
+    error: OscarZooError,
+    observer: Observer,
+) -> Result:
+    from oscar_zoo.app.obtain import obtain
+
+    choice.check_can_be_had(compute_command("pull", "FOLDER"))
+    plan = plan_computing(choice, request.wish, error, observer)
+    if request.dry_run:
+        return plan
+    obtained = obtain(plan, trust, observer)
+    return Pulled(obtained.pulled, _copy(obtained.pulled, request), obtained.computed)
+
+
+def _mention_namesake(target: Named, result: Result, observer: Observer) -> None:
+    """Mention a folder with a model that has the same name, in the error or in a note."""
+    place = target.model_namesake if isinstance(target, NameTarget) else None
+    if place is not None and isinstance(result, OscarZooError):
+        suggest_path(place, result)
+    elif place is not None:
+        note_namesake(place, observer)

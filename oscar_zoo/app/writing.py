@@ -1,0 +1,97 @@
+"""What the use cases that write to hubs share: which hubs, in which order, and what a failure of a
+later one leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from oscar_zoo.app.progress import Observer
+from oscar_zoo.errors import OfflineError, OscarZooError
+from oscar_zoo.hubs import address, config
+from oscar_zoo.hubs.base import Hub
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Written(Generic[R]):
+    """What was done on one hub; `hub` is its name."""
+
+    hub: str
+    result: R
+
+
+@dataclass(frozen=True)
+class WriteReport(Generic[R]):
+    """What was done on several hubs.
+
+    Attributes:
+        done: one entry for each hub that took the change, in order.
+        error: why the next hub did not take it; no hub after it was tried.
+    """
+
+    done: tuple[Written[R], ...]
+    error: OscarZooError | None = None
+
+
+def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
+    """The hubs to write to, in order, those without commits last; without names, `publish` of
+    `config.toml`, or the zoo of this user.
+
+    Raises:
+        OfflineError: one of them needs the network in offline mode.
+    """
+    hubs = address.publishing_hubs(names)
+    for hub in hubs:
+        check_online(hub)
+    return hubs
+
+
+def check_online(hub: Hub) -> None:
+    """Raise `OfflineError` when offline mode forbids asking `hub`."""
+    if address.is_remote(hub.name) and config.load().offline:
+        raise OfflineError(
+            f"{hub.title} cannot be reached in offline mode.",
+            hint="unset OSCAR_ZOO_OFFLINE and HF_HUB_OFFLINE",
+        )
+
+
+def write_to_each(
+    hubs: Sequence[Hub],
+    write: Callable[[Hub], R],
+    doing: str,
+    observer: Observer,
+    told: Callable[[Written[R]], None],
+) -> WriteReport[R]:
+    """Run `write` on one hub after the other, until one fails.
+
+    Args:
+        hubs: where, in order.
+        write: makes the change on one hub.
+        doing: what it does, such as `Publishing to`, for the observer.
+        observer: told which hub is written to.
+        told: called with what was done on a hub as soon as it is done.
+
+    Raises:
+        OscarZooError: the first hub failed, so nothing was written at all.
+    """
+    done: list[Written[R]] = []
+    for hub in hubs:
+        observer.advance(f"{doing} {hub.title}", 0, 0)
+        try:
+            written = Written(hub.name, write(hub))
+        except OscarZooError as error:
+            if not done:
+                raise
+            return WriteReport(tuple(done), error)
+        finally:
+            observer.begin((), timed=False)
+        told(written)
+        done.append(written)
+    return WriteReport(tuple(done))
+
+
+def ignore(result: object) -> None:
+    """For callers who wait for the whole report."""

@@ -1,0 +1,167 @@
+"""What `info` shows about a model and its artifacts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oscar_zoo.app.browse import Description
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.memory import print_memory
+from oscar_zoo.registry.measured import Measured
+
+
+def facts_of(found: Description) -> dict[str, Any]:
+    """The JSON of `info`."""
+    measured = {
+        name: figures.model_dump(mode="json") if figures else None
+        for name, figures in found.measured.items()
+    }
+    return {
+        "name": found.name,
+        "recipe": found.recipe.model_dump(mode="json") if found.recipe else None,
+        "artifacts": [manifest.to_json() for manifest in found.manifests],
+        "measured": measured,
+        "installed": [
+            {
+                "id": str(copy.record.id),
+                "digest": copy.record.digest,
+                "path": str(copy.record.path),
+                "intact": copy.intact,
+            }
+            for copy in found.installed
+        ],
+        "offered": [
+            {
+                "id": str(offer.id),
+                "hub": offer.hub,
+                "digest": offer.digest,
+                "state": offer.state,
+                "reason": offer.reason,
+            }
+            for offer in found.offered
+        ],
+        "notes": [error.message for error in found.unreachable],
+        "warnings": list(found.warnings),
+        "memory": found.memory,
+    }
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """The text form of `describe`."""
+    console = terminal.out()
+    recipe = facts["recipe"]
+    console.print(f"[bold]{terminal.clean(facts['name'])}[/]")
+    if recipe:
+        serving = recipe["serving"]
+        terminal.fact(
+            "model",
+            recipe["hf_id"]
+            + (f", also {', '.join(recipe['aliases'])}" if recipe["aliases"] else ""),
+        )
+        terminal.fact("geometry", geometry_line(recipe["geometry"]))
+        terminal.fact("serving", serving_line(serving))
+        terminal.fact("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
+    if facts.get("memory"):
+        print_memory(facts["memory"])
+    if recipe:
+        for topic, source in recipe["sources"].items():
+            terminal.fact("source", f"{topic}: {source}")
+    for copy in facts["installed"]:
+        reference = copy["id"].replace("/", ":", 1)
+        state = (
+            copy["path"]
+            if copy["intact"]
+            else f"damaged, fetch it again: oscar-zoo pull {reference}"
+        )
+        terminal.fact("installed", f"{reference}  {state}")
+    for row in facts["offered"]:
+        state = (
+            ""
+            if row["state"] == "active"
+            else f", {row['state']}: {row['reason'] or 'no reason given'}"
+        )
+        terminal.fact("offered", f"{row['id'].replace('/', ':', 1)}  {row['hub']}{state}")
+    for note in facts["notes"]:
+        terminal.fact("note", note)
+    for warning in facts["warnings"]:
+        terminal.note(f"warning: {warning}")
+    if not facts["artifacts"] and not facts["installed"] and not facts["offered"]:
+        on_hub = recipe is None or recipe["on_hub"]
+        make = f"pull {facts['name']} --compute" if on_hub else "compute FOLDER"
+        terminal.labelled("", f"No published rotation is known; make one: oscar-zoo {make}")
+    for manifest in facts["artifacts"]:
+        figures = facts["measured"][manifest["id"]]
+        _print_manifest(manifest, Measured.model_validate(figures) if figures else None)
+
+
+def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None:
+    terminal.out().print(f"\n[bold]{terminal.clean(manifest['id'].replace('/', ':', 1))}[/]")
+    fit = manifest["fit"]
+    terminal.fact("method", f"{fit['method']}, format_version {manifest['format_version']}")
+    terminal.fact(
+        "digest", manifest["digest"] or f"{terminal.NOT_REPORTED}: it is pinned at the first pull"
+    )
+    for entry in manifest["files"]:
+        size = terminal.megabytes(entry["size"]) if entry["size"] else "size not reported"
+        digest = entry["sha256"] or terminal.NOT_REPORTED
+        terminal.fact("file", f"{entry['path']}  {size}  sha256 {digest}")
+    terminal.fact("serving", serving_line(manifest["recipe"]))
+    calibration = fit["calibration"]
+    if calibration:
+        used = calibration["tokens_used"] or calibration["tokens_requested"]
+        terminal.fact(
+            "calibration",
+            f"{calibration['dataset'] or terminal.NOT_REPORTED}, {used or terminal.NOT_REPORTED}"
+            " tokens",
+        )
+        if calibration["overlaps_with"]:
+            terminal.fact(
+                "warning",
+                f"calibrated on evaluation data: {', '.join(calibration['overlaps_with'])}",
+            )
+    if measured is not None:
+        for label, text in (
+            ("perplexity", measured.perplexity_line),
+            ("recall", measured.recall_line),
+        ):
+            terminal.fact(label, f"{text or terminal.NOT_REPORTED}, {measured.by}")
+    for score in manifest.get("registry", {}).get("scores", []):
+        terminal.fact("score", score_line(score))
+
+
+def geometry_line(geometry: dict[str, Any]) -> str:
+    """Shape of a model's cache in one line."""
+    layers = geometry["attention_layers"]
+    some = (
+        ""
+        if len(layers) == geometry["num_layers"]
+        else f", full attention in {len(layers)} of them"
+    )
+    return (
+        f"{geometry['num_layers']} layers{some}; {geometry['num_q_heads']} query and "
+        f"{geometry['num_kv_heads']} KV heads of {geometry['head_dim']}"
+    )
+
+
+def serving_line(recipe: dict[str, Any]) -> str:
+    """A serving recipe in one line."""
+    clip, windows = recipe["clip"], recipe["windows"]
+    return (
+        f"INT2, group {recipe['group_size']}, K clip {clip['k']}, V clip {clip['v']}, "
+        f"first {windows['sink']} and last {windows['recent']} tokens in {windows['dtype']}"
+    )
+
+
+def score_line(score: dict[str, Any]) -> str:
+    """A score with its baseline, who reports it, what is unknown, and its earlier values."""
+    value = terminal.NOT_REPORTED if score["value"] is None else f"{score['value']:.2f}"
+    base = score["baseline"]["value"] if score["baseline"] else None
+    before = terminal.NOT_REPORTED if base is None else f"{base:.2f}"
+    runs = f"{score['repeats']} runs" if score["repeats"] else "runs not reported"
+    history = "".join(
+        f", earlier {entry['value']:.2f} ({entry['source']})" for entry in score["history"]
+    )
+    return (
+        f"{score['task']}: BF16 {before}, INT2 {value}; reported by {score['reporter']},"
+        f" {runs}{history}"
+    )

@@ -1,0 +1,140 @@
+"""The kinds of hubs, one row each. A new kind of hub is a file with its opener and a row here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.names import check_part
+from oscar_zoo.errors import InvalidName, UsageError
+from oscar_zoo.hubs import credentials
+from oscar_zoo.hubs.base import Hub
+from oscar_zoo.hubs.credentials import Credential
+from oscar_zoo.hubs.local import LocalHub
+
+if TYPE_CHECKING:
+    from oscar_zoo.hubs.transport import Limits
+
+FORMS = "a hub is written hf:ORG/REPO, ms:ORG/REPO or file:PATH"
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+
+
+@dataclass(frozen=True)
+class HubKind:
+    """One kind of hub, written `<scheme>:<place>`.
+
+    Attributes:
+        scheme: what stands before the colon.
+        title: its name in sentences.
+        open: opens the hub at a place, within limits of requests; asks nothing.
+        endpoints: variables that may hold its address, in the order they count; a kind without
+            any is not reached over the network.
+        credential: where its token comes from, for a kind that has accounts.
+        token_step: how to give it a token.
+        tells_user: whether it says whose token it is.
+        has_commits: whether a change is one step, so that a failed publish leaves nothing behind.
+            Hubs without commits are written last.
+    """
+
+    scheme: str
+    title: str
+    open: Callable[[str, Limits], Hub]
+    endpoints: tuple[str, ...] = ()
+    credential: Callable[[], Credential | None] | None = None
+    token_step: str = ""
+    tells_user: bool = False
+    has_commits: bool = True
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether asking such a hub needs the network."""
+        return bool(self.endpoints)
+
+
+def kind_of(text: str) -> HubKind | None:
+    """The kind of the hub that is written `text`, or `None` for what is no hub."""
+    scheme, colon, _ = text.partition(":")
+    return HUBS.get(scheme.casefold()) if colon else None
+
+
+def _open_folder(place: str, limits: Limits) -> Hub:
+    path = _folder(place)
+    return LocalHub(path, must_exist=path != paths.default_zoo_dir())
+
+
+def _open_huggingface(place: str, limits: Limits) -> Hub:
+    from oscar_zoo.hubs.huggingface import open_huggingface
+
+    repository, revision = _repository("hf", place)
+    return open_huggingface(repository, revision, limits=limits)
+
+
+def _open_modelscope(place: str, limits: Limits) -> Hub:
+    from oscar_zoo.hubs.modelscope import open_modelscope
+
+    repository, revision = _repository("ms", place)
+    return open_modelscope(repository, revision, limits=limits)
+
+
+def _repository(scheme: str, place: str) -> tuple[str, str | None]:
+    """Repository and revision of `ORG/REPO[@REVISION]`; raises `UsageError`."""
+    text = f"{scheme}:{place}"[:120]
+    repository, at, revision = place.partition("@")
+    organisation, _, name = repository.partition("/")
+    try:
+        check_part(organisation, "organisation")
+        check_part(name, "repository")
+    except InvalidName as error:
+        raise UsageError(f"{text!r} is not a hub: {error.message}", hint=FORMS) from None
+    if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise UsageError(
+            f"{text!r} has no valid revision after @.", hint="name a branch, a tag or a commit"
+        )
+    return repository, revision or None
+
+
+def _folder(place: str) -> Path:
+    """The folder of `PATH` (absolute, relative or with `~`) or `///PATH`; raises `UsageError`."""
+    text = f"file:{place}"[:120]
+    if place.startswith("//"):
+        host, slash, path = place[2:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise UsageError(
+                f"{text!r} names a host.", hint="write file:///absolute/path or file:relative/path"
+            )
+        place = "/" + unquote(path)
+    if not place or "\0" in place:
+        raise UsageError(f"{text!r} has no path.", hint="a hub in a folder is written file:PATH")
+    return Path(place).expanduser().resolve()
+
+
+HUBS = {
+    kind.scheme: kind
+    for kind in (
+        HubKind("file", "a folder", _open_folder),
+        HubKind(
+            "hf",
+            "Hugging Face",
+            _open_huggingface,
+            endpoints=("HF_ENDPOINT",),
+            credential=credentials.huggingface,
+            token_step="oscar-zoo login",
+            tells_user=True,
+        ),
+        HubKind(
+            "ms",
+            "ModelScope",
+            _open_modelscope,
+            endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
+            credential=credentials.modelscope,
+            token_step="set MODELSCOPE_API_TOKEN",
+            has_commits=False,
+        ),
+    )
+}
+"""Every kind of hub, by its scheme."""
