@@ -1,15 +1,17 @@
 """Whether models can be fetched from Hugging Face now, asked once, before its client tries again
 and again.
 
-Without a network the client waits 20 seconds and prints a line for every try, also for a model that
-is on this machine. One attempt to connect tells the same within `SECONDS`.
+Without a network the client waits 20 seconds and prints a line for every attempt, also for a model
+that is on this machine. One attempt to connect gives the same answer within `SECONDS`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import socket
+import threading
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,18 +19,18 @@ from urllib.request import getproxies
 
 from oscar_zoo.errors import NetworkError
 
-SECONDS = 5.0
-"""How long connecting may take."""
+SECONDS = 3.0
+"""How long connecting may take, with the resolution of the name. On a slow network, a larger
+`HF_HUB_ETAG_TIMEOUT` replaces it."""
 ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "on", "yes", "true")
 _PORTS = {"http": 80, "https": 443}
 
 
 def unreachable() -> str | None:
-    """Why Hugging Face cannot be reached, in a few words, or `None` when it can or when nobody
-    should look.
+    """Why Hugging Face cannot be reached, in a few words, or `None` when it can be.
 
-    Nobody looks in offline mode, nor where a proxy makes the connections.
+    Also `None`, without an attempt, in offline mode and where a proxy makes the connections.
     """
     if _offline() or getproxies().keys() & {"http", "https", "all"}:
         return None
@@ -83,12 +85,26 @@ def _offline() -> bool:
 
 @cache
 def _connect(endpoint: str) -> str | None:
+    """Try once to connect, name resolution included; a resolver may take much longer than a
+    connection, so the attempt runs in a thread that nobody waits for."""
+    patience = _patience()
+    answers: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(
+        target=lambda: answers.put(_attempt(endpoint, patience)), daemon=True, name="reach-hub"
+    ).start()
+    try:
+        return answers.get(timeout=patience)
+    except queue.Empty:
+        return f"no connection within {patience:g} s"
+
+
+def _attempt(endpoint: str, patience: float) -> str | None:
     try:
         parts = urlsplit(endpoint)
         port = parts.port or _PORTS.get(parts.scheme, 443)
-        socket.create_connection((parts.hostname or "", port), timeout=SECONDS).close()
+        socket.create_connection((parts.hostname or "", port), timeout=patience).close()
     except TimeoutError:
-        return f"no connection within {SECONDS:.0f} s"
+        return f"no connection within {patience:g} s"
     except socket.gaierror:
         return "its name cannot be resolved"
     except ConnectionRefusedError:
@@ -96,3 +112,12 @@ def _connect(endpoint: str) -> str | None:
     except (OSError, ValueError):
         return "no connection"
     return None
+
+
+def _patience() -> float:
+    """Seconds for connecting: `SECONDS`, or more where the user gives the client of Hugging Face
+    more."""
+    try:
+        return max(SECONDS, float(os.environ.get("HF_HUB_ETAG_TIMEOUT", "")))
+    except ValueError:
+        return SECONDS

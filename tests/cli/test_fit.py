@@ -233,7 +233,7 @@ def test_a_resume_without_anything_to_go_on_from_is_told(
 
 def test_choices_are_listed_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", "moments.safetensors"]) == 2
-    assert "Choose from: oscar, oscar-exact" in capsys.readouterr().err
+    assert "Choose from: hadamard, oscar, oscar-exact" in capsys.readouterr().err
 
 
 def test_the_model_is_given_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from oscar_zoo.app.progress import Note
 from oscar_zoo.cli.render.course import EVERY_SECONDS, Course
+from oscar_zoo.cli.render.notes import question_of
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.evaluate.phases import Phase
 
@@ -193,3 +194,19 @@ def on_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
         child.wait()
         os.close(ours)
     return seen
+
+
+def test_what_a_plan_says_is_worded_with_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"model": "M", "tokens": 16384, "data": "text", "device": "cpu"}
+    facts |= {"seconds": 100.0, "fetched_bytes": 16_400_000_000}
+    start = Note("compute.start", "No artifact for M was found. Computing one.", facts, kind="step")
+    with TerminalObserver() as observer:
+        observer.note(start)
+        observer.note(Note("server.failed", "chunk 64: it died.", {"hint": "see the log"}))
+    assert capsys.readouterr().err.splitlines() == [
+        "No artifact for M was found. Computing one: 16,384 tokens of text on cpu: about 2 minutes."
+        " Its weights, 16.4 GB, are fetched first unless they are here.",
+        "error: chunk 64: it died. See the log",
+    ]
+    question = Note("compute.question", "Compute one now?", facts | {"seconds": None})
+    assert question_of(question) == "Compute one now (nobody can say how long)?"

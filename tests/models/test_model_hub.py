@@ -6,10 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from oscar_zoo.errors import NetworkError
 from oscar_zoo.models import model_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +38,42 @@ def test_one_attempt_tells(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_hub.search_limits() == {"local_files_only": True}
     monkeypatch.setenv("HF_ENDPOINT", "http://[")
     assert model_hub.unreachable() == "no connection"
+
+
+def test_a_slow_resolver_is_not_waited_for(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resolving a name has no timeout of its own."""
+    released = threading.Event()
+
+    def connect(*_: object, **__: object) -> socket.socket:
+        released.wait(60)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(model_hub, "SECONDS", 0.1)
+    monkeypatch.setenv("HF_ENDPOINT", "http://a-slow-resolver")
+    try:
+        assert model_hub.unreachable() == "no connection within 0.1 s"
+        monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.3")
+        monkeypatch.setenv("HF_ENDPOINT", "http://another-slow-resolver")
+        assert model_hub.unreachable() == "no connection within 0.3 s"
+    finally:
+        released.set()
+
+
+def test_what_cannot_be_fetched_is_known_before_anything_heavy_is_imported(
+    free: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    model_hub.check_fetchable(str(tmp_path))  # a folder
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        model_hub.check_fetchable("org/model")
+    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    with pytest.raises(NetworkError, match=r"org/model is not complete .* connection refused"):
+        model_hub.check_fetchable("org/model")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NetworkError, match="org/model is not on this machine, and offline mode"):
+        model_hub.check_fetchable("org/model")
 
 
 @pytest.mark.parametrize(

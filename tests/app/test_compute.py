@@ -1,0 +1,151 @@
+"""`app.compute`: the defaults have one place, a request is read once, and the observer hears what
+people must know."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from random_qwen3 import EXAMPLE, write_model
+from saved_models import save_model
+
+from oscar_zoo import api_compute
+from oscar_zoo.app.compute import CALIB_TOKENS, METHODS, ComputeRequest, compute, options_of
+from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
+from oscar_zoo.app.evaluate import EvaluateRequest
+from oscar_zoo.app.progress import SILENT, Note, Silent
+from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.cli.commands.compute import command
+from oscar_zoo.compute.methods.table import COMPATIBLE, TABLE
+from oscar_zoo.compute.options import AUTO
+from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, NetworkError, UsageError
+from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.registry.model_names import choose_model
+
+NOBODY = ArtifactNotFound("nobody has it")
+
+
+class Recorder(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, ...]] = []
+        self.labels: list[str] = []
+        self.notes: list[Note] = []
+
+    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
+        self.phases.append(tuple(phase.name for phase in phases))
+
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
+        self.labels.append(label)
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("call", "request_type"),
+    [
+        (api_compute.compute_artifact, ComputeRequest),
+        (api_compute.evaluate_artifact, EvaluateRequest),
+    ],
+)
+def test_a_python_call_has_every_field_with_its_default(call: object, request_type: type) -> None:
+    given = inspect.signature(call).parameters  # type: ignore[arg-type]
+    wanted = {field.name: field.default for field in fields(request_type)}
+    assert set(given) == {*wanted, "observer"}
+    first = next(iter(wanted))
+    for name, default in wanted.items():
+        if name not in (first, "hubs"):  # `hubs` also takes one text
+            assert given[name].default == default, name
+
+
+def test_the_command_line_has_the_defaults_of_the_request() -> None:
+    with command.make_context("compute", ["a-model"]) as context:
+        given = dict(context.params)
+    assert given.pop("no_tune") is not ComputeRequest.tune
+    for field in fields(ComputeRequest):
+        if field.name not in ("model", "tune"):
+            assert given[field.name] == field.default, field.name
+
+
+def test_the_methods_are_those_of_the_table() -> None:
+    assert METHODS[0] == AUTO and COMPATIBLE in METHODS
+    assert set(METHODS[1:]) == {name for name, row in TABLE.items() if row.publishable}
+
+
+def test_what_a_request_leaves_open_is_decided_once(model: Path) -> None:
+    options = options_of(ComputeRequest(str(model)), SILENT)
+    assert (options.model_name, options.model_id) == ("tiny", "tiny")
+    assert options.calib_tokens == CALIB_TOKENS
+    assert (options.method, options.fixed_clip, options.tune) == ("auto", False, True)
+    assert options.recipe.group_size == 16
+    given = ComputeRequest(str(model), clip=Clip(k=0.5, v=0.6), group_size=8, device="cpu")
+    options = options_of(given, SILENT)
+    assert (options.recipe.clip.k, options.recipe.clip.v, options.fixed_clip) == (0.5, 0.6, True)
+    assert (options.recipe.group_size, options.device) == (8, "cpu")
+
+
+def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
+    model: Path, tmp_path: Path
+) -> None:
+    seen = Recorder()
+    request = ComputeRequest(
+        str(model), calib_tokens=256, method="oscar", output=tmp_path / "out", resume=True
+    )
+    result = compute(request, seen)
+    assert result is not None and result.path == tmp_path / "out"
+    begun, ended = seen.phases
+    assert begun == ("load", "capture", "fit", "write") and ended == ()
+    assert list(dict.fromkeys(seen.labels)) == list(begun)
+    texts = [note.text for note in seen.notes]
+    assert any("nothing to go on from" in text for text in texts)
+    assert list(result.notes[: len(texts)]) == texts and len(result.notes) > len(texts)
+
+
+def test_a_model_that_serve_refuses_is_remarked_on_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "windowed", "Gemma3Text", vocab_size=2048)
+    seen = Recorder()
+    compute(ComputeRequest(str(folder), method="hadamard", output=tmp_path / "out"), seen)
+    assert [note.code for note in seen.notes][:1] == ["compute.not_served"]
+
+
+def test_a_plan_says_what_would_be_done(model: Path) -> None:
+    wish = ComputeWish(compute=True, calib_data=str(EXAMPLE.parents[1] / "text/calibration.txt"))
+    plan = plan_computing(choose_model(model), wish, NOBODY, SILENT)
+    facts = plan.facts
+    assert (facts["model"], facts["tokens"], facts["device"]) == ("tiny", CALIB_TOKENS, "cpu")
+    assert facts["data"] == wish.calib_data and facts["fetched_bytes"] is None
+    assert plan.seconds is not None and facts["seconds"] == plan.seconds > 0
+    assert plan.question.facts == plan.start.facts == facts
+
+
+def test_a_hub_that_does_not_answer_is_told_of_before_computing(model: Path) -> None:
+    seen, error = Recorder(), HubUnreachable.for_hub("hf:org/zoo", "connection refused")
+    plan_computing(choose_model(model), ComputeWish(compute=True), error, seen)
+    assert [note.text for note in seen.notes] == [error.message]
+
+
+def test_a_wish_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="--compute"):
+        ComputeWish(calib_data="text.txt").check()
+    ComputeWish(compute=True, calib_data="text.txt").check()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="one process"):
+        ComputeWish(compute=True).check()
+
+
+def test_a_model_that_is_nowhere_here_needs_no_torch_to_be_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NetworkError, match="org/absent is not on this machine"):
+        options_of(ComputeRequest("org/absent"), SILENT)
