@@ -1,161 +1,174 @@
-"""A batch as kernels read it: tensors on the device, and on the host only what SGLang knows there
-anyway.
+"""A batch as the ops read it: tensors on the device, and on the host only what the engine knows
+there anyway.
 
-Kernels of a CUDA graph read a snapshot of the slots taken in front of the graph, never the engine's
-table, which the scheduler may already be changing for the next step; rows, lengths and write
-locations are the graph's own buffers.
+Kernels of a CUDA graph read a snapshot of the slots that was taken in front of the graph. They
+never read the engine's table, which the scheduler may already change for the next step. Rows,
+lengths and write locations are the graph's own buffers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, TokenTargets, WindowState
-from oscar_kernels.slot_table.launcher import pack_slots
+from oscar_zoo.runtime.engine import SlotSource
 
 
 @dataclass(frozen=True)
-class DecodeBatch:
-    """One token per request, cached before it reads, itself included.
-
-    Attributes:
-        view: the cached tokens of every request.
-        targets: where the new tokens go.
-    """
-
-    view: BatchView
-    targets: TokenTargets
-
-
-@dataclass(frozen=True)
-class Piece:
+class PrefixPiece:
     """Some consecutive cached tokens of one request.
 
     Attributes:
-        request: its number in the batch.
-        count: tokens.
+        request: index of the request in the batch.
+        count: number of tokens.
         view: the request alone.
-        first: `[1]` int32, position of the first.
-        cuts: `[2]` int32, 0 and `count`.
+        first: `[1]` int32, position of the first token.
+        out_indptr: `[2]` int32, 0 and `count`.
     """
 
     request: int
     count: int
     view: BatchView
     first: Tensor
-    cuts: Tensor
+    out_indptr: Tensor
 
 
 @dataclass(frozen=True)
-class ExtendBatch:
-    """New tokens on top of cached prefixes.
+class Batch:
+    """`B` requests with `T` new tokens.
 
     Attributes:
-        prefix: the cached tokens of every request, without the new ones.
+        kind: a `decode` batch has one new token per request, which is written before it is read. In
+            an `extend` batch every request reads its cached prefix, then its new tokens.
+        view: the cached tokens of every request; in a decode batch the new token is one of them.
         targets: where the new tokens go.
-        cuts: `[B + 1]` int32, the new tokens of request `b` are `cuts[b] .. cuts[b + 1]`.
-        prefixes, lengths: of every request, on the host: cached tokens and new ones.
-        pieces: all cached tokens, in order.
+        qo_indptr: `[B + 1]` int32, the new tokens of request `b` are
+            `qo_indptr[b] .. qo_indptr[b + 1]`; `None` in a decode batch.
+        prefix_lens, extend_lens: cached and new tokens of every request, on the host; empty in a
+            decode batch.
+        pieces: all cached tokens of an extend batch, in order.
     """
 
-    prefix: BatchView
+    kind: Literal["decode", "extend"]
+    view: BatchView
     targets: TokenTargets
-    cuts: Tensor
-    prefixes: tuple[int, ...]
-    lengths: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    qo_indptr: Tensor | None = None
+    prefix_lens: tuple[int, ...] = ()
+    extend_lens: tuple[int, ...] = ()
+    pieces: tuple[PrefixPiece, ...] = ()
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
-        """First new token of every request, and the one after its last."""
-        ends = list(accumulate(self.lengths))
-        return list(zip([0, *ends[:-1]], ends, strict=True))
+    def num_tokens(self) -> int:
+        """New tokens of all requests."""
+        return len(self.targets.out_loc)
+
+    @property
+    def spans(self) -> list[slice]:
+        """The new tokens of every request of an extend batch."""
+        ends = list(accumulate(self.extend_lens))
+        return [slice(end - new, end) for end, new in zip(ends, self.extend_lens, strict=True)]
 
 
-class DecodeTables:
-    """Buffers with fixed addresses, filled in front of every decode step.
+class BatchTables:
+    """Buffers with fixed addresses that are filled in front of every decode step.
 
     Args:
         max_batch: requests of a step.
         max_tokens: cached tokens of one request.
-        device: where they live.
+        device: where the buffers live.
     """
 
     def __init__(self, max_batch: int, max_tokens: int, device: str | torch.device) -> None:
-        def integers(number: int) -> Tensor:
-            return torch.zeros(number, dtype=torch.int32, device=device)
+        def integers(numel: int) -> Tensor:
+            return torch.zeros(numel, dtype=torch.int32, device=device)
 
-        self.indptr, self.positions = integers(max_batch + 1), integers(max_batch)
-        self.slots = integers(max_batch * max_tokens)
+        self.kv_indptr, self.positions = integers(max_batch + 1), integers(max_batch)
+        self.kv_indices = integers(max_batch * max_tokens)
 
     @staticmethod
     def nbytes(max_batch: int, max_tokens: int) -> int:
-        """Of the buffers."""
+        """Bytes of the buffers."""
         return 4 * (2 * max_batch + 1 + max_batch * max_tokens)
 
-    def fill(self, table: Tensor, rows: Tensor, lengths: Tensor) -> None:
-        """Take the snapshot: `lengths` `[B]` tokens of `rows` `[B]`, the new one included."""
-        number = rows.numel()
-        torch.cumsum(lengths, 0, dtype=torch.int32, out=self.indptr[1 : number + 1])
-        torch.sub(lengths, 1, out=self.positions[:number])
-        pack_slots(table, rows, self.indptr[: number + 1], self.slots)
+    def fill(self, source: SlotSource, rows: Tensor, seq_lens: Tensor) -> None:
+        """Take the snapshot of a decode step.
 
-    def batch(
-        self, rows: Tensor, lengths: Tensor, written: Tensor, windows: WindowState
-    ) -> DecodeBatch:
-        """Views of the buffers for a batch of this size; `written` `[B]` are the slots of the new
-        tokens."""
+        Args:
+            source: has the slots of the cached tokens.
+            rows: `[B]`, the row of every request.
+            seq_lens: `[B]`, tokens of every request, the new one included.
+        """
         number = rows.numel()
-        view = BatchView(self.indptr[: number + 1], self.slots, rows, windows)
-        return DecodeBatch(view, TokenTargets(written, rows, self.positions[:number], lengths))
+        torch.cumsum(seq_lens, 0, dtype=torch.int32, out=self.kv_indptr[1 : number + 1])
+        torch.sub(seq_lens, 1, out=self.positions[:number])
+        source.pack(rows, self.kv_indptr[: number + 1], self.kv_indices)
+
+
+def decode_batch(
+    tables: BatchTables, rows: Tensor, seq_lens: Tensor, out_loc: Tensor, windows: WindowState
+) -> Batch:
+    """Views of filled tables for a decode batch of `B` requests; `out_loc` `[B]` are the slots of
+    the new tokens."""
+    number = rows.numel()
+    view = BatchView(tables.kv_indptr[: number + 1], tables.kv_indices, rows, windows)
+    return Batch("decode", view, TokenTargets(out_loc, rows, tables.positions[:number], seq_lens))
 
 
 def extend_batch(
-    table: Tensor,
+    source: SlotSource,
     rows: Tensor,
-    written: Tensor,
-    prefixes: list[int],
-    lengths: list[int],
+    out_loc: Tensor,
+    prefix_lens: Sequence[int],
+    extend_lens: Sequence[int],
     windows: WindowState,
     *,
-    piece: int,
-) -> ExtendBatch:
+    piece_tokens: int,
+) -> Batch:
     """Build the tensors of an extend step.
 
     Args:
-        table: the engine's slots by row and position.
-        rows: `[B]` on the device.
-        written: `[tokens]`, slots of the new tokens.
-        prefixes, lengths: cached and new tokens of every request.
-        windows: of all rows.
-        piece: most tokens of a `Piece`.
+        source: has the slots of the cached tokens.
+        rows: `[B]` on the device, the row of every request.
+        out_loc: `[T]`, slots of the new tokens.
+        prefix_lens, extend_lens: cached and new tokens of every request.
+        windows: state of all rows.
+        piece_tokens: most tokens of a `PrefixPiece`; 0 for no pieces.
     """
     device = rows.device
-    on_host = torch.tensor([prefixes, lengths], dtype=torch.int32)
+    on_host = torch.tensor([list(prefix_lens), list(extend_lens)], dtype=torch.int32)
     sums = torch.nn.functional.pad(on_host.cumsum(1, dtype=torch.int32), (1, 0))
-    both, cached = (
+    both, indptr = (
         torch.cat([on_host, sums[:, :-1]]).to(device, non_blocking=True),
         sums.to(device, non_blocking=True),
     )
-    slots = torch.empty(max(1, sum(prefixes)), dtype=torch.int32, device=device)
-    pack_slots(table, rows, cached[0], slots)
-    total = sum(lengths)
+    kv_indices = torch.empty(max(1, sum(prefix_lens)), dtype=torch.int32, device=device)
+    source.pack(rows, indptr[0], kv_indices)
+    total = sum(extend_lens)
     request = torch.repeat_interleave(both[1].long(), output_size=total)
     positions = torch.arange(total, dtype=torch.int32, device=device) + (both[0] - both[3])[request]
-    targets = TokenTargets(written, rows[request], positions, (both[0] + both[1])[request])
-    view = BatchView(cached[0], slots, rows, windows)
-    pieces = _pieces(view, prefixes, piece)
-    return ExtendBatch(view, targets, cached[1], tuple(prefixes), tuple(lengths), pieces)
+    targets = TokenTargets(out_loc, rows[request], positions, (both[0] + both[1])[request])
+    view = BatchView(indptr[0], kv_indices, rows, windows)
+    return Batch(
+        "extend",
+        view,
+        targets,
+        indptr[1],
+        tuple(prefix_lens),
+        tuple(extend_lens),
+        _pieces(view, prefix_lens, piece_tokens) if piece_tokens else (),
+    )
 
 
-def _pieces(view: BatchView, prefixes: list[int], most: int) -> tuple[Piece, ...]:
+def _pieces(view: BatchView, prefix_lens: Sequence[int], most: int) -> tuple[PrefixPiece, ...]:
     plan = [
-        (number, first, min(most, prefix - first))
-        for number, prefix in enumerate(prefixes)
+        (request, first, min(most, prefix - first))
+        for request, prefix in enumerate(prefix_lens)
         for first in range(0, prefix, most)
     ]
     numbers = torch.tensor(
@@ -163,17 +176,16 @@ def _pieces(view: BatchView, prefixes: list[int], most: int) -> tuple[Piece, ...
     ).reshape(-1, 3)
     moved = numbers.to(view.rows.device, non_blocking=True)
     return tuple(
-        Piece(
-            number,
-            count,
-            BatchView(
-                view.kv_indptr[number : number + 2],
-                view.kv_indices,
-                view.rows[number : number + 1],
-                view.windows,
-            ),
-            own[:1],
-            own[1:],
-        )
-        for (number, _, count), own in zip(plan, moved, strict=True)
+        PrefixPiece(request, count, _alone(view, request), own[:1], own[1:])
+        for (request, _, count), own in zip(plan, moved, strict=True)
+    )
+
+
+def _alone(view: BatchView, request: int) -> BatchView:
+    """One request of a batch. Its entries of `kv_indptr` still count from the first request."""
+    return BatchView(
+        view.kv_indptr[request : request + 2],
+        view.kv_indices,
+        view.rows[request : request + 1],
+        view.windows,
     )

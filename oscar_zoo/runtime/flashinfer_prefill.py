@@ -1,8 +1,7 @@
-"""Prefill over 16-bit rows by FlashInfer, which stock SGLang brings on CUDA:
-`kernel_executor.Prefill`.
+"""`Prefill` by FlashInfer, which stock SGLang brings on CUDA.
 
-New tokens go through the ragged kernel that SGLang's own FlashInfer backend runs them through,
-planned once per forward pass; pieces of a materialized prefix through the kernel for one request.
+New tokens go through the ragged kernel, as in SGLang's own FlashInfer backend; it is planned once
+per forward pass. Pieces of a materialized prefix go through the kernel for one request.
 Log-sum-exps are to base 2.
 """
 
@@ -14,20 +13,20 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import MissingDependency
-from oscar_zoo.runtime.batch import ExtendBatch
+from oscar_zoo.runtime.batch import Batch
 
 WORKSPACE_BYTES = 384 << 20
-"""What SGLang gives its own FlashInfer backend for Qwen-sized models."""
+"""Bytes that SGLang gives its own FlashInfer backend for Qwen-sized models."""
 
 
 class FlashInferPrefill:
-    """Over the kernels of FlashInfer.
+    """`Prefill` over the kernels of FlashInfer.
 
     Args:
-        num_q_heads, num_kv_heads: of this worker.
-        head_dims: of K and of V.
-        scaling: factor of the logits.
-        dtype: of rows.
+        num_q_heads, num_kv_heads: local heads.
+        head_dims: channels of K and of V.
+        sm_scale: factor of the logits.
+        dtype: of the rows.
         device: a CUDA device.
 
     Raises:
@@ -40,7 +39,7 @@ class FlashInferPrefill:
         num_q_heads: int,
         num_kv_heads: int,
         head_dims: tuple[int, int],
-        scaling: float,
+        sm_scale: float,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
@@ -52,40 +51,40 @@ class FlashInferPrefill:
                 hint="pip install flashinfer-python",
             ) from None
         self._library: Any = flashinfer
-        self._heads, self._dims, self._scaling, self._dtype = (
+        self._heads, self._dims, self._sm_scale, self._dtype = (
             (num_q_heads, num_kv_heads),
             head_dims,
-            scaling,
+            sm_scale,
             dtype,
         )
         scratch = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD")
 
-    def begin(self, batch: ExtendBatch) -> None:
+    def begin(self, batch: Batch) -> None:
         """Plan the pass over new tokens."""
         self._ragged.plan(
-            batch.cuts,
-            batch.cuts,
+            batch.qo_indptr,
+            batch.qo_indptr,
             *self._heads,
             self._dims[0],
             self._dims[1],
             causal=True,
-            sm_scale=self._scaling,
+            sm_scale=self._sm_scale,
             q_data_type=self._dtype,
             kv_data_type=self._dtype,
         )
 
     def chunk(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: ExtendBatch, scaling: float
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, sm_scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `Prefill`."""
         out, lse = self._ragged.run(q, k, v, return_lse=True)
         return out, lse
 
-    def whole(self, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    def whole(self, q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
         """See `Prefill`."""
         out, lse = self._library.single_prefill_with_kv_cache(
-            q, k, v, sm_scale=scaling, return_lse=True
+            q, k, v, sm_scale=sm_scale, return_lse=True
         )
         return out, lse
 

@@ -1,9 +1,10 @@
 """Where the memory of a worker goes, as one plan that is printed at start-up. Every byte we
 allocate is in it.
 
-`budget = profiled - side - transforms - scratch`, `tokens = budget // (slot + SLOT_TABLES)`: the
-side store (rings and sinks of all request rows), the transforms and the kernels' scratch come out
-of the budget before SGLang divides it by the bytes of a slot and of SGLang's own tables of slots.
+`budget = profiled - windows - transforms - scratch`, `tokens = budget // (slot + SLOT_TABLES)`: the
+BF16 windows (rings and sinks of all request rows), the transforms and the scratch of the ops come
+out of the budget before SGLang divides it by the bytes of a slot and of SGLang's own tables of
+slots.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ class MemoryPlan:
     """Bytes of one worker.
 
     Attributes:
-        slot: of one token in the pool, all layers.
-        side: of rings and sinks of all rows.
-        transforms: of the transform table.
-        rows: request rows that share the side store, the padding row included; a number, not bytes.
-        scratch: of tables and of prefixes read back in 16 bits.
+        slot: bytes of one token in the pool, over all layers.
+        windows: bytes of rings and sinks of all rows.
+        transforms: bytes of the transform table.
+        rows: number of request rows that share the windows, the padding row included.
+        scratch: bytes of tables, of workspaces, and of prefixes read back into 16 bits.
     """
 
     slot: int
-    side: int
+    windows: int
     transforms: int
     rows: int
     scratch: int = 0
 
     @property
     def fixed(self) -> int:
-        """What has to be there before the first token."""
-        return self.side + self.transforms + self.scratch
+        """Bytes that are needed before the first token."""
+        return self.windows + self.transforms + self.scratch
 
     def budget(self, profiled: int) -> int:
         """What is left for token slots.
@@ -66,14 +67,14 @@ class MemoryPlan:
     def _shortage(self, profiled: int) -> str:
         return (
             f"an INT2 KV cache for {self.rows - 1} requests at a time needs more than"
-            f" {self.fixed / MB:.0f} MB (rings and sinks {self.side / MB:.0f}, transforms"
+            f" {self.fixed / MB:.0f} MB (rings and sinks {self.windows / MB:.0f}, transforms"
             f" {self.transforms / MB:.0f}, scratch {self.scratch / MB:.0f}) and {self.slot} bytes"
             f" per token, but only {max(0, profiled) / MB:.0f} MB are there."
         )
 
     def _remedy(self, profiled: int) -> str:
-        """Half of what is there for rings and sinks leaves the other half for tokens."""
-        row = self.side / self.rows
+        """Advice that leaves half of the free memory for tokens and gives half to the windows."""
+        row = self.windows / self.rows
         fit = int((profiled - self.transforms - self.scratch) / 2 / row) - 1
         if fit < 1:
             return (
@@ -87,10 +88,10 @@ class MemoryPlan:
 
 
 def plan(
-    slots: SlotShape, side: WindowShape, transforms: int, mode: str = "int2", *, scratch: int = 0
+    slots: SlotShape, windows: WindowShape, transforms: int, *, scratch: int = 0
 ) -> MemoryPlan:
     """The plan of a worker with these stores."""
-    return MemoryPlan(slots.token_bytes(mode), side.nbytes, transforms, side.num_rows, scratch)
+    return MemoryPlan(slots.token_bytes(), windows.nbytes, transforms, windows.num_rows, scratch)
 
 
 def bits_per_element(token_bytes: float, slots: SlotShape) -> float:
@@ -99,17 +100,18 @@ def bits_per_element(token_bytes: float, slots: SlotShape) -> float:
     return 8 * token_bytes / elements
 
 
-def describe(plan: MemoryPlan, slots: SlotShape, side: WindowShape, *, tokens: int) -> str:
+def describe(plan: MemoryPlan, slots: SlotShape, windows: WindowShape, *, tokens: int) -> str:
     """The plan with `tokens` slots, one line for the log."""
     total = (plan.slot + SLOT_TABLES) * tokens + plan.fixed
     return (
         f"{tokens} token slots of {plan.slot} bytes ({bits_per_element(plan.slot, slots):.2f} bits"
-        f" per element) = {plan.slot * tokens / MB:.1f} MB, side store {plan.side / MB:.1f} MB for"
-        f" {side.num_rows} request rows ({side.recent} recent tokens each) and {side.num_blocks}"
-        f" sink blocks ({side.sink} first tokens each, {side.idle} for finished requests),"
-        f" transforms {plan.transforms / MB:.1f} MB, scratch {plan.scratch / MB:.1f} MB, SGLang's"
-        f" tables {SLOT_TABLES * tokens / MB:.1f} MB, together {total / MB:.1f} MB"
-        f" ({bits_per_element(total / tokens, slots):.2f} bits per element of a full pool)"
+        f" per element) = {plan.slot * tokens / MB:.1f} MB, windows {plan.windows / MB:.1f} MB for"
+        f" {windows.num_rows} request rows ({windows.recent} recent tokens each) and"
+        f" {windows.num_blocks} sink blocks ({windows.sink} first tokens each, {windows.idle} for"
+        f" finished requests), transforms {plan.transforms / MB:.1f} MB, scratch"
+        f" {plan.scratch / MB:.1f} MB, SGLang's tables {SLOT_TABLES * tokens / MB:.1f} MB, together"
+        f" {total / MB:.1f} MB ({bits_per_element(total / tokens, slots):.2f} bits per element of a"
+        " full pool)"
     )
 
 

@@ -88,7 +88,6 @@ class SinkBlocks:
         num_blocks: the dummy included; at least one more than there are rows to use.
         recent: tokens that a prefix hit must prefill again, or `None` when hits take what they
             find.
-        publish_early: a deliberate bug of the test suite.
 
     Attributes:
         hits: requests that share a block.
@@ -98,11 +97,8 @@ class SinkBlocks:
         lost: hits without a block, whose first tokens are read as INT2; none with `recent`.
     """
 
-    def __init__(
-        self, width: int, num_blocks: int, recent: int | None, *, publish_early: bool = False
-    ) -> None:
+    def __init__(self, width: int, num_blocks: int, recent: int | None) -> None:
         self.width, self.num_blocks, self.recent = width, num_blocks, recent
-        self.publish_early = publish_early
         self.hits = self.misses = self.forced_misses = self.lost = 0
         self.asking: PromptKey | None = None
         """The request whose prefix SGLang is looking up at the moment."""
@@ -240,9 +236,7 @@ class SinkBlocks:
         block, whole = self._take(), prefix == 0 or donor is not None
         self.lost += not whole
         self._readers[block] = 1
-        self._tenants[row] = tenant = _RowState(block, prompt, own=True, whole=whole)
-        if self.publish_early:
-            self._publish(tenant, key)
+        self._tenants[row] = _RowState(block, prompt, own=True, whole=whole)
         return Place(row, block, 0 if whole else prefix, donor)
 
     def _take(self) -> int:

@@ -1,27 +1,36 @@
-"""Every cached token as INT2, in the slot that SGLang gave it: records as `oscar_kernels.cache`
-lays them out.
+"""Every cached token as INT2, in the slot that the engine gave it.
 
-Complete at write time, so any request may read any slot of a shared prefix. Codes come from the one
-quantizer, on rows that are already transformed and still float32. Needs no sglang.
+`oscar_kernels.cache` describes the records. A slot is complete once it is written, so any request
+may read any slot of a shared prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from oscar_kernels import layout, quantizer
+from oscar_kernels.cache import LayerCache
 from oscar_kernels.spec import QuantSpec
 
-POISON = 7.0
+if TYPE_CHECKING:
+    from oscar_zoo.runtime.window_store import WindowStore
 
 
 @dataclass(frozen=True)
 class SlotShape:
-    """Size of the store of one worker."""
+    """Size of the store of one worker.
+
+    Attributes:
+        num_layers: local layers.
+        num_slots: slots, the dummy page included.
+        num_kv_heads: local KV heads.
+        k, v: what a row of keys and of values is.
+    """
 
     num_layers: int
     num_slots: int
@@ -29,93 +38,59 @@ class SlotShape:
     k: QuantSpec
     v: QuantSpec
 
-    def token_bytes(self, mode: str = "int2") -> int:
+    def token_bytes(self) -> int:
         """Bytes of one token over all layers and heads."""
         per_head = layout.row_bytes(self.k) + layout.row_bytes(self.v)
-        if mode == "lossless":
-            per_head += 4 * (self.k.head_dim + self.v.head_dim)
         return self.num_layers * self.num_kv_heads * per_head
 
 
 class SlotStore:
-    """Buffers per layer; `slots` are the ids of SGLang's allocator, the first page is its dummy
-    page.
+    """Codes and affine parameters of all slots, one pair of tensors per layer.
+
+    Slots are numbered by the engine's allocator. Its first page is a dummy that padding writes.
 
     Args:
         shape: sizes and quantizers.
         device: where the buffers live.
-        mode: `int2`, or a test mode (`testing`).
     """
 
-    def __init__(self, shape: SlotShape, device: str | torch.device, mode: str = "int2") -> None:
+    def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
         self.shape = shape
-        self.mode = mode
-
-        def rows(width: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-            size = (shape.num_slots, shape.num_kv_heads, *width)
-            return [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
-
         k, v = shape.k, shape.v
-        split, groups = layout.code_bytes(k), k.num_groups
-        self.codes = rows((split + layout.code_bytes(v),), torch.uint8)
-        self.affine = rows((2 * (groups + v.num_groups),), quantizer.SCALE_DTYPES[k.scale_dtype])
-        self.k_codes, self.v_codes = (
-            [r[..., :split] for r in self.codes],
-            [r[..., split:] for r in self.codes],
-        )
-        pairs = [r.unflatten(-1, (-1, 2)) for r in self.affine]
-        self.k_affine, self.v_affine = (
-            [p[..., :groups, :] for p in pairs],
-            [p[..., groups:, :] for p in pairs],
-        )
-        exact = mode == "lossless"
-        self.k_exact = rows((k.head_dim,), torch.float32) if exact else []
-        self.v_exact = rows((v.head_dim,), torch.float32) if exact else []
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Quantize and store.
-
-        Args:
-            layer: local layer index.
-            slots: `[tokens]` int64.
-            k, v: `[tokens, num_kv_heads, head_dim]` float32, transformed.
-        """
-        if self.mode == "lossless":
-            self.k_exact[layer][slots], self.v_exact[layer][slots] = k, v
-        if self.mode == "poison":
-            k, v = torch.full_like(k, POISON), torch.full_like(v, POISON)
-        self.k_codes[layer][slots], self.k_affine[layer][slots] = quantizer.quantize(
-            k, self.shape.k
-        )
-        self.v_codes[layer][slots], self.v_affine[layer][slots] = quantizer.quantize(
-            v, self.shape.v
+        self.codes = self.rows(layout.code_bytes(k) + layout.code_bytes(v), torch.uint8, device)
+        self.affine = self.rows(
+            2 * (k.num_groups + v.num_groups), quantizer.SCALE_DTYPES[k.scale_dtype], device
         )
 
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of `slots` in the transformed domain, `[tokens, num_kv_heads, head_dim]`
-        float32."""
-        if self.mode == "lossless":
-            return self.k_exact[layer][slots], self.v_exact[layer][slots]
-        return (
-            quantizer.dequantize(
-                self.k_codes[layer][slots], self.k_affine[layer][slots], self.shape.k
-            ),
-            quantizer.dequantize(
-                self.v_codes[layer][slots], self.v_affine[layer][slots], self.shape.v
-            ),
+    def rows(self, width: int, dtype: torch.dtype, device: str | torch.device) -> list[Tensor]:
+        """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer."""
+        size = (self.shape.num_slots, self.shape.num_kv_heads, width)
+        return [torch.zeros(size, dtype=dtype, device=device) for _ in range(self.shape.num_layers)]
+
+    def layer(self, index: int, windows: WindowStore) -> LayerCache:
+        """The cache of one layer: its slots, with the windows that lie on top of them."""
+        return LayerCache(
+            self.shape.k,
+            self.shape.v,
+            self.codes[index],
+            self.affine[index],
+            windows.ring_k[index],
+            windows.ring_v[index],
+            windows.sink_k[index],
+            windows.sink_v[index],
         )
 
     def move(self, target: Tensor, source: Tensor) -> None:
-        """Copy slots `source` to `target`, all layers."""
+        """Copy slots `source` to `target`, in all layers."""
         for buffer in self.buffers():
             buffer[target] = buffer[source]
 
     def buffers(self) -> Iterator[Tensor]:
-        """Every tensor of the store; `k_codes` and the like are views into them."""
-        for group in (self.codes, self.affine, self.k_exact, self.v_exact):
-            yield from group
+        """Every tensor of the store."""
+        yield from self.codes
+        yield from self.affine
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole store."""
+        """Bytes of the whole store, as allocated."""
         return sum(buffer.nbytes for buffer in self.buffers())

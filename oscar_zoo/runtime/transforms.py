@@ -1,77 +1,45 @@
-"""The transforms of one worker as tensors: always (forward, partner, mean), for keys and for
-values.
+"""The transforms of one worker as tensors, as `oscar_kernels.cache.Transforms` defines them.
 
-Row vectors: `k' = (k - mean) @ forward`, `q' = q @ partner`, `v' = v @ forward`,
-`o = o' @ partner.T`. Masters stay float32, because a bfloat16 copy of a rotation misses
-orthogonality by 2e-3. A side that is orthogonal fills both fields with one tensor, so no caller can
-forget the partner.
+They stay float32, because a bfloat16 copy of a rotation misses orthogonality by 2e-3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from oscar_kernels.cache import Transforms
 from oscar_zoo.artifact.formats import Array, LayerTransform, RotationSet
 from oscar_zoo.errors import GeometryMismatch, VerificationFailed
 
 IDENTITY_LIMIT = 1e-5
-"""Largest |forward @ partner.T - I| in float64 (RUNTIME section 3)."""
+"""Largest |forward @ partner.T - I| in float64."""
 
-
-@dataclass(frozen=True)
-class Pair:
-    """One side of one layer, float32, for the KV heads of this worker.
-
-    Attributes:
-        forward: `[num_kv_heads | 1, d, d]`; one matrix broadcasts over all heads.
-        partner: same shape; the same tensor when orthogonal.
-        mean: `[num_kv_heads | 1, d]` or `None`.
-    """
-
-    forward: Tensor
-    partner: Tensor
-    mean: Tensor | None
-
-    def cached(self, x: Tensor) -> Tensor:
-        """What the cache holds: `(x - mean) @ forward`; `x` `[tokens, num_kv_heads, d]`, result
-        float32."""
-        x = x.float()
-        if self.mean is not None:
-            x = x - self.mean
-        return _per_head(x, self.forward)
-
-    def query(self, q: Tensor) -> Tensor:
-        """`q @ partner`; `q` `[tokens, num_q_heads, d]`, result float32."""
-        return _per_group(q.float(), self.partner)
-
-    def output(self, o: Tensor) -> Tensor:
-        """`o @ partner.T`: back to the domain of the model; `o` `[tokens, num_q_heads, d]`
-        float32."""
-        return _per_group(o, self.partner.transpose(-1, -2))
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The distinct tensors."""
-        distinct = [self.forward] if self.partner is self.forward else [self.forward, self.partner]
-        return (*distinct, *([] if self.mean is None else [self.mean]))
+_Side: TypeAlias = tuple[Tensor, Tensor, Tensor | None]
+"""Forward, partner and mean of K or of V."""
 
 
 @dataclass(frozen=True)
 class TransformTable:
-    """Transforms of the layers `start_layer`, `start_layer + 1`, ... of one worker, by local layer
-    index."""
+    """Transforms of the attention layers of one worker, by local layer index, float32.
 
-    k: tuple[Pair, ...]
-    v: tuple[Pair, ...]
+    Attributes:
+        layers: what the ops take. Where a pair is orthogonal, both of its fields are one tensor, so
+            no caller can forget the partner.
+    """
+
+    layers: tuple[Transforms, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for pair in (*self.k, *self.v) for t in pair.tensors)
+        """Bytes of all distinct tensors."""
+        fields = ("k_forward", "q_partner", "v_forward", "o_partner", "k_mean")
+        tensors = (getattr(layer, name) for layer in self.layers for name in fields)
+        return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
 
     @classmethod
     def build(
@@ -95,18 +63,23 @@ class TransformTable:
         Raises:
             GeometryMismatch: a layer or head is missing.
             VerificationFailed: `forward @ partner.T` is not the identity.
+            ValueError: values have a mean.
         """
-        return cls(
-            *(
-                tuple(_side(side, name, layer_ids, kv_heads, device))
-                for side, name in ((k, "K"), (v, "V"))
-            )
+        keys, values = (
+            _side(side, name, layer_ids, kv_heads, device) for side, name in ((k, "K"), (v, "V"))
         )
-
-    def with_partner_as_forward(self) -> TransformTable:
-        """The deliberate bug of loading a general pair as if it were a rotation."""
-        return TransformTable(
-            *(tuple(Pair(p.forward, p.forward, p.mean) for p in side) for side in (self.k, self.v))
+        if any(mean is not None for _, _, mean in values):
+            raise ValueError(
+                "values with a mean are not served: the weights of a softmax add up to 1 only over"
+                " all tiers"
+            )
+        return cls(
+            tuple(
+                Transforms(k_forward, q_partner, v_forward, o_partner, k_mean)
+                for (k_forward, q_partner, k_mean), (v_forward, o_partner, _) in zip(
+                    keys, values, strict=True
+                )
+            )
         )
 
 
@@ -123,7 +96,7 @@ def transform_bytes(k: RotationSet, v: RotationSet, num_layers: int, num_kv_head
 
 def _side(
     side: RotationSet, name: str, layer_ids: range, kv_heads: range, device: str | torch.device
-) -> list[Pair]:
+) -> list[_Side]:
     by_id = {layer.layer_id: layer for layer in side.layers}
     missing = [i for i in layer_ids if i not in by_id]
     if missing:
@@ -153,26 +126,11 @@ def _check_identity(layer: LayerTransform, name: str) -> None:
 
 def _pair(
     layer: LayerTransform, per_head: bool, kv_heads: range, device: str | torch.device
-) -> Pair:
+) -> _Side:
     def tensor(array: Array) -> Tensor:
         own = array[kv_heads.start : kv_heads.stop] if per_head else array[None]
         return torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)).to(device)
 
     forward = tensor(layer.forward)
     partner = forward if layer.partner is layer.forward else tensor(layer.partner)
-    return Pair(forward, partner, None if layer.mean is None else tensor(layer.mean))
-
-
-def _per_head(x: Tensor, matrix: Tensor) -> Tensor:
-    if matrix.shape[0] == 1:
-        return x @ matrix[0]
-    return torch.einsum("thd,hde->the", x, matrix)
-
-
-def _per_group(x: Tensor, matrix: Tensor) -> Tensor:
-    """As `_per_head` for query heads, of which consecutive ones share a KV head."""
-    if matrix.shape[0] == 1:
-        return x @ matrix[0]
-    return torch.einsum("thgd,hde->thge", x.unflatten(1, (matrix.shape[0], -1)), matrix).flatten(
-        1, 2
-    )
+    return forward, partner, None if layer.mean is None else tensor(layer.mean)

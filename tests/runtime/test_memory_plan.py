@@ -18,24 +18,24 @@ SPEC = QuantSpec(128, 128, 0.96)
 QWEN3_8B = SlotShape(36, 0, 8, SPEC, SPEC)
 
 
-def side(rows: int, idle: int = 0) -> WindowShape:
+def windows(rows: int, idle: int = 0) -> WindowShape:
     return WindowShape(36, rows, 8, 128, 128, 64, 256, torch.bfloat16, idle)
 
 
 def test_one_request_of_qwen3_8b() -> None:
-    assert side(1).token_bytes == 147_456
-    assert side(1).nbytes == 320 * 147_456 + 12
+    assert windows(1).token_bytes == 147_456
+    assert windows(1).nbytes == 320 * 147_456 + 12
 
 
 def test_the_budget_is_what_is_left() -> None:
-    whole = plan(QWEN3_8B, side(65, idle=64), transforms=4_718_592)
+    whole = plan(QWEN3_8B, windows(65, idle=64), transforms=4_718_592)
     assert whole.slot == 20_736
-    assert whole.side == (65 * 256 + 129 * 64) * 147_456 + 65 * 12
-    assert whole.budget(10**10) == 10**10 - whole.side - 4_718_592
+    assert whole.windows == (65 * 256 + 129 * 64) * 147_456 + 65 * 12
+    assert whole.budget(10**10) == 10**10 - whole.windows - 4_718_592
 
 
 def test_too_little_memory_says_how_much_is_needed_and_what_to_lower() -> None:
-    whole = plan(QWEN3_8B, side(65, idle=64), transforms=4_718_592, scratch=100_000_000)
+    whole = plan(QWEN3_8B, windows(65, idle=64), transforms=4_718_592, scratch=100_000_000)
     assert whole.budget(whole.fixed + whole.slot) == whole.slot
     with pytest.raises(UsageError) as caught:
         whole.budget(2 * 10**9)
@@ -52,14 +52,14 @@ def test_too_little_memory_says_how_much_is_needed_and_what_to_lower() -> None:
 
 
 def test_the_number_of_requests_in_the_hint_fits() -> None:
-    smaller = plan(QWEN3_8B, side(1 + 15, idle=15), transforms=4_718_592, scratch=100_000_000)
+    smaller = plan(QWEN3_8B, windows(1 + 15, idle=15), transforms=4_718_592, scratch=100_000_000)
     assert smaller.budget(2 * 10**9) > 2 * 10**9 / 2 - 104_718_592
 
 
 @pytest.mark.parametrize("found", [0, -5, 10**8])
 def test_no_number_of_requests_is_named_when_none_fits(found: int) -> None:
     with pytest.raises(UsageError, match=f"only {max(0, found) // 10**6} MB are there") as caught:
-        plan(QWEN3_8B, side(65), transforms=4_718_592).budget(found)
+        plan(QWEN3_8B, windows(65), transforms=4_718_592).budget(found)
     assert str(caught.value.hint).startswith("raise --mem-fraction-static")
 
 
@@ -72,7 +72,9 @@ def test_a_pool_too_short_for_one_request_is_a_warning() -> None:
 
 
 def test_the_line_for_the_log() -> None:
-    line = describe(plan(QWEN3_8B, side(65, 64), 4_718_592), QWEN3_8B, side(65, 64), tokens=100_000)
+    line = describe(
+        plan(QWEN3_8B, windows(65, 64), 4_718_592), QWEN3_8B, windows(65, 64), tokens=100_000
+    )
     for part in (
         "100000 token slots of 20736 bytes (2.25 bits per element)",
         "65 request rows (256 recent tokens each)",

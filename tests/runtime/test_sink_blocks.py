@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from int2_test_plugin.mutants import EarlySinks
 
 from oscar_zoo.runtime.sink_blocks import MISS, Place, PromptKey, SinkBlocks
 
@@ -25,8 +26,8 @@ def prompt(tokens: Any, scope: tuple[str, ...] | None = (), width: int = WIDTH) 
     return PromptKey(scope, tuple(tokens)[:width], len(tokens))
 
 
-def blocks(idle: int = 1, **options: Any) -> SinkBlocks:
-    return SinkBlocks(WIDTH, 1 + ROWS + idle, RECENT, **options)
+def blocks(idle: int = 1, kind: type[SinkBlocks] = SinkBlocks) -> SinkBlocks:
+    return kind(WIDTH, 1 + ROWS + idle, RECENT)
 
 
 def start(
@@ -72,7 +73,7 @@ def test_a_block_between_two_chunks_is_nobody_elses() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_the_deliberate_bug_is_one(early: bool) -> None:
-    sinks = blocks(publish_early=early)
+    sinks = blocks(kind=EarlySinks if early else SinkBlocks)
     start(sinks, 1, LONG, end=WIDTH - 1)
     assert (sinks.tail(prompt(LONG)) == RECENT) == early
 
@@ -365,4 +366,4 @@ def test_the_engine_notices_a_block_shared_too_early() -> None:
     ]
     run(blocks(idle=0), calls)
     with pytest.raises((AssertionError, KeyError)):
-        run(blocks(idle=0, publish_early=True), calls)
+        run(blocks(idle=0, kind=EarlySinks), calls)

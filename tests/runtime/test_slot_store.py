@@ -4,71 +4,100 @@ from __future__ import annotations
 
 import pytest
 import torch
+from int2_test_plugin import exact
+from torch import Tensor
 
 from oscar_kernels import quantizer
+from oscar_kernels.cache import TokenTargets, Transforms
+from oscar_kernels.kv_read.reference import stored_rows
+from oscar_kernels.layout import code_bytes
 from oscar_kernels.spec import QuantSpec
+from oscar_zoo.runtime.dispatch import REFERENCES, Ops
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 K, V = QuantSpec(64, 64, 0.96), QuantSpec(32, 16, 0.92)
+WINDOWS = WindowStore(WindowShape(2, 2, 3, 64, 32, 0, 1, torch.float32), "cpu")
+NOTHING = Transforms(*(torch.eye(dim)[None] for dim in (64, 64, 32, 32)))
+MODES = ["int2", "lossless"]
 
 
 def make(mode: str = "int2") -> SlotStore:
-    return SlotStore(SlotShape(2, 20, 3, K, V), "cpu", mode)
+    if mode == "lossless":
+        return exact.ExactStore(exact.ExactShape(2, 20, 3, K, V), "cpu")
+    return SlotStore(SlotShape(2, 20, 3, K, V), "cpu")
 
 
-def some(tokens: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+def some(tokens: int = 5) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
     return torch.randn(tokens, 3, 64, generator=g), torch.randn(tokens, 3, 32, generator=g)
 
 
+def write(
+    store: SlotStore, layer: int, slots: Tensor, rows: tuple[Tensor, Tensor], ops: Ops = REFERENCES
+) -> None:
+    """Write rows as they are, without windows."""
+    place = torch.zeros(len(slots), dtype=torch.int64)
+    ops.write(
+        *rows,
+        store.layer(layer, WINDOWS),
+        NOTHING,
+        TokenTargets(slots, place, place, place + 1),
+        windows=WINDOWS.state,
+        parts="slots",
+    )
+
+
 def test_slots_hold_what_the_quantizer_says() -> None:
     store, (k, v), slots = make(), some(), torch.tensor([7, 3, 19, 1, 0])
-    store.write(1, slots, k, v)
+    write(store, 1, slots, (k, v))
     packed, affine = quantizer.quantize(k, K)
-    assert torch.equal(store.k_codes[1][slots], packed) and torch.equal(
-        store.k_affine[1][slots], affine
-    )
-    got_k, got_v = store.read(1, slots)
-    assert torch.equal(got_k, quantizer.fake_quantize(k, K)) and torch.equal(
-        got_v, quantizer.fake_quantize(v, V)
-    )
+    assert torch.equal(store.codes[1][slots][..., : code_bytes(K)], packed)
+    assert torch.equal(store.affine[1][slots][..., :2], affine.flatten(-2))
+    got_k, got_v = stored_rows(store.layer(1, WINDOWS), slots)
+    assert torch.equal(got_k, quantizer.fake_quantize(k, K))
+    assert torch.equal(got_v, quantizer.fake_quantize(v, V))
     untouched = [i for i in range(20) if i not in slots]
     assert not any(buffer[untouched].any() for buffer in store.buffers())
-    assert not store.k_codes[0].any()
+    assert not store.codes[0].any()
 
 
-def test_lossless_mode_reads_exact_rows_and_still_writes_codes() -> None:
+def test_the_tests_lossless_store_reads_exact_rows_and_still_writes_codes() -> None:
     store, (k, v), slots = make("lossless"), some(), torch.arange(5)
-    store.write(0, slots, k, v)
-    assert torch.equal(store.read(0, slots)[0], k) and torch.equal(store.read(0, slots)[1], v)
-    assert torch.equal(store.k_codes[0][slots], quantizer.quantize(k, K)[0])
+    write(store, 0, slots, (k, v), exact.EXACT)
+    got_k, got_v = exact.exact_rows(store.layer(0, WINDOWS), slots)
+    assert torch.equal(got_k, k) and torch.equal(got_v, v)
+    packed = quantizer.quantize(k, K)[0]
+    assert torch.equal(store.codes[0][slots][..., : code_bytes(K)], packed)
 
 
 def test_poison_has_nothing_of_the_row() -> None:
-    store, (k, v), slots = make("poison"), some(), torch.arange(5)
-    store.write(0, slots, k, v)
-    assert (store.read(0, slots)[0] == 7.0).all() and (store.read(0, slots)[1] == 7.0).all()
+    store, rows, slots = make(), some(), torch.arange(5)
+    write(store, 0, slots, rows, exact.POISONED)
+    got_k, got_v = stored_rows(store.layer(0, WINDOWS), slots)
+    assert (got_k == exact.POISON).all() and (got_v == exact.POISON).all()
 
 
-@pytest.mark.parametrize("mode", ["int2", "lossless"])
+@pytest.mark.parametrize("mode", MODES)
 def test_moving_slots_moves_everything(mode: str) -> None:
     store, (k, v) = make(mode), some()
+    read = exact.exact_rows if mode == "lossless" else stored_rows
+    ops = exact.EXACT if mode == "lossless" else REFERENCES
     for layer in (0, 1):
-        store.write(layer, torch.arange(5), k + layer, v - layer)
+        write(store, layer, torch.arange(5), (k + layer, v - layer), ops)
     store.move(torch.tensor([10, 11]), torch.tensor([3, 1]))
     for layer in (0, 1):
-        for moved, original in zip(
-            store.read(layer, torch.tensor([10, 11])),
-            store.read(layer, torch.tensor([3, 1])),
-            strict=True,
-        ):
-            assert torch.equal(moved, original) and moved.any()
+        cache = store.layer(layer, WINDOWS)
+        moved, original = read(cache, torch.tensor([10, 11])), read(cache, torch.tensor([3, 1]))
+        for one, other in zip(moved, original, strict=True):
+            assert torch.equal(one, other) and one.any()
+        assert all(buffer[[10, 11]].equal(buffer[[3, 1]]) for buffer in store.buffers())
 
 
-@pytest.mark.parametrize("mode", ["int2", "lossless"])
+@pytest.mark.parametrize("mode", MODES)
 def test_bytes_are_counted_before_they_are_allocated(mode: str) -> None:
     store = make(mode)
-    assert store.nbytes == 20 * store.shape.token_bytes(mode)
+    assert store.nbytes == 20 * store.shape.token_bytes()
 
 
 def test_the_numbers_of_the_design() -> None:

@@ -11,6 +11,8 @@ import torch
 from cache_oracle import general_set
 from tiny_artifacts import rotation
 
+from oscar_kernels.decode_attention.reference import apply_o_partner
+from oscar_kernels.kv_write.reference import transform_rows
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.errors import GeometryMismatch, VerificationFailed
 from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
@@ -25,23 +27,26 @@ def test_attention_does_not_change(sets: tuple, layer: int) -> None:
     table = TransformTable.build(*sets, range(4), kv_heads=range(2), device="cpu")
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(5, heads, 64, generator=g) for heads in (6, 2, 2))
-    pair_k, pair_v = table.k[layer], table.v[layer]
-    mean = 0 if pair_k.mean is None else pair_k.mean
+    pair = table.layers[layer]
+    mean = 0 if pair.k_mean is None else pair.k_mean
     want = torch.einsum("qhgd,khd->hgqk", q.double().unflatten(1, (2, 3)), (k - mean).double())
-    got = torch.einsum("qhgd,khd->hgqk", pair_k.query(q).unflatten(1, (2, 3)), pair_k.cached(k))
+    query = transform_rows(q, pair.q_partner).unflatten(1, (2, 3))
+    keys = transform_rows(k, pair.k_forward, pair.k_mean)
+    got = torch.einsum("qhgd,khd->hgqk", query, keys)
     torch.testing.assert_close(got.double(), want, atol=5e-4, rtol=0)
-    back = pair_v.output(pair_v.cached(v).repeat_interleave(3, 1))
+    values = transform_rows(v, pair.v_forward).repeat_interleave(3, 1)
+    back = apply_o_partner(values, pair.o_partner)
     torch.testing.assert_close(back, v.repeat_interleave(3, 1), atol=1e-5, rtol=0)
 
 
 def test_a_worker_gets_its_own_layers_and_heads() -> None:
     whole = TransformTable.build(*GENERAL, range(4), kv_heads=range(2), device="cpu")
     part = TransformTable.build(*GENERAL, range(1, 3), kv_heads=range(1, 2), device="cpu")
-    assert len(part.k) == len(part.v) == 2
-    for i, layer in enumerate((1, 2)):
-        assert torch.equal(part.k[i].forward, whole.k[layer].forward[1:])
-        assert torch.equal(part.v[i].partner, whole.v[layer].partner[1:])
-        assert part.k[i].mean is not None and torch.equal(part.k[i].mean, whole.k[layer].mean[1:])
+    assert len(part.layers) == 2
+    for own, layer in zip(part.layers, (1, 2), strict=True):
+        all_heads = whole.layers[layer]
+        for name in ("k_forward", "q_partner", "v_forward", "o_partner", "k_mean"):
+            assert torch.equal(getattr(own, name), getattr(all_heads, name)[1:]), name
 
 
 def per_head(version: int, heads: int) -> tuple[RotationSet, RotationSet]:
@@ -76,12 +81,21 @@ def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks:
         begin = rank * heads // ranks
         own = range(begin, begin + max(1, heads // ranks))
         table = TransformTable.build(*sets, range(1), kv_heads=own, device="cpu")
-        for pair, layer in ((table.k[0], sets[0].layers[0]), (table.v[0], sets[1].layers[0])):
-            assert torch.equal(pair.forward, torch.from_numpy(layer.forward[own.start : own.stop]))
-            assert torch.equal(pair.partner, torch.from_numpy(layer.partner[own.start : own.stop]))
-            assert (pair.mean is None) == (layer.mean is None)
-            if pair.mean is not None:
-                assert torch.equal(pair.mean, torch.from_numpy(layer.mean[own.start : own.stop]))
+        (pair,) = table.layers
+        (k,), (v,) = (side.layers for side in sets)
+        loaded = {
+            "k_forward": k.forward,
+            "q_partner": k.partner,
+            "v_forward": v.forward,
+            "o_partner": v.partner,
+        }
+        if k.mean is None:
+            assert pair.k_mean is None
+        else:
+            loaded["k_mean"] = k.mean
+        for name, array in loaded.items():
+            want = torch.from_numpy(array[own.start : own.stop])
+            assert torch.equal(getattr(pair, name), want), name
         assert table.nbytes == transform_bytes(*sets, 1, len(own))
         held += own
     assert held == sorted(list(range(heads)) * max(1, ranks // heads))
@@ -89,7 +103,15 @@ def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks:
 
 def test_an_orthogonal_side_holds_one_tensor() -> None:
     table = TransformTable.build(*ORTHOGONAL, range(4), kv_heads=range(2), device="cpu")
-    assert all(pair.partner is pair.forward and pair.mean is None for pair in (*table.k, *table.v))
+    for pair in table.layers:
+        assert pair.q_partner is pair.k_forward and pair.o_partner is pair.v_forward
+        assert pair.k_mean is None
+
+
+def test_values_with_a_mean_are_refused() -> None:
+    centred = general_set("k", 4, 2, 64, seed=5)
+    with pytest.raises(ValueError, match="values with a mean"):
+        TransformTable.build(GENERAL[0], centred, range(4), kv_heads=range(2), device="cpu")
 
 
 def test_a_pair_that_is_none_is_refused() -> None:

@@ -14,12 +14,14 @@ import torch
 pytest.importorskip("triton")
 
 from cache_oracle import general_set
+from plain_prefill import PlainPrefill
 
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import executor
+from oscar_zoo.runtime.dispatch import KERNELS
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.executor import Executor
-from oscar_zoo.runtime.plain_prefill import PlainPrefill
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.warm_up import steps, warm_up
@@ -33,23 +35,31 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     heads, dim = 1, 32
     spec = QuantSpec(dim, dim, 0.9, "float16")
     slots = SlotStore(SlotShape(1, 40, heads, spec, spec), "cpu")
-    side = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
+    windows = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
     sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
     table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
+    config = CacheConfig(range(1), 2, 0.2, 2, 20, 16, "cpu")
     built = Executor(
-        slots, side, table, num_q_heads=2, max_batch=2, scratch_tokens=16, prefill=PlainPrefill()
-    )  # fmt: skip
+        [slots.layer(0, windows)],
+        windows.state,
+        table.layers,
+        KERNELS,
+        PlainPrefill(),
+        num_q_heads=config.num_q_heads,
+        max_batch=config.max_batch,
+        scratch_tokens=config.piece_tokens,
+    )
     stores = (
         slots.codes[0],
         slots.affine[0],
-        side.ring_k[0],
-        side.ring_v[0],
-        side.sink_k[0],
-        side.sink_v[0],
+        windows.ring_k[0],
+        windows.ring_v[0],
+        windows.sink_k[0],
+        windows.sink_v[0],
     )
     for store in stores:
         store.fill_(7)
-    warm_up(built, torch.zeros(3, 20, dtype=torch.int32), scaling=0.2, scratch_tokens=16)
+    warm_up(built, SlotTable(torch.zeros(3, 20, dtype=torch.int32), KERNELS.pack), config)
     assert all(bool((store[1:] == 7).all()) for store in stores)
     assert not (slots.affine[0][0] == 7).all()  # it did write
 

@@ -6,9 +6,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from int2_test_plugin.reads import WindowCoverage, coverage, covers
+from torch import Tensor
 
+from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms
+from oscar_kernels.kv_read.reference import cached_rows
+from oscar_kernels.kv_write.reference import write_kv_int2
+from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.sink_blocks import PromptKey
-from oscar_zoo.runtime.window_store import WindowCoverage, WindowShape, WindowStore, coverage
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 SINK, RECENT = 4, 6
 
@@ -17,6 +24,37 @@ def store(
     sink: int = SINK, recent: int = RECENT, dtype: torch.dtype = torch.float32, idle: int = 0
 ) -> WindowStore:
     return WindowStore(WindowShape(2, 3, 2, 8, 12, sink, recent, dtype, idle), "cpu")
+
+
+def layer(side: WindowStore, index: int) -> LayerCache:
+    """A layer whose slots all read as NaN."""
+    slots = SlotStore(SlotShape(2, 1, 2, QuantSpec(8, 8), QuantSpec(12, 12)), "cpu")
+    slots.affine[index].fill_(float("nan"))
+    return slots.layer(index, side)
+
+
+def record(side: WindowStore, index: int, row: int, begin: int, k: Tensor, v: Tensor) -> None:
+    """Write positions `begin`, `begin + 1`, ... of a request into its windows."""
+    same = Transforms(*(torch.eye(dim)[None] for dim in (8, 8, 12, 12)))
+    at = torch.arange(begin, begin + len(k))
+    targets = TokenTargets(0 * at, 0 * at + row, at, 0 * at + begin + len(k))
+    write_kv_int2(k, v, layer(side, index), same, targets, windows=side.state, parts="windows")
+
+
+def view(side: WindowStore, row: int, length: int) -> BatchView:
+    """One request with `length` cached tokens."""
+    indptr, slots = torch.tensor([0, length]), torch.zeros(length, dtype=torch.int64)
+    return BatchView(indptr, slots, torch.tensor([row]), side.state)
+
+
+def read(side: WindowStore, index: int, row: int, length: int) -> tuple[Tensor, Tensor]:
+    """All rows of a request; NaN where they come from a slot."""
+    return cached_rows(layer(side, index), view(side, row, length), 0, torch.float32)
+
+
+def cover_of(side: WindowStore, row: int, length: int) -> WindowCoverage:
+    (cover,) = covers(layer(side, 0), view(side, row, length))
+    return cover
 
 
 def rows(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,16 +105,14 @@ def test_what_was_recorded_is_what_is_read(steps: list[int], sink: int, recent: 
     side, end = store(sink, recent), 0
     side.begin({1: 0, 2: 0})
     for size in steps:
-        side.record(1, 2, end, *rows(end, end + size))
+        record(side, 1, 2, end, *rows(end, end + size))
         end += size
-    (cover,) = side.coverage([2], [end])
-    k, v = torch.full((end, 2, 8), torch.nan), torch.full((end, 2, 12), torch.nan)
-    side.overlay(1, 2, cover, k, v)
+    cover, (k, v) = cover_of(side, 2, end), read(side, 1, 2, end)
     want_k, want_v = rows(0, end)
-    read = sorted({*cover.sink, *cover.ring})
-    torch.testing.assert_close(k[read], want_k[read], atol=0, rtol=0)
-    torch.testing.assert_close(v[read], want_v[read], atol=0, rtol=0)
-    assert k[[p for p in range(end) if p not in read]].isnan().all()
+    exact = sorted({*cover.sink, *cover.ring})
+    torch.testing.assert_close(k[exact], want_k[exact], atol=0, rtol=0)
+    torch.testing.assert_close(v[exact], want_v[exact], atol=0, rtol=0)
+    assert k[[p for p in range(end) if p not in exact]].isnan().all()
     assert not side.ring_k[0].any() and not side.ring_k[1, :2].any()
     assert not side.sink_k[0].any() and not side.sink_k[1, : int(side.sink_block[2])].any()
 
@@ -86,16 +122,13 @@ def test_rows_read_the_block_they_share() -> None:
     side.sinks.expect([1, 2], [same, same])
     side.begin({1: 0})
     side.sinks.launched([1], [20])
-    side.record(0, 1, 0, *rows(0, 20))
+    record(side, 0, 1, 0, *rows(0, 20))
     side.begin({2: 10})
     assert side.sink_block[2] == side.sink_block[1] > 0 == side.sink_block[0]
-    (cover,) = side.coverage([2], [20])
-    assert (
-        cover == WindowCoverage(20, range(SINK), range(14, 20))
-        and cover.compressed_sinks(SINK) == 0
-    )
-    k, v = torch.zeros(20, 2, 8), torch.zeros(20, 2, 12)
-    side.overlay(0, 2, cover, k, v)
+    cover = cover_of(side, 2, 20)
+    assert cover == WindowCoverage(20, range(SINK), range(14, 20))
+    assert cover.compressed_sinks(SINK) == 0
+    k, _ = read(side, 0, 2, 20)
     torch.testing.assert_close(k[:SINK], rows(0, SINK)[0], atol=0, rtol=0)
 
 
@@ -104,9 +137,9 @@ def test_a_prefix_inside_the_sinks_is_copied() -> None:
     side.sinks.expect([1, 2], [same, same])
     side.begin({1: 0})
     side.sinks.launched([1], [20])
-    side.record(0, 1, 0, *rows(0, 20))
+    record(side, 0, 1, 0, *rows(0, 20))
     side.begin({2: 2})
-    side.record(0, 2, 2, *rows(2, 20))
+    record(side, 0, 2, 2, *rows(2, 20))
     both = side.sink_block[1:].long()
     assert both[0] != both[1] and side.sink_from[2] == 0
     for sinks in (side.sink_k, side.sink_v):
@@ -127,14 +160,14 @@ def test_first_tokens_that_are_read_compressed_are_counted() -> None:
 
 def test_a_new_owner_sees_nothing_of_the_old_one() -> None:
     side = store()
-    side.record(0, 1, 0, *rows(0, 30))
+    record(side, 0, 1, 0, *rows(0, 30))
     side.begin({1: 9})
-    assert side.coverage([1], [9]) == [WindowCoverage(9, range(SINK, SINK), range(9, 9))]
-    side.record(0, 1, 9, *rows(9, 11))
-    assert side.coverage([1], [11]) == [WindowCoverage(11, range(SINK, SINK), range(9, 11))]
+    assert cover_of(side, 1, 9) == WindowCoverage(9, range(SINK, SINK), range(9, 9))
+    record(side, 0, 1, 9, *rows(9, 11))
+    assert cover_of(side, 1, 11) == WindowCoverage(11, range(SINK, SINK), range(9, 11))
     side.begin({1: 2})
-    side.record(0, 1, 2, *rows(2, 13))
-    assert side.coverage([1], [13]) == [WindowCoverage(13, range(2, SINK), range(7, 13))]
+    record(side, 0, 1, 2, *rows(2, 13))
+    assert cover_of(side, 1, 13) == WindowCoverage(13, range(2, SINK), range(7, 13))
 
 
 def test_rows_are_fresh_once() -> None:
@@ -149,9 +182,8 @@ def test_rows_are_fresh_once() -> None:
 def test_windows_keep_the_type_of_the_model() -> None:
     side = store(dtype=torch.bfloat16)
     k, v = rows(0, 3)
-    side.record(0, 1, 0, k + 1 / 512, v)
-    out_k, out_v = torch.zeros(3, 2, 8), torch.zeros(3, 2, 12)
-    side.overlay(0, 1, side.coverage([1], [3])[0], out_k, out_v)
+    record(side, 0, 1, 0, k + 1 / 512, v)
+    out_k, _ = read(side, 0, 1, 3)
     torch.testing.assert_close(out_k, (k + 1 / 512).bfloat16().float(), atol=0, rtol=0)
 
 

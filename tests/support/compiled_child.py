@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from cache_oracle import general_set
+from plain_prefill import PlainPrefill
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import jit
@@ -19,8 +20,9 @@ from oscar_kernels import _triton
 from oscar_kernels.decode_attention import launcher
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.batch import extend_batch
+from oscar_zoo.runtime.dispatch import KERNELS
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.executor import Executor
-from oscar_zoo.runtime.plain_prefill import PlainPrefill
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.warm_up import warm_up
@@ -46,14 +48,21 @@ def main() -> None:
     launcher._multiprocessors = lambda device: 132
     spec = QuantSpec(DIM, DIM, 0.9, "float16")
     sets = [general_set(role, 1, HEADS, DIM, seed=1) for role in ("k", "v")]
-    side = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
+    windows = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
+    slots = SlotStore(SlotShape(1, 100, HEADS, spec, spec), "cpu")
+    config = CacheConfig(range(1), HEADS * GROUP, 0.1, ROWS, 2000, PIECE, "cpu")
     executor = Executor(
-        SlotStore(SlotShape(1, 100, HEADS, spec, spec), "cpu"), side,
-        TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu"),
-        num_q_heads=HEADS * GROUP, max_batch=ROWS, scratch_tokens=PIECE, prefill=PlainPrefill(),
-    )  # fmt: skip
-    table = torch.zeros(ROWS, 2000, dtype=torch.int32)
-    warm_up(executor, table, scaling=0.1, scratch_tokens=PIECE)
+        [slots.layer(0, windows)],
+        windows.state,
+        TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu").layers,
+        KERNELS,
+        PlainPrefill(),
+        num_q_heads=config.num_q_heads,
+        max_batch=config.max_batch,
+        scratch_tokens=config.piece_tokens,
+    )
+    source = SlotTable(torch.zeros(ROWS, 2000, dtype=torch.int32), KERNELS.pack)
+    warm_up(executor, source, config)
     print("\t".join(sorted(keys)))
     keys.clear()
     choose = random.Random(4)
@@ -67,11 +76,13 @@ def main() -> None:
         rows, total = torch.arange(requests) + choose.randrange(ROWS - requests), sum(lengths)
         # A chunk is a part of longer buffers, whose addresses are not round.
         written = torch.zeros(total + 3, dtype=torch.int64)[choose.randrange(3) :][:total]
-        batch = extend_batch(table, rows, written, prefixes, lengths, executor.windows, piece=PIECE)
-        executor.prefill.begin(batch)
+        batch = extend_batch(
+            source, rows, written, prefixes, lengths, executor.windows, piece_tokens=PIECE
+        )
+        executor.begin(batch)
         fused = torch.zeros(total, HEADS * (GROUP + 2), DIM, dtype=torch.bfloat16)
         q, k, v = fused.split([HEADS * GROUP, HEADS, HEADS], dim=1)
-        executor.extend(0, q, k, v, batch, scaling=0.1)
+        executor.forward(0, q, k, v, batch, sm_scale=0.1)
     print("\t".join(sorted(keys)))
 
 

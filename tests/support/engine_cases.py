@@ -34,7 +34,7 @@ class Case:
         rotations: `general` (format 3, one pair per KV head, not orthogonal, centred) or
             `orthogonal` (format 1).
         mode: of the slots; empty for a server without the plugin's cache.
-        mutant: a bug of `engine_mutants`.
+        mutant: a bug of `int2_test_plugin.mutants`.
         spawn: workers as users get them.
         family: of a small random model in place of the example; see `capture_models`.
     """
@@ -73,12 +73,10 @@ CASES = {
     "least_windows_no_tail": Case(
         env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1", **NO_TAIL}
     ),
-    "stale_rows": Case(
-        env={"OSCAR_INT2_TEST_MUTANT": "keep_stale_rows", **NO_TAIL}, rotations="orthogonal"
-    ),
+    "stale_rows": Case(env=NO_TAIL, rotations="orthogonal", mutant="keep_stale_rows"),
     "no_ring_start": Case(env=NO_TAIL, rotations="orthogonal", mutant="no_ring_start"),
-    "ring_first": Case(env={"OSCAR_INT2_TEST_MUTANT": "ring_before_attention"}),
-    "one_matrix": Case(env={"OSCAR_INT2_TEST_MUTANT": "partner_is_forward"}),
+    "ring_first": Case(mutant="ring_before_attention"),
+    "one_matrix": Case(mutant="partner_is_forward"),
     "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
     "experts": Case(family="Qwen3Moe"),
 }
@@ -95,7 +93,7 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
             engine |= INT2
             env = {
                 **WINDOWS,
-                **test_mode(case.mode),
+                **test_mode(case.mode, case.mutant),
                 "OSCAR_INT2_ROTATION_PATH": str(folders[case.rotations]),
                 **env,
             }
@@ -109,8 +107,6 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
             "probe": name in ("stock", "idle"),
         }
         job["heads"] = name == "idle"
-        if case.mutant:
-            job["mutant"] = case.mutant
         engines.start(name, env=env, job=job, spawn=case.spawn)
 
 
@@ -154,9 +150,9 @@ def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(own[i % len(own)]) for i in range(workers))}
 
 
-def test_mode(mode: str) -> dict[str, str]:
-    """Variables of a mode that only tests may use."""
-    return {"OSCAR_INT2_TEST_MODE": mode, "OSCAR_INT2_ALLOW_TEST_MODES": "1"}
+def test_mode(mode: str, mutant: str = "") -> dict[str, str]:
+    """Variables of a mode and a bug of `int2_test_plugin`."""
+    return {"INT2_TEST_MODE": mode, "INT2_TEST_MUTANT": mutant}
 
 
 test_mode.__test__ = False  # type: ignore[attr-defined]

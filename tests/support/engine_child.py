@@ -4,7 +4,7 @@ A job holds `engine` (keyword arguments) and `groups`; the prompts of a group ru
 A prompt is a list of token ids, or `{"of": [group, index], "append": [...]}`: an earlier prompt,
 its answer, and more (a second turn). `refused` is a list of `{"engine": ..., "env": ...}` that must
 not start; `probe` looks at the hooks of this process; `memory` counts what is free before and
-after; `mutant` names a deliberate bug of `engine_mutants`.
+after. Modes and deliberate bugs are those of `int2_test_plugin`, by the environment.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import types
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import engine_mutants
 
 
 def forked(name: str, spawn: bool) -> None:
@@ -55,8 +53,6 @@ def main(place: Path, out: Path) -> None:
     import sglang
 
     job = json.loads(place.read_text())
-    if "mutant" in job:
-        engine_mutants.install(job["mutant"])
     result: dict[str, Any] = {"version": sglang.__version__, "groups": {}}
     result["refused"] = [refusal(one) for one in job.get("refused", ())]
     if job.get("probe"):
@@ -305,8 +301,8 @@ def pool_contract() -> dict[str, Any]:
 
     from oscar_kernels.spec import QuantSpec
     from oscar_zoo.engines.sglang.pool import Int2TokenPool
-    from oscar_zoo.runtime.slot_store import SlotShape
-    from oscar_zoo.runtime.window_store import WindowShape
+    from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+    from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
     spec = QuantSpec(64, 64, 0.96)
     stock = {
@@ -324,7 +320,11 @@ def pool_contract() -> dict[str, Any]:
         v_head_dim=64,
         layer_num=3,
         slot_shape=SlotShape(3, 0, 2, spec, spec),
-        side_shape=WindowShape(3, 5, 2, 64, 64, 4, 8, torch.float32),
+        window_shape=WindowShape(3, 5, 2, 64, 64, 4, 8, torch.float32),
+        make_stores=lambda slots, windows, device: (
+            SlotStore(slots, device),
+            WindowStore(windows, device),
+        ),
         **stock,
     )
     refused = {}
@@ -339,7 +339,7 @@ def pool_contract() -> dict[str, Any]:
     pool.move_kv_cache(torch.tensor([11]), torch.tensor([7]))
     return {
         "bytes": sum(pool.get_kv_size_bytes()),
-        "allocated": pool.slots.nbytes + pool.side.nbytes,
+        "allocated": pool.slots.nbytes + pool.windows.nbytes,
         "slots": pool.k_buffer[0].shape[0],
         "probes": [
             list(t.shape)

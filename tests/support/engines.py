@@ -45,7 +45,7 @@ def environment(**extra: str) -> dict[str, str]:
     Python."""
     from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
 
-    dropped = ("SGLANG_", "OSCAR_", "PYTHON", "TRITON_")
+    dropped = ("SGLANG_", "OSCAR_", "INT2_TEST_", "PYTHON", "TRITON_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {
         **env,

@@ -1,43 +1,30 @@
-"""The attention backend: from SGLang's batch to a `Step`, and from there to an executor.
+"""The attention backend: it hands SGLang's batches to the INT2 cache.
 
 It refuses to exist when a hook did not run or the pool is not ours, so a server that was asked for
-INT2 runs exactly that or does not start. Per-request state is reset here, in front of the forward
-pass, never by the scheduler.
+INT2 runs exactly that or does not start.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from oscar_zoo.engines.sglang import fired_hooks, refusals, worker
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention, server_arguments
+from oscar_zoo.engines.sglang.compat.forward_batch import step_input
 from oscar_zoo.engines.sglang.pool import Int2TokenPool
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.runtime import memory_plan
-from oscar_zoo.runtime.step import Executor, Step, StepRequest
-from oscar_zoo.runtime.torch_executor import TorchExecutor
+from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.window_store import WindowStore
-
-if TYPE_CHECKING:
-    from oscar_zoo.engines.sglang.device_path import DevicePath
 
 logger = logging.getLogger(__name__)
 
 _Stock: Any = radix_attention.attention_backend_class()
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """What `init_forward_metadata` keeps for the layers of one forward pass."""
-
-    requests: tuple[StepRequest, ...]
-    decode: bool
 
 
 class OscarAttentionBackend(_Stock):  # type: ignore[misc]
@@ -71,94 +58,55 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         )
         refusals.check_layers(radix_attention.attention_layers(runner.model))
         chosen, artifact = worker.served()
+        config = geometry.cache_config(runner, pool)
         table = TransformTable.build(
             artifact.k,
             artifact.v,
-            range(pool.start_layer, pool.start_layer + pool.layer_num),
+            config.layer_ids,
             kv_heads=geometry.local_kv_heads(runner.model_config),
             device=pool.device,
         )
         self.pool = pool
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = pool, rows
-        self.req_to_token = rows.req_to_token
         self.window_on_hit = chosen.window_on_hit.value
-        self.mutant = chosen.knobs.mutant
-        self.device_path: DevicePath | None = None
-        self.executor: Executor | None = None
-        if worker.runs_kernels(str(pool.device), chosen):
-            from oscar_zoo.engines.sglang.device_path import DevicePath
-
-            self.device_path = DevicePath(runner, pool, table, self._begin)
-        else:
-            self.executor = TorchExecutor(pool.slots, pool.side, table, self.mutant)
+        self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes
-        self.batch: _Batch | None = None
-        rows.oscar_hand_out, rows.oscar_sinks = self.side.hand_out, self.side.sinks
-        scratch = worker.scratch_bytes(runner, str(pool.device), pool.slots.shape, pool.side.shape)
-        plan = memory_plan.plan(
-            pool.slots.shape, pool.side.shape, table.nbytes, pool.slots.mode, scratch=scratch
-        )
+        rows.oscar_hand_out, rows.oscar_sinks = self.windows.hand_out, self.windows.sinks
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
-        logger.info(
-            "INT2 KV cache: %s",
-            memory_plan.describe(plan, pool.slots.shape, pool.side.shape, tokens=pool.size),
-        )
-        warning = memory_plan.too_short(pool.size, geometry.context_length(runner))
-        if warning is not None:
-            logger.warning("INT2 KV cache: %s", warning)
+        self._log_memory(runner)
 
     @property
-    def side(self) -> WindowStore:
+    def windows(self) -> WindowStore:
         """Rings and sinks of the pool."""
-        side: WindowStore = self.pool.side
-        return side
+        windows: WindowStore = self.pool.windows
+        return windows
 
     def support_triton(self) -> bool:
         """SGLang may use its own Triton helpers beside this backend."""
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Reset rows with a new owner, then work out where every request reads its cached
-        tokens."""
-        if "alloc" not in fired_hooks.FIRED:
-            raise ServerFailed(
-                "the hook that watches request rows did not run; request rows cannot be trusted."
-            )
-        if self.device_path is not None:
-            self.device_path.start(forward_batch)
-            return
-        rows = forward_batch.req_pool_indices.tolist()
-        lengths = forward_batch.seq_lens.tolist()
-        decode = not forward_batch.forward_mode.is_extend()
-        if decode:
-            self._check_decode(rows)
-            prefixes = [n - 1 for n in lengths]
-        else:
-            prefixes = list(forward_batch.extend_prefix_lens_cpu)
-            self._begin(rows, prefixes, lengths)
-        cached = self.side.coverage(rows, lengths if decode else prefixes)
-        self.batch = _Batch(
-            tuple(
-                StepRequest(
-                    row, prefix, n - prefix, cover, self.req_to_token[row, : cover.length].long()
-                )
-                for row, prefix, n, cover in zip(rows, prefixes, lengths, cached, strict=True)
-            ),
-            decode,
-        )
+        """Reset rows with a new owner, and build what the layers of this pass read."""
+        self.cache.begin(self._step(forward_batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Tables have fixed addresses from the start."""
-        if self.device_path is None:
-            raise ServerFailed("the plain PyTorch executor cannot be captured in a CUDA graph.")
+        """The tables have fixed addresses from the start.
+
+        Raises:
+            ServerFailed: this worker does not run on a GPU.
+        """
+        self._check_graphs()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fill the tables that a decode graph reads, in front of its capture and of every
         replay."""
-        if self.device_path is None:
-            raise ServerFailed("the plain PyTorch executor cannot be captured in a CUDA graph.")
-        self.device_path.start(forward_batch, refill_only=not in_capture)
+        self._check_graphs()
+        step = self._step(forward_batch)
+        if in_capture or step.kind == "extend":
+            self.cache.begin(step)
+        else:
+            self.cache.refill(step)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Padding requests have one token: that of row 0 and slot 0, which are nobody's."""
@@ -176,7 +124,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     ) -> Tensor:
         """Attention of a prefill or mixed batch; `q`, `k`, `v` are those of the local heads, after
         RoPE."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+        return self._forward(q, k, v, layer, save_kv_cache, kwargs)
 
     def forward_decode(
         self,
@@ -189,43 +137,60 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Tensor:
         """Attention of a decode batch."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+        return self._forward(q, k, v, layer, save_kv_cache, kwargs)
 
     def report(self) -> dict[str, Any]:
-        """What was read and allocated, for tests and for the log."""
+        """What was allocated, for tests."""
         return {
-            "reads": dict(getattr(self.executor, "reads", {})),
             "slot_store": self.pool.slots.nbytes,
-            "side_store": self.side.nbytes,
+            "side_store": self.windows.nbytes,
             "transforms": self.transform_bytes,
             "kv_size": sum(self.pool.get_kv_size_bytes()),
             "tokens": self.pool.size,
-            "rows": self.side.shape.num_rows,
-            "blocks": self.side.shape.num_blocks,
-            "sinks": self.side.sinks.counts(),
+            "rows": self.windows.shape.num_rows,
+            "blocks": self.windows.shape.num_blocks,
+            "sinks": self.windows.sinks.counts(),
+            **self.cache.report(),
         }
 
-    def _begin(self, rows: list[int], prefixes: list[int], ends: list[int]) -> None:
-        starts, fresh = dict(zip(rows, prefixes, strict=True)), self.side.take_fresh(rows)
+    def _step(self, forward_batch: Any) -> StepInput:
+        """The step that SGLang asks for, once it is known that its rows can be trusted."""
+        if "alloc" not in fired_hooks.FIRED:
+            raise ServerFailed(
+                "the hook that watches request rows did not run; request rows cannot be trusted."
+            )
+        step = step_input(forward_batch)
+        fresh = [row for row in step.request_rows if row in self.windows.fresh]
+        if fresh and step.kind == "decode":
+            raise ServerFailed(f"request rows {fresh} reached decode without a prefill.")
         if fresh and "admit" not in fired_hooks.FIRED:
             raise ServerFailed(
                 "the hook that tells the tokens of new requests did not run; sinks would be lost."
             )
-        if any(starts[row] for row in fresh) and self.window_on_hit == "recompute":
+        found = dict(zip(step.request_rows, step.prefix_lens, strict=False))
+        if self.window_on_hit == "recompute" and any(found[row] for row in fresh):
             missing = sorted({"tail", "match"} - fired_hooks.FIRED)
             if missing:
                 raise ServerFailed(
                     f"a prefix-cache hit without the hooks that limit it ({', '.join(missing)})."
                 )
-        self.side.begin(
-            {row: 0 if self.mutant == "keep_stale_rows" else starts[row] for row in fresh}
-        )
-        self.side.sinks.launched(rows, ends)
+        return step
 
-    def _check_decode(self, rows: list[int]) -> None:
-        unseen = [row for row in rows if row in self.side.fresh]
-        if unseen:
-            raise ServerFailed(f"request rows {unseen} reached decode without a prefill.")
+    def _log_memory(self, runner: Any) -> None:
+        slots, windows = self.pool.slots.shape, self.windows.shape
+        scratch = worker.scratch_bytes(runner, str(self.pool.device), slots, windows)
+        plan = memory_plan.plan(slots, windows, self.transform_bytes, scratch=scratch)
+        logger.info(
+            "INT2 KV cache: %s",
+            memory_plan.describe(plan, slots, windows, tokens=self.pool.size),
+        )
+        warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
+        if warning is not None:
+            logger.warning("INT2 KV cache: %s", warning)
+
+    def _check_graphs(self) -> None:
+        if not str(self.pool.device).startswith("cuda"):
+            raise ServerFailed("a worker without a GPU cannot capture CUDA graphs.")
 
     def _forward(
         self,
@@ -233,7 +198,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         k: Tensor,
         v: Tensor,
         layer: Any,
-        forward_batch: Any,
         save: bool,
         extra: dict[str, Any],
     ) -> Tensor:
@@ -243,21 +207,4 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 "oscar-zoo INT2 KV cache: attention without its own keys and values, or with"
                 f" {unknown}"
             )
-        if self.device_path is not None:
-            return self.device_path.forward(q, k, v, layer)
-        if self.batch is None or self.executor is None:
-            raise ServerFailed("a forward pass without metadata.")
-        total = sum(request.new for request in self.batch.requests)
-        slots = radix_attention.write_location(forward_batch.out_cache_loc)[:total].long()
-        step = Step(self.batch.requests, slots, self.batch.decode)
-        out = q.new_zeros(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        run = self.executor.decode if step.decode else self.executor.extend
-        out[:total] = run(
-            layer.layer_id - self.pool.start_layer,
-            q[:total].view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            k[:total].view(-1, layer.tp_k_head_num, layer.qk_head_dim),
-            v[:total].view(-1, layer.tp_v_head_num, layer.v_head_dim),
-            step,
-            scaling=layer.scaling,
-        )
-        return out.flatten(1)
+        return self.cache.forward(layer.layer_id, q, k, v)

@@ -69,14 +69,6 @@ REFUSED_FAMILIES = {
 }
 
 SCALE_DTYPE = "SGLANG_MIXED_KV_SCALE_DTYPE"
-TEST_NAMES = frozenset(
-    {
-        "OSCAR_INT2_TEST_MODE",
-        "OSCAR_INT2_TEST_MUTANT",
-        "OSCAR_INT2_TEST_EXECUTOR",
-        "OSCAR_INT2_ALLOW_TEST_MODES",
-    }
-)
 
 
 def check(
@@ -95,7 +87,7 @@ def check(
         UsageError: a variable that is refused or unknown; the message names it, the hint the
             nearest known name.
     """
-    return tuple(_warnings(environ, known_elsewhere | HONOURED | TEST_NAMES))
+    return tuple(_warnings(environ, known_elsewhere | HONOURED))
 
 
 def present(environ: Mapping[str, str]) -> tuple[str, ...]:

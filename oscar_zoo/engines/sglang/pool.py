@@ -1,13 +1,13 @@
-"""The token pool: SGLang's slot ids and allocator, our rows in the slots, and the uncompressed tier
-on top.
+"""The token pool: SGLang's slot ids and allocator, INT2 rows in the slots, and BF16 windows on top.
 
-All state of the INT2 cache belongs to this object, because several attention backends may be
-created over one pool. Nobody reads rows through `get_key_buffer`: it returns an empty probe that
-only tells shapes.
+All state of the INT2 cache belongs to this object, because SGLang may create several attention
+backends over one pool. Nobody reads rows through `get_key_buffer`: it returns an empty probe that
+only shows shapes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.engines.sglang.compat import radix_attention
-from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
@@ -28,25 +27,22 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
     Args:
         args, kwargs: those of the stock pool.
         slot_shape: shape of the slots; the number of slots is filled in here.
-        side_shape: shape of rings and sinks.
-        sinks: who has which sink block.
-        mode: `int2`, or a test mode.
+        window_shape: shape of the windows.
+        make_stores: makes both stores on a device.
     """
 
     def __init__(
         self,
         *args: Any,
         slot_shape: SlotShape,
-        side_shape: WindowShape,
-        sinks: SinkBlocks | None = None,
-        mode: str = "int2",
+        window_shape: WindowShape,
+        make_stores: Callable[[SlotShape, WindowShape, str], tuple[SlotStore, WindowStore]],
         **kwargs: Any,
     ) -> None:
-        self._slot_shape, self._side_shape, self._sinks, self._mode = (
+        self._slot_shape, self._window_shape, self._make_stores = (
             slot_shape,
-            side_shape,
-            sinks,
-            mode,
+            window_shape,
+            make_stores,
         )
         super().__init__(*args, **kwargs)
 
@@ -64,10 +60,9 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
             )
         # The first page is the dummy page: padding writes there.
         shape = replace(shape, num_slots=self.size + self.page_size)
-        self.slots = SlotStore(shape, self.device, self._mode)
-        self.side = WindowStore(self._side_shape, self.device, self._sinks)
-        # SGLang's code that counts bytes or looks at addresses knows these two names; a record
-        # holds K and V together.
+        self.slots, self.windows = self._make_stores(shape, self._window_shape, self.device)
+        # SGLang counts bytes and reads addresses through these two names. One of our records holds
+        # both K and V.
         self.k_buffer, self.v_buffer = self.slots.codes, self.slots.affine
         self.k_scale_buffer = self.v_scale_buffer = None
         self.native_k_scale_buffer = self.native_v_scale_buffer = None
@@ -81,7 +76,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
 
     def _clear_buffers(self) -> None:
         super()._clear_buffers()
-        del self.slots, self.side
+        del self.slots, self.windows
 
     def get_key_buffer(self, layer_id: int) -> Tensor:
         """Empty probe `[0, heads, head_dim]`."""
@@ -96,7 +91,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         return self.get_key_buffer(layer_id), self.get_value_buffer(layer_id)
 
     def set_kv_buffer(self, *_: Any, **__: Any) -> NoReturn:
-        """Rows are written by our attention backend only, transformed and still float32."""
+        """Only our attention backend writes rows, because they must be transformed first."""
         self._refuse("set_kv_buffer")
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
@@ -104,9 +99,9 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         self.slots.move(tgt_loc.long(), src_loc.long())
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
-        """Bytes of everything this pool allocated; SGLang asks for K and V, so the sides are split
-        evenly."""
-        total = self.slots.nbytes + self.side.nbytes
+        """Bytes of everything that this pool allocated, split evenly because SGLang asks for K and
+        V."""
+        total = self.slots.nbytes + self.windows.nbytes
         return total - total // 2, total // 2
 
     def get_contiguous_buf_infos(self) -> NoReturn:

@@ -61,7 +61,6 @@ def describe(
             name: getattr(chosen, name).origin
             for name in ("sink", "recent", "k_clip", "v_clip", "group_size")
         },
-        "test_mode": str(chosen.knobs) if chosen.knobs.active else None,
         "bits_per_element": memory_plan.bits_per_element(plan.slot, slots),
         "bits_per_element_in_all": memory_plan.bits_per_element(
             plan.slot + plan.fixed / tokens, slots
@@ -69,7 +68,7 @@ def describe(
         "memory": {
             "token_slots": tokens,
             "slot_bytes": plan.slot,
-            "side_store_bytes": plan.side,
+            "side_store_bytes": plan.windows,
             "request_rows": facts["rows"],
             "transform_bytes": plan.transforms,
             "scratch_bytes": plan.scratch,

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from oscar_zoo.engines.sglang import fork_environment
-from oscar_zoo.engines.sglang.testing import TestKnobs, read_knobs
 from oscar_zoo.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -204,15 +203,13 @@ class PluginSettings:
     v_clip: Setting[float]
     group_size: Setting[int | None]
     window_on_hit: Setting[str]
-    knobs: TestKnobs
     warnings: tuple[str, ...] = ()
     name: str | None = None
 
     def describe(self) -> str:
         """Each value with its origin, one line."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        parts = [f"{name} {value}" for name, value in values.items() if isinstance(value, Setting)]
-        return ", ".join(parts) + (f", test mode {self.knobs}" if self.knobs.active else "")
+        return ", ".join(f"{name} {x}" for name, x in values.items() if isinstance(x, Setting))
 
 
 class EnvironmentAction(argparse.Action):
@@ -303,7 +300,6 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
         v_clip=final("v_clip"),
         group_size=final("group_size"),
         window_on_hit=given["window_on_hit"] or Setting("recompute", "default"),
-        knobs=read_knobs(environ),
         warnings=tuple(warnings),
         name=given["name"].value if given["name"] else None,
     )

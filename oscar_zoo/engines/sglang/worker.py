@@ -1,7 +1,7 @@
-"""What one worker process serves: settings and artifact read once, and the shapes that follow from
-them and the model.
+"""What one worker process serves: settings and artifact, read once, and the shapes, stores and
+cache that follow from them and the model.
 
-Budget and allocation both ask here, so that they cannot disagree.
+The memory budget and the allocation both ask here, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import refusals, served_artifact, settings
 from oscar_zoo.engines.sglang.compat import geometry, server_arguments
 from oscar_zoo.errors import UsageError
+from oscar_zoo.runtime.dispatch import choose_ops
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable
+from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
-from oscar_zoo.runtime.slot_store import SlotShape
-from oscar_zoo.runtime.transforms import transform_bytes
-from oscar_zoo.runtime.window_store import WindowShape
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 
 @functools.cache
@@ -36,44 +41,69 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     return replace(final, warnings=final.warnings + artifact.warnings), artifact
 
 
-def runs_kernels(device: str, chosen: settings.PluginSettings) -> bool:
-    """Whether attention runs on the GPU kernels; test modes and CPUs have the plain executor."""
-    knobs = chosen.knobs
-    return (
-        (device.startswith("cuda") or knobs.executor == "kernels")
-        and knobs.mode == "int2"
-        and not knobs.mutant
-    )
-
-
 def eager_only(server_args: Any) -> bool:
-    """Whether the executor in force cannot be captured in a CUDA graph; reads the settings anew,
-    keeps nothing."""
-    return not runs_kernels(
-        str(server_arguments.resolved(server_args).device), settings.read_settings(os.environ)
-    )
+    """Whether this server cannot capture CUDA graphs, because it does not run on a GPU."""
+    return not str(server_arguments.resolved(server_args).device).startswith("cuda")
 
 
-def scratch_bytes(owner: Any, device: str, slots: SlotShape, side: WindowShape) -> int:
-    """What the executor in force allocates beside pool and transforms.
+def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShape) -> int:
+    """Bytes that the INT2 cache allocates beside pool and transforms.
 
     Args:
         owner: SGLang's model runner or memory configurator.
         device: of the worker.
-        slots, side: of the worker.
+        slots, windows: shapes of its stores.
     """
-    if not runs_kernels(device, served()[0]):
-        return 0
-    from oscar_zoo.engines.sglang.device_path import DevicePath
-
-    heads, longest = geometry.local_q_heads(owner.model_config), geometry.longest_request(owner)
-    whole = DevicePath.nbytes(slots, side, num_q_heads=heads, max_tokens=longest, device=device)
-    if device.startswith(
-        "cuda"
-    ):  # what the write kernel keeps of the transforms, see `dispatch.prepare`
+    whole = cache_bytes(
+        slots,
+        windows,
+        choose_ops(device),
+        num_q_heads=geometry.local_q_heads(owner.model_config),
+        max_tokens=geometry.longest_request(owner),
+        device=device,
+    )
+    if device.startswith("cuda"):
+        # The write kernel keeps a copy of the transforms; see `oscar_kernels.kv_write.dispatch`.
         artifact = served()[1]
         whole += transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
     return whole
+
+
+def make_stores(
+    slots: SlotShape, windows: WindowShape, device: str
+) -> tuple[SlotStore, WindowStore]:
+    """The stores of this worker."""
+    return SlotStore(slots, device), WindowStore(windows, device, sink_blocks(windows))
+
+
+def make_cache(
+    config: CacheConfig,
+    slots: SlotStore,
+    windows: WindowStore,
+    transforms: TransformTable,
+    slot_table: Tensor,
+) -> Int2Cache:
+    """The INT2 cache of this worker over its stores.
+
+    Args:
+        config: what the worker serves.
+        slots, windows: made by `make_stores`.
+        transforms: of its layers.
+        slot_table: SGLang's slots by request row and position.
+
+    Raises:
+        MissingDependency: a GPU without FlashInfer.
+    """
+    ops = choose_ops(config.device)
+    return Int2Cache(
+        config,
+        slots,
+        windows,
+        transforms,
+        SlotTable(slot_table, ops.pack),
+        ops=ops,
+        prefill=make_prefill(config, windows.shape),
+    )
 
 
 def check_model(model_config: Any) -> None:
@@ -92,11 +122,9 @@ def check_model(model_config: Any) -> None:
 
 
 def sink_blocks(shape: WindowShape) -> SinkBlocks:
-    """Who gets which sink block of a store of this shape."""
-    chosen = served()[0]
-    recent = shape.recent if chosen.window_on_hit.value == "recompute" else None
-    early = chosen.knobs.mutant == "publish_early"
-    return SinkBlocks(shape.sink, shape.num_blocks, recent, publish_early=early)
+    """Decides which row has which sink block of a store of this shape."""
+    refilled = served()[0].window_on_hit.value == "recompute"
+    return SinkBlocks(shape.sink, shape.num_blocks, shape.recent if refilled else None)
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
@@ -121,8 +149,8 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
     return SlotShape(layers, num_slots, len(geometry.local_kv_heads(model)), specs[0], specs[1])
 
 
-def side_shape(configurator: Any, *, num_rows: int) -> WindowShape:
-    """Shape of the rings and sinks of this worker."""
+def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
+    """Shape of the windows of this worker."""
     chosen, model = served()[0], configurator.model_config
     idle = chosen.idle_sinks.value
     return WindowShape(

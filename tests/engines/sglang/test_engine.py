@@ -51,8 +51,8 @@ EVICTION_GROUPS = ["made", "shared", "others", "gone"]
 
 
 def test_mode(mode: str, **extra: str) -> dict[str, str]:
-    """Variables of a test mode."""
-    return {**WINDOWS, "OSCAR_INT2_TEST_MODE": mode, "OSCAR_INT2_ALLOW_TEST_MODES": "1", **extra}
+    """Variables of a mode of `int2_test_plugin`."""
+    return {**WINDOWS, "INT2_TEST_MODE": mode, **extra}
 
 
 test_mode.__test__ = False  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     )
     runs.start(
         "mutant",
-        env=test_mode("lossless", OSCAR_INT2_TEST_MUTANT="keep_stale_rows", **tail_off),
+        env=test_mode("lossless", INT2_TEST_MUTANT="keep_stale_rows", **tail_off),
         job={"engine": INT2, "groups": groups},
     )
     runs.start(
@@ -139,7 +139,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     )
     for name, mutant in (("few_blocks", ""), ("early", "publish_early")):
         mode = test_mode(
-            "lossless", OSCAR_INT2_ROTATION_PATH=str(orthogonal), OSCAR_INT2_TEST_MUTANT=mutant
+            "lossless", OSCAR_INT2_ROTATION_PATH=str(orthogonal), INT2_TEST_MUTANT=mutant
         )
         engine = {**INT2, "max_running_requests": 3}
         runs.start(name, env={**mode, **few_blocks}, job={"engine": engine, "groups": evictions})
@@ -151,8 +151,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     )
     runs.start(
         "clip",
-        env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
-        job={"engine": INT2, "groups": one_at_a_time(), "mutant": "clip_one_rank_lower"},
+        env={
+            **WINDOWS,
+            "OSCAR_INT2_ROTATION_PATH": str(orthogonal),
+            "INT2_TEST_MUTANT": "clip_one_rank_lower",
+        },
+        job={"engine": INT2, "groups": one_at_a_time()},
     )
     yield runs
     runs.close()
@@ -238,8 +242,8 @@ def test_a_lost_block_makes_the_prompt_start_again(engines: Engines) -> None:
 
 
 def test_a_block_shared_too_early_is_noticed(engines: Engines) -> None:
-    """By the hit: in one batch the plain executor writes the rest of the block before the next
-    request reads it, so the tokens may be right by luck."""
+    """By the hit: the rest of the block may be written before the next request reads it, so the
+    tokens may be right by luck."""
     early, right = (
         answers(engines.result(name), "cached", EVICTION_GROUPS) for name in ("early", "few_blocks")
     )
@@ -290,7 +294,8 @@ def test_every_hook_ran_in_the_worker(engines: Engines, name: str) -> None:
 def test_memory_is_what_was_taken_from_the_budget(engines: Engines, name: str) -> None:
     (report,) = engines.result(name)["reports"]
     facts = report["facts"]
-    assert facts["subtracted"] == report["side_store"] + report["transforms"]
+    held = report["side_store"] + report["transforms"] + report["scratch"]
+    assert facts["subtracted"] == held
     assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
     assert report["kv_size"] == report["slot_store"] + report["side_store"]
     rows = {"lossless": 65, "few_blocks": 4}.get(name, ENGINE["max_running_requests"] + 1)
@@ -364,6 +369,14 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
     )
 
 
+def test_every_run_had_its_mode(engines: Engines) -> None:
+    asked = {"lossless": "lossless", "poison": "poison", "int2": "", "mutant": "lossless"}
+    assert {name: report_of(engines.result(name))["mode"] for name in asked} == asked
+    bugs = {"mutant": "keep_stale_rows", "early": "publish_early", "clip": "clip_one_rank_lower"}
+    for name in (*asked, "early", "few_blocks", "clip"):
+        assert report_of(engines.result(name))["mutant"] == bugs.get(name, "")
+
+
 @pytest.mark.parametrize("name", ["stock", "lossless", "tail_off"])
 def test_nothing_is_exported_unless_asked(engines: Engines, name: str) -> None:
     assert "metrics" not in engines.result(name)
@@ -393,7 +406,7 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
     assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
         ("k_clip", "v_clip", "group_size"), "recipe"
     )
-    assert info["bits_per_element"] == 2.5 and info["test_mode"] is None
+    assert info["bits_per_element"] == 2.5
     memory = info["memory"]
     assert (
         memory["token_slots"] == report["tokens"]
@@ -405,10 +418,12 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
     )
     elements = 4 * 2 * (64 + 64) * memory["token_slots"]
     spent = (
-        memory["slot_bytes"] * memory["token_slots"] + report["side_store"] + report["transforms"]
+        memory["slot_bytes"] * memory["token_slots"]
+        + report["side_store"]
+        + report["transforms"]
+        + report["scratch"]
     )
     assert info["bits_per_element_in_all"] == pytest.approx(8 * spent / elements)
-    assert engines.result("lossless")["info"][0]["test_mode"] == "lossless"
     assert engines.result("idle")["info"] == [None]
 
 

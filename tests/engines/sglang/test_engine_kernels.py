@@ -26,7 +26,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs = Engines(folder)
     for name, extra in (
         ("plain", {}),
-        ("kernels", {"OSCAR_INT2_TEST_EXECUTOR": "kernels", "OSCAR_INT2_ALLOW_TEST_MODES": "1"}),
+        ("kernels", {"INT2_TEST_OPS": "kernels"}),
     ):
         env = {**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(rotations), **extra}
         engine = {"kv_cache_dtype": "int2", "max_running_requests": 2, "chunked_prefill_size": 32}
@@ -60,4 +60,5 @@ def test_the_engine_reads_the_same_through_the_kernels(engines: Engines) -> None
 
 def test_it_did_run_the_kernels(engines: Engines) -> None:
     (plain,), (kernels,) = (engines.result(name)["reports"] for name in ("plain", "kernels"))
-    assert plain["reads"] and not kernels["reads"]  # only the plain executor counts
+    assert (plain["ops"], kernels["ops"]) == ("", "kernels")
+    assert plain["reads"] and not kernels["reads"]  # only the references are counted

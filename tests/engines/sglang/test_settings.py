@@ -107,11 +107,7 @@ def test_the_action_writes_the_variable(
         ({**DIR, "OSCAR_INT2_RECENT_SIZE": "0"}, "must be at least 1"),
         ({**DIR, "SGLANG_OSCAR_K_CLIP_RATIO": "1.5"}, "SGLANG_OSCAR_K_CLIP_RATIO '1.5'"),
         ({**DIR, "OSCAR_INT2_WINDOW_ON_HIT": "maybe"}, "must be recompute or int2"),
-        ({**DIR, "OSCAR_INT2_TEST_MODE": "lossless"}, "is for the test suite"),
-        (
-            {**DIR, "OSCAR_INT2_TEST_MODE": "exact", "OSCAR_INT2_ALLOW_TEST_MODES": "1"},
-            "no test mode",
-        ),
+        ({**DIR, "OSCAR_INT2_TEST_MODE": "lossless"}, "no setting is called OSCAR_INT2_TEST_MODE"),
     ],
 )
 def test_bad_settings_are_refused(environ: dict[str, str], text: str) -> None:
@@ -147,7 +143,6 @@ def test_no_name_with_our_prefixes_passes_unread(prefix: str, rest: str) -> None
     known = {
         *fork_environment.HONOURED,
         *fork_environment.NO_EFFECT,
-        *fork_environment.TEST_NAMES,
         FROM_FLAGS,
         MODEL,
     }

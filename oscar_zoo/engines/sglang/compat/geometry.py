@@ -1,9 +1,14 @@
-"""What the configuration of a model and the parallel layout make of one worker: its heads, its
-rows, its rank."""
+"""The part of one worker in a model and a parallel layout: its heads, its rows, its rank, and the
+`CacheConfig` that follows."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from oscar_zoo.engines.sglang.compat import radix_attention
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.runtime.engine import CacheConfig
+from oscar_zoo.runtime.int2_cache import piece_tokens
 
 
 def max_requests_per_worker(configurator: Any) -> int:
@@ -26,6 +31,29 @@ def longest_request(owner: Any) -> int:
         owner: model runner or pool configurator.
     """
     return int(owner.model_config.context_len) + 64
+
+
+def cache_config(runner: Any, pool: Any) -> CacheConfig:
+    """What the worker of a model runner serves from our token pool.
+
+    Raises:
+        UnsupportedModel: attention layers that differ in the factor of their logits.
+    """
+    layers = list(radix_attention.attention_layers(runner.model))
+    scales = {float(layer.scaling) for layer in layers}
+    if len(scales) != 1:
+        raise UnsupportedModel(
+            f"attention layers with different scaling ({sorted(scales)}) are not served."
+        )
+    return CacheConfig(
+        layer_ids=range(pool.start_layer, pool.start_layer + pool.layer_num),
+        num_q_heads=layers[0].tp_q_head_num,
+        sm_scale=scales.pop(),
+        max_batch=pool.windows.shape.num_rows,
+        max_tokens=longest_request(runner),
+        piece_tokens=piece_tokens(pool.device),
+        device=pool.device,
+    )
 
 
 def context_length(runner: Any) -> int:

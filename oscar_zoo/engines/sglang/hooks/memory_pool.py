@@ -34,11 +34,8 @@ def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> 
     if configurator.kv_cache_dtype_str != settings.DTYPE:
         return original(self, configurator, num_layers)
     FIRED.add("slot_bytes")
-    chosen, _ = worker.served()
     worker.check_model(configurator.model_config)
-    FACTS["slot_bytes"] = worker.slot_shape(configurator, num_slots=0).token_bytes(
-        chosen.knobs.mode
-    )
+    FACTS["slot_bytes"] = worker.slot_shape(configurator, num_slots=0).token_bytes()
     return FACTS["slot_bytes"] + memory_plan.SLOT_TABLES
 
 
@@ -52,12 +49,12 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     if self.kv_cache_dtype_str != settings.DTYPE:
         return None
     FIRED.add("budget")
-    chosen, artifact = worker.served()
+    artifact = worker.served()[1]
     slots = worker.slot_shape(self, num_slots=0)
-    side = worker.side_shape(self, num_rows=geometry.max_requests_per_worker(self) + 1)
+    windows = worker.window_shape(self, num_rows=geometry.max_requests_per_worker(self) + 1)
     transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
-    scratch = worker.scratch_bytes(self, str(self.device), slots, side)
-    plan = memory_plan.plan(slots, side, transforms, chosen.knobs.mode, scratch=scratch)
+    scratch = worker.scratch_bytes(self, str(self.device), slots, windows)
+    plan = memory_plan.plan(slots, windows, transforms, scratch=scratch)
     left = plan.budget(int(result))
     FACTS.update(profiled=int(result), subtracted=plan.fixed, plan=asdict(plan))
     return left
@@ -84,13 +81,10 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
     FIRED.add("pool")
     from oscar_zoo.engines.sglang.pool import Int2TokenPool
 
-    chosen, _ = worker.served()
-    side = worker.side_shape(self, num_rows=FACTS["rows"])
     make = functools.partial(
         Int2TokenPool,
-        side_shape=side,
-        sinks=worker.sink_blocks(side),
         slot_shape=worker.slot_shape(self, num_slots=0),
-        mode=chosen.knobs.mode,
+        window_shape=worker.window_shape(self, num_rows=FACTS["rows"]),
+        make_stores=worker.make_stores,
     )
     return original(self, **{**kwargs, "mha_pool_class": make})

@@ -36,14 +36,14 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
     hits = rows.oscar_prefix_hits = exported.PrefixHits(
         chosen.recent.value if refilled else 0, pool.page_size
     )
-    capacity = pool.side.shape.num_rows - 1
+    capacity = pool.windows.shape.num_rows - 1
     sources: dict[str, exported.Source] = {
         "capacity_tokens": lambda: pool.size,
         "used_tokens": outlet.used_tokens,
         "evictable_tokens": outlet.evictable_tokens,
         "capacity_ring_rows": lambda: capacity,
         "used_ring_rows": lambda: request_rows.rows_in_use(rows),
-        **exported.sink_sources(pool.side.sinks),
+        **exported.sink_sources(pool.windows.sinks),
         "tail_tokens_total": lambda: hits.tail_tokens,
         "bits_per_element": lambda: described["bits_per_element"],
     }

@@ -41,7 +41,7 @@ def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any)
 
 
 def alloc(original: Any, self: Any, request: Any) -> Any:
-    """Hook 10: rows with a new owner. Only a set on the host is touched here; see `side_store`."""
+    """Hook 10: rows with a new owner. It touches only a set on the host; see `window_store`."""
     hand_out = getattr(self, "oscar_hand_out", None)  # put there by our attention backend
     if hand_out is None:
         return original(self, request)

@@ -1,20 +1,25 @@
-"""The plain executor against the float64 oracle, over the lengths where tiers begin and end."""
+"""The executor with the references of the kernels against the float64 oracle, over the lengths
+where tiers begin and end."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from cache_oracle import Cut, expected, general_set, matrices, near_a_tie
+from int2_test_plugin import exact, mutants, reads
 from tiny_artifacts import rotation
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.runtime.batch import BatchTables, decode_batch, extend_batch
+from oscar_zoo.runtime.dispatch import REFERENCES
+from oscar_zoo.runtime.engine import SlotTable
+from oscar_zoo.runtime.executor import Executor
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.step import Step, StepRequest
-from oscar_zoo.runtime.torch_executor import TorchExecutor
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
@@ -22,7 +27,7 @@ HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 64, 4, 6
 SPEC = QuantSpec(
     DIM, DIM // 2, 0.9, "float32"
 )  # 16-bit scales round too, and have ties of their own
-SCALING = DIM**-0.5
+SCALE = DIM**-0.5
 ORTHOGONAL = rotation("qqt_r_h_pbr", spread=0.5), rotation("sst_r_h_pbr", spread=0.5)
 GENERAL = tuple(general_set(role, 1, HEADS, DIM, seed=3) for role in ("k", "v"))
 
@@ -43,47 +48,72 @@ class Machine:
     slots_of: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        side = WindowShape(1, 4, HEADS, DIM, DIM, self.sink, self.recent, self.dtype)
-        self.side = WindowStore(side, self.device)
-        for buffer in self.side.buffers():
+        shape = WindowShape(1, 4, HEADS, DIM, DIM, self.sink, self.recent, self.dtype)
+        self.windows = WindowStore(shape, self.device)
+        for buffer in self.windows.buffers():
             buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
-        store = SlotStore(SlotShape(1, 400, HEADS, SPEC, SPEC), self.device, self.mode)
+        make = exact.ExactStore if self.mode == "lossless" else SlotStore
+        self.store = make(SlotShape(1, 400, HEADS, SPEC, SPEC), self.device)
         table = TransformTable.build(
             *self.sets, range(1), kv_heads=range(HEADS), device=self.device
         )
-        self.executor = TorchExecutor(store, self.side, table, self.mutant)
+        if self.mutant == "partner_is_forward":
+            table = mutants.partner_is_forward(table)
+        self.reads = Counter(reads.NOTHING)
+        ops = {"int2": REFERENCES, "lossless": exact.EXACT, "poison": exact.POISONED}[self.mode]
+        ops = mutants.broken(reads.counting(ops, self.reads), self.mutant)
+        self.slot_table = torch.zeros(4, 100, dtype=torch.int32, device=self.device)
+        self.source = SlotTable(self.slot_table, ops.pack)
+        self.tables = BatchTables(3, 100, self.device)
+        self.executor = Executor(
+            [self.store.layer(0, self.windows)],
+            self.windows.state,
+            table.layers,
+            ops,
+            None,
+            num_q_heads=HEADS * GROUP,
+            max_batch=3,
+            scratch_tokens=0,
+        )
 
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
         """A new owner of `row`, whose first `prefix` tokens lie in the slots of an earlier
         request."""
         self.slots_of[row] = [] if prefix_of is None else self.slots_of[prefix_of][:prefix]
-        self.side.begin({row: prefix})
+        self.windows.begin({row: prefix})
 
-    def step(self, row: int, q: Tensor, k: Tensor, v: Tensor, *, decode: bool) -> Tensor:
-        """One step of one request."""
-        prefix, new = len(self.slots_of[row]), k.shape[0]
-        own = list(range(self.next_slot, self.next_slot + new))
-        self.next_slot += new
-        self.slots_of[row] += own
-        (cover,) = self.side.coverage([row], [prefix + 1 if decode else prefix])
-        slots = torch.tensor(
-            self.slots_of[row][: cover.length], dtype=torch.int64, device=self.device
-        )
-        step = Step(
-            (StepRequest(row, prefix, new, cover, slots),),
-            torch.tensor(own, device=self.device),
-            decode,
-        )
-        assert step.num_tokens == new
-        run = self.executor.decode if decode else self.executor.extend
-        return run(0, q, k, v, step, scaling=SCALING)
+    def step(
+        self, rows: list[int], q: Tensor, k: Tensor, v: Tensor, new: list[int], *, decode: bool
+    ) -> Tensor:
+        """One step, in which the requests in `rows` bring `new` tokens."""
+        prefixes, own = [len(self.slots_of[row]) for row in rows], list[int]()
+        for row, count in zip(rows, new, strict=True):
+            slots = range(self.next_slot, self.next_slot + count)
+            self.next_slot += count
+            self.slots_of[row] += slots
+            own += slots
+            known = torch.tensor(self.slots_of[row], dtype=torch.int32)
+            self.slot_table[row, : len(known)] = known.to(self.device)
+        on_device = torch.tensor(rows, device=self.device)
+        out_loc = torch.tensor(own, device=self.device)
+        if decode:
+            lengths = torch.tensor([n + 1 for n in prefixes], device=self.device)
+            self.tables.fill(self.source, on_device, lengths)
+            state = self.windows.state
+            batch = decode_batch(self.tables, on_device, lengths, out_loc, state)
+        else:
+            batch = extend_batch(
+                self.source, on_device, out_loc, prefixes, new, self.windows.state, piece_tokens=0
+            )
+        assert batch.num_tokens == sum(new)
+        return self.executor.forward(0, q, k, v, batch, sm_scale=SCALE)
 
     def run(self, row: int, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
         """All steps of a request; outputs of the positions from `cut.prefix` on."""
         out, at = [], cut.prefix
         for size, decode in [(size, False) for size in cut.chunks] + [(1, True)] * cut.decode:
             part = slice(at, at + size)
-            out.append(self.step(row, q[part], k[part], v[part], decode=decode))
+            out.append(self.step([row], q[part], k[part], v[part], [size], decode=decode))
             at += size
         return torch.cat(out)
 
@@ -113,7 +143,7 @@ def oracle(machine: Machine, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tenso
         sink=machine.sink,
         recent=machine.recent,
         dtype=machine.dtype,
-        scaling=SCALING,
+        scaling=SCALE,
     )
 
 
@@ -206,27 +236,14 @@ def test_two_requests_in_one_batch_do_not_meet() -> None:
     both.begin(1)
     both.begin(2)
     for size, decode in ((None, False), (1, True), (1, True), (1, True)):
-        parts, requests, out_slots = [], [], []
+        parts, new = [], []
         for i, (given, prompt) in enumerate(((first, 12), (second, 7))):
-            row, at = i + 1, len(both.slots_of[i + 1])
-            new = prompt if size is None else size
-            own = list(range(both.next_slot, both.next_slot + new))
-            both.next_slot += new
-            both.slots_of[row] += own
-            (cover,) = both.side.coverage([row], [at + 1 if decode else at])
-            requests.append(
-                StepRequest(
-                    row, at, new, cover, torch.tensor(both.slots_of[row][: cover.length]).long()
-                )
-            )
-            parts.append([x[at : at + new] for x in given])
-            out_slots += own
+            at = len(both.slots_of[i + 1])
+            new.append(prompt if size is None else size)
+            parts.append([x[at : at + new[-1]] for x in given])
         q, k, v = (torch.cat(x) for x in zip(*parts, strict=True))
-        run = both.executor.decode if decode else both.executor.extend
-        out = run(
-            0, q, k, v, Step(tuple(requests), torch.tensor(out_slots), decode), scaling=SCALING
-        )
-        for i, piece in enumerate(out.split([r.new for r in requests])):
+        out = both.step([1, 2], q, k, v, new, decode=decode)
+        for i, piece in enumerate(out.split(new)):
             got[i].append(piece)
     for pieces, whole in zip(got, want, strict=True):
         torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-6, rtol=0)
@@ -238,12 +255,10 @@ def test_the_same_token_gets_the_same_codes_from_prefill_and_decode() -> None:
     for machine, cut in ((by_chunk, Cut([12], 0)), (by_token, Cut([1], 11))):
         machine.begin(1)
         machine.run(1, *given, cut)
-    one, other = by_chunk.executor.slots, by_token.executor.slots
-    for a, b in ((one.k_codes, other.k_codes), (one.v_codes, other.v_codes)):
-        assert a[0][:13].any() and torch.equal(a[0], b[0])
+    one, other = by_chunk.store, by_token.store
+    assert one.codes[0][:13].any() and torch.equal(one.codes[0], other.codes[0])
     # A matrix product sums in another order for one row than for twelve.
-    for a, b in ((one.k_affine, other.k_affine), (one.v_affine, other.v_affine)):
-        torch.testing.assert_close(a[0], b[0], atol=2e-6, rtol=0)
+    torch.testing.assert_close(one.affine[0], other.affine[0], atol=2e-6, rtol=0)
 
 
 def test_lossless_slots_give_dense_attention() -> None:
@@ -258,7 +273,7 @@ def test_lossless_slots_give_dense_attention() -> None:
             for x in (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1))
         ),
         is_causal=True,
-        scale=SCALING,
+        scale=SCALE,
     )
     torch.testing.assert_close(out.double(), dense.transpose(0, 1), atol=2e-5, rtol=0)
 
@@ -269,7 +284,7 @@ def test_poisoned_slots_are_not_read_inside_the_window() -> None:
     machine = Machine(recent=64, mode="poison")
     machine.begin(1)
     out = machine.run(1, *given, cut)
-    assert machine.executor.reads["slot"] == 0 < machine.executor.reads["ring"]
+    assert machine.reads["slot"] == 0 < machine.reads["ring"]
     clean = Machine(recent=64)
     clean.begin(1)
     torch.testing.assert_close(out, clean.run(1, *given, cut), atol=0, rtol=0)
@@ -300,7 +315,7 @@ def test_reads_are_counted_per_tier() -> None:
     machine = Machine()
     machine.begin(1)
     machine.run(1, *tokens(21), Cut([20], 1))
-    assert machine.executor.reads == {
+    assert machine.reads == {
         "extend": 1,
         "decode": 1,
         "sink": SINK,

@@ -1,0 +1,100 @@
+"""Which implementation of the ops a worker runs, chosen once per device.
+
+A GPU runs kernels: CUDA C++ where it has the shape, else Triton. A CPU runs the references of the
+same ops, in plain PyTorch. A GPU never falls back to a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import LayerCache, Transforms
+from oscar_kernels.decode_attention import dispatch as decode_dispatch
+from oscar_kernels.decode_attention import launcher as attention_launcher
+from oscar_kernels.decode_attention import reference as attention_reference
+from oscar_kernels.kv_read import launcher as read_launcher
+from oscar_kernels.kv_read import reference as read_reference
+from oscar_kernels.kv_write import dispatch as write_dispatch
+from oscar_kernels.kv_write import reference as write_reference
+from oscar_kernels.slot_table import launcher as slot_launcher
+from oscar_kernels.slot_table import reference as slot_reference
+from oscar_zoo.errors import UnsupportedMachine
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The ops of one device. Shapes and types are in the `reference.py` files of `oscar_kernels`.
+
+    Attributes:
+        write: `kv_write`: transform, quantize and store new tokens.
+        decode: `decode_attention.decode_attention`.
+        extend: `decode_attention.extend_attention`.
+        materialize: `kv_read`: read cached tokens back as transformed rows.
+        pack: `slot_table`: copy the slots of requests from a table into one list.
+        workspace_numel: `(cache, num_q_heads, max_batch, max_extend_tokens)` to the workspace sizes
+            of `decode` and of `extend`, in float32 elements.
+        prepare: allocates what the first `write` with these transforms would allocate.
+        rows_dtype: type of transformed rows and queries between two ops; `None` for the type of
+            the model.
+    """
+
+    write: Callable[..., Tensor | None]
+    decode: Callable[..., Tensor]
+    extend: Callable[..., tuple[Tensor, Tensor]]
+    materialize: Callable[..., None]
+    pack: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    workspace_numel: Callable[[LayerCache, int, int, int], tuple[int, int]]
+    prepare: Callable[[Transforms], None]
+    rows_dtype: torch.dtype | None
+
+
+def _kernel_workspaces(
+    cache: LayerCache, num_q_heads: int, max_batch: int, max_extend_tokens: int
+) -> tuple[int, int]:
+    return (
+        decode_dispatch.decode_workspace_numel(cache, num_q_heads, max_batch),
+        attention_launcher.extend_workspace_numel(cache, num_q_heads, max_extend_tokens),
+    )
+
+
+KERNELS = Ops(
+    write=write_dispatch.write_kv_int2,
+    decode=decode_dispatch.decode_attention,
+    extend=attention_launcher.extend_attention,
+    materialize=read_launcher.materialize_prefix,
+    pack=slot_launcher.pack_slots,
+    workspace_numel=_kernel_workspaces,
+    prepare=write_dispatch.prepare,
+    rows_dtype=None,
+)
+"""The kernels. They also run on a CPU if Triton interprets them, which only tests do."""
+
+REFERENCES = Ops(
+    write=write_reference.write_kv_int2,
+    decode=attention_reference.decode_attention,
+    extend=attention_reference.extend_attention,
+    materialize=read_reference.materialize_prefix,
+    pack=slot_reference.pack_slots,
+    workspace_numel=lambda *_: (0, 0),
+    prepare=lambda _: None,
+    rows_dtype=torch.float32,
+)
+"""The definitions of the kernels. Rows stay float32 until they are stored."""
+
+
+def choose_ops(device: str | torch.device) -> Ops:
+    """The ops of a device.
+
+    Raises:
+        UnsupportedMachine: neither an NVIDIA GPU nor a CPU.
+    """
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return KERNELS
+    if kind == "cpu":
+        return REFERENCES
+    raise UnsupportedMachine(f"the INT2 KV cache has no kernels for {kind} devices.")

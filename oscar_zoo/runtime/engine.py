@@ -1,0 +1,92 @@
+"""What a serving engine gives to the INT2 cache, without any type of an engine.
+
+A shim for an engine fills in `CacheConfig` once and a `StepInput` for every forward pass. It calls
+`Int2Cache.begin`, `refill` and `forward`. It also tells the stores when requests change owner:
+`WindowStore.hand_out` when it gives a row to a new request, and `SinkBlocks.expect`, `launched`,
+`free`, `clear` and `tail` as `sink_blocks` describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """What one worker serves, beside the shapes of its stores.
+
+    Attributes:
+        layer_ids: global ids of the attention layers of this worker.
+        num_q_heads: local query heads.
+        sm_scale: factor of the logits, the same in all layers.
+        max_batch: requests of a decode step.
+        max_tokens: cached tokens of one request.
+        piece_tokens: tokens of a cached prefix that are read back into 16 bits at once; 0 where no
+            prefill kernel reads 16-bit rows.
+        device: where the stores live.
+    """
+
+    layer_ids: range
+    num_q_heads: int
+    sm_scale: float
+    max_batch: int
+    max_tokens: int
+    piece_tokens: int
+    device: str | torch.device
+
+
+class SlotSource(Protocol):
+    """Where the engine keeps the slots of cached tokens."""
+
+    def pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+        """Copy the slots of the requests in `rows` `[B]` to `out`, in order of position.
+
+        Request `b` fills `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """The `SlotSource` of an engine with one table of slots by row and position.
+
+    Attributes:
+        table: `[R, max tokens]` integers on the device.
+        copy: `Ops.pack` of the device.
+    """
+
+    table: Tensor
+    copy: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+    def pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+        """See `SlotSource.pack`."""
+        self.copy(self.table, rows, kv_indptr, out)
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """One forward pass of `B` requests with `T` new tokens.
+
+    Attributes:
+        kind: `decode` for one new token per request, else `extend`.
+        rows: `[B]` on the device, the window row of every request; 0 for padding.
+        request_rows: the same on the host; empty in a decode step on a GPU, which must not wait
+            for the device.
+        seq_lens: `[B]` on the device, tokens of every request with the new ones; a decode step
+            reads it.
+        out_loc: `[T]` on the device, slots of the new tokens.
+        prefix_lens, extend_lens: cached and new tokens of every request; empty in a decode step.
+    """
+
+    kind: Literal["decode", "extend"]
+    rows: Tensor
+    request_rows: tuple[int, ...]
+    seq_lens: Tensor
+    out_loc: Tensor
+    prefix_lens: tuple[int, ...] = ()
+    extend_lens: tuple[int, ...] = ()

@@ -1,0 +1,203 @@
+"""The INT2 cache of one worker, as an engine drives it: `begin` or `refill` in front of a forward
+pass, then `forward` for every layer.
+
+A decode step reads nothing back from the device. Its tables are filled by kernels in front of the
+graph, and the graph holds views of them. Per-request state is reset here, in front of the forward
+pass, never by the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from oscar_zoo.runtime.batch import Batch, BatchTables, decode_batch, extend_batch
+from oscar_zoo.runtime.dispatch import Ops
+from oscar_zoo.runtime.engine import CacheConfig, SlotSource, StepInput
+from oscar_zoo.runtime.executor import Executor, executor_bytes
+from oscar_zoo.runtime.flashinfer_prefill import WORKSPACE_BYTES, FlashInferPrefill
+from oscar_zoo.runtime.prefill import Prefill
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.warm_up import warm_up
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+logger = logging.getLogger(__name__)
+
+PIECE_TOKENS = 32_768
+"""Tokens of a prefix that are read back into 16 bits at once; 134 MB at 8 KV heads of 128."""
+
+
+class Int2Cache:
+    """Stores, tables and executor of one worker.
+
+    Args:
+        config: what the worker serves.
+        slots, windows: its stores.
+        transforms: of its layers.
+        source: the engine's slots.
+        ops: what runs on its device.
+        prefill: its kernel over 16-bit rows, if there is one.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        slots: SlotStore,
+        windows: WindowStore,
+        transforms: TransformTable,
+        source: SlotSource,
+        *,
+        ops: Ops,
+        prefill: Prefill | None,
+    ) -> None:
+        self.config, self.windows, self.source = config, windows, source
+        self.executor = Executor(
+            [slots.layer(index, windows) for index in range(slots.shape.num_layers)],
+            windows.state,
+            transforms.layers,
+            ops,
+            prefill,
+            num_q_heads=config.num_q_heads,
+            max_batch=config.max_batch,
+            scratch_tokens=config.piece_tokens,
+        )
+        self._tables = BatchTables(config.max_batch, config.max_tokens, config.device)
+        self.batch: Batch | None = None
+        if torch.device(config.device).type == "cuda":
+            began = perf_counter()
+            warm_up(self.executor, source, config)
+            logger.info("INT2 KV cache: kernels ready after %.1f s", perf_counter() - began)
+
+    def begin(self, step: StepInput) -> None:
+        """Prepare the layers of one forward pass."""
+        if step.kind == "decode":
+            self.refill(step)
+            self.batch = decode_batch(
+                self._tables, step.rows, step.seq_lens, step.out_loc, self.windows.state
+            )
+        else:
+            self._start_requests(step)
+            self.batch = extend_batch(
+                self.source,
+                step.rows,
+                step.out_loc,
+                step.prefix_lens,
+                step.extend_lens,
+                self.windows.state,
+                piece_tokens=self.config.piece_tokens,
+            )
+        self.executor.begin(self.batch)
+
+    def refill(self, step: StepInput) -> None:
+        """Fill the tables of a decode step whose graph holds views of them already."""
+        self._tables.fill(self.source, step.rows, step.seq_lens)
+
+    def forward(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one layer over the step that `begin` prepared.
+
+        Args:
+            layer_id: global id of the layer.
+            q, k, v: `[tokens, heads * head_dim]`, of the local heads, after RoPE. Tokens beyond
+                those of the batch are padding.
+
+        Returns:
+            `[tokens, num_q_heads * v_head_dim]`; zeros for padding.
+
+        Raises:
+            RuntimeError: nothing was prepared.
+        """
+        if self.batch is None:
+            raise RuntimeError("a forward pass without metadata")
+        shape, total = self.windows.shape, self.batch.num_tokens
+        q = q.view(-1, self.config.num_q_heads, shape.k_head_dim)
+        k = k.view(-1, shape.num_kv_heads, shape.k_head_dim)
+        v = v.view(-1, shape.num_kv_heads, shape.v_head_dim)
+        out = self.executor.forward(
+            self.layer_index(layer_id),
+            q[:total],
+            k[:total],
+            v[:total],
+            self.batch,
+            sm_scale=self.config.sm_scale,
+        )
+        if total == len(q):
+            return out.flatten(1)
+        padded = out.new_zeros(len(q), *out.shape[1:])
+        padded[:total] = out
+        return padded.flatten(1)
+
+    def layer_index(self, layer_id: int) -> int:
+        """Index of a layer in the stores."""
+        return layer_id - self.config.layer_ids.start
+
+    def report(self) -> dict[str, object]:
+        """What this cache allocated beside its stores, in bytes."""
+        return {
+            "scratch": self.executor.nbytes
+            + BatchTables.nbytes(self.config.max_batch, self.config.max_tokens)
+        }
+
+    def _start_requests(self, step: StepInput) -> None:
+        """Reset rows with a new owner, and follow the sinks of all of them."""
+        prefixes = dict(zip(step.request_rows, step.prefix_lens, strict=True))
+        fresh = self.windows.take_fresh(step.request_rows)
+        self.windows.begin({row: prefixes[row] for row in fresh})
+        ends = [p + n for p, n in zip(step.prefix_lens, step.extend_lens, strict=True)]
+        self.windows.sinks.launched(step.request_rows, ends)
+
+
+def piece_tokens(device: str | torch.device) -> int:
+    """`CacheConfig.piece_tokens` of a device: only a GPU has a prefill kernel."""
+    return PIECE_TOKENS if torch.device(device).type == "cuda" else 0
+
+
+def cache_bytes(
+    slots: SlotShape,
+    windows: WindowShape,
+    ops: Ops,
+    *,
+    num_q_heads: int,
+    max_tokens: int,
+    device: str | torch.device,
+) -> int:
+    """Bytes that an `Int2Cache` allocates beside its stores and transforms.
+
+    Args:
+        slots, windows: shapes of the stores of the worker.
+        ops: what runs on its device.
+        num_q_heads: local query heads.
+        max_tokens: cached tokens of one request.
+        device: of the worker.
+    """
+    scratch = executor_bytes(
+        slots,
+        windows,
+        ops,
+        num_q_heads=num_q_heads,
+        scratch_tokens=piece_tokens(device),
+        device=device,
+    )
+    prefill = WORKSPACE_BYTES if torch.device(device).type == "cuda" else 0
+    return scratch + prefill + BatchTables.nbytes(windows.num_rows, max_tokens)
+
+
+def make_prefill(config: CacheConfig, windows: WindowShape) -> Prefill | None:
+    """The prefill kernel of a device: FlashInfer on a GPU, none on a CPU.
+
+    Raises:
+        MissingDependency: a GPU without FlashInfer.
+    """
+    if torch.device(config.device).type == "cpu":
+        return None
+    return FlashInferPrefill(
+        num_q_heads=config.num_q_heads,
+        num_kv_heads=windows.num_kv_heads,
+        head_dims=(windows.k_head_dim, windows.v_head_dim),
+        sm_scale=config.sm_scale,
+        dtype=windows.dtype,
+        device=config.device,
+    )

@@ -1,0 +1,164 @@
+"""From an engine's steps to the kernels: prefill with padding, eager decode, and decode through
+views that a graph holds.
+
+The kernels are interpreted without a GPU. A second cache with their references says what is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from cache_oracle import general_set
+from plain_prefill import PlainPrefill
+from torch import Tensor
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.errors import UnsupportedMachine
+from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops, choose_ops
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
+from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
+from oscar_zoo.runtime.prefill import Prefill
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+HEADS, GROUP, DIM, SINK, RECENT, ROWS, SLOTS, LONGEST = 2, 2, 32, 4, 8, 4, 200, 100
+SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
+FIRST_LAYER = 7
+SLOT_SHAPE = SlotShape(1, SLOTS, HEADS, SPEC, SPEC)
+WINDOW_SHAPE = WindowShape(1, ROWS, HEADS, DIM, DIM, SINK, RECENT, torch.float32)
+CONFIG = CacheConfig(
+    layer_ids=range(FIRST_LAYER, FIRST_LAYER + 1),
+    num_q_heads=HEADS * GROUP,
+    sm_scale=DIM**-0.5,
+    max_batch=ROWS,
+    max_tokens=LONGEST,
+    piece_tokens=0,
+    device="cpu",
+)
+
+
+class Worker:
+    """Two caches, one with the kernels and one with the references, fed the same tokens."""
+
+    def __init__(self) -> None:
+        sets = [general_set(role, 1, HEADS, DIM, seed=2) for role in ("k", "v")]
+        self.table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")
+        self.slots_of = torch.zeros(ROWS, LONGEST, dtype=torch.int32)
+        self.kernels = self.cache(KERNELS, PlainPrefill(), replace(CONFIG, piece_tokens=16))
+        self.plain = self.cache(REFERENCES, None, CONFIG)
+        self.next, self.random = 1, torch.Generator().manual_seed(1)
+
+    def cache(self, ops: Ops, prefill: Prefill | None, config: CacheConfig) -> Int2Cache:
+        stores = SlotStore(SLOT_SHAPE, "cpu"), WindowStore(WINDOW_SHAPE, "cpu")
+        source = SlotTable(self.slots_of, ops.pack)
+        return Int2Cache(config, *stores, self.table, source, ops=ops, prefill=prefill)
+
+    def rows(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        heads = (HEADS * GROUP, HEADS, HEADS)
+        q, k, v = (torch.randn(tokens, n * DIM, generator=self.random) for n in heads)
+        return q, k, v
+
+    def place(self, row: int, prefix: int, new: int) -> Tensor:
+        written = torch.arange(self.next, self.next + new)
+        self.next += new
+        self.slots_of[row, prefix : prefix + new] = written.int()
+        return written
+
+
+def extend(
+    rows: list[int], prefix_lens: list[int], extend_lens: list[int], out: Tensor
+) -> StepInput:
+    lengths = torch.tensor([p + n for p, n in zip(prefix_lens, extend_lens, strict=True)])
+    on_host = tuple(rows), tuple(prefix_lens), tuple(extend_lens)
+    return StepInput("extend", torch.tensor(rows), on_host[0], lengths, out, *on_host[1:])
+
+
+def prefill(worker: Worker, new: dict[int, int], padding: int) -> None:
+    written = torch.cat([worker.place(row, 0, n) for row, n in new.items()])
+    rows = worker.rows(len(written) + padding)
+    outputs = []
+    for cache in (worker.kernels, worker.plain):
+        cache.windows.hand_out(list(new))
+        cache.begin(extend(list(new), [0] * len(new), list(new.values()), written))
+        assert not cache.windows.fresh
+        outputs.append(cache.forward(FIRST_LAYER, *rows))
+    got, expected = outputs
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert got[: len(written)].any()
+    assert not got[len(written) :].any() and len(got) == len(rows[0])
+
+
+def test_prefill_decode_and_a_graphs_views() -> None:
+    worker = Worker()
+    prefill(worker, {1: 21, 3: 9}, padding=3)
+    lengths = {1: 21, 3: 9}
+    # The buffers of a graph for three requests: two real ones, and one of padding in row 0.
+    held = torch.tensor([1, 3, 0]), torch.tensor([22, 10, 1]), torch.zeros(3, dtype=torch.int64)
+    for step in range(3):
+        for at, row in enumerate(lengths):
+            held[2][at] = worker.place(row, lengths[row], 1)
+            held[1][at] = lengths[row] + 1
+        given, rows = StepInput("decode", held[0], (), *held[1:]), worker.rows(3)
+        if step:  # later steps only fill what the first one's views show
+            worker.kernels.refill(given)
+        else:
+            worker.kernels.begin(given)
+        got = worker.kernels.forward(FIRST_LAYER, *rows)
+        rows_of, lengths_of, out_loc = (x[:2] for x in held)
+        worker.plain.begin(StepInput("decode", rows_of, (1, 3), lengths_of, out_loc))
+        expected = worker.plain.forward(FIRST_LAYER, *(x[:2] for x in rows))
+        torch.testing.assert_close(got[:2], expected, atol=1e-4, rtol=1e-3)
+        assert got.isfinite().all()
+        lengths = {row: n + 1 for row, n in lengths.items()}
+
+
+def test_only_a_new_owner_resets_a_row() -> None:
+    worker = Worker()
+    prefill(worker, {1: 21}, padding=0)
+    windows = worker.plain.windows
+    block = int(windows.sink_block[1])
+    written = worker.place(1, 21, 4)
+    worker.plain.begin(extend([1], [21], [4], written))  # the next chunk
+    assert windows.ring_start[1] == 0 and windows.sink_block[1] == block
+    windows.hand_out([1])
+    worker.plain.begin(extend([1], [13], [4], written))  # a hit of another request
+    assert windows.ring_start[1] == 13
+
+
+def test_the_plan_counts_what_a_cache_allocates() -> None:
+    worker = Worker()
+    counted = cache_bytes(
+        SLOT_SHAPE,
+        WINDOW_SHAPE,
+        REFERENCES,
+        num_q_heads=HEADS * GROUP,
+        max_tokens=LONGEST,
+        device="cpu",
+    )
+    assert worker.plain.report() == {"scratch": counted}
+
+
+def test_nothing_runs_without_a_batch() -> None:
+    worker = Worker()
+    with pytest.raises(RuntimeError, match="without metadata"):
+        worker.kernels.forward(FIRST_LAYER, *worker.rows(1))
+
+
+def test_a_gpu_never_gets_a_reference() -> None:
+    assert choose_ops("cuda") is choose_ops("cuda:1") is KERNELS
+    assert choose_ops("cpu") is REFERENCES
+    for name in ("write", "decode", "extend", "materialize", "pack"):
+        assert not getattr(KERNELS, name).__module__.endswith("reference"), name
+    with pytest.raises(UnsupportedMachine, match="no kernels for mps"):
+        choose_ops("mps")
+
+
+def test_a_cpu_has_no_prefill_kernel() -> None:
+    assert make_prefill(CONFIG, WINDOW_SHAPE) is None
+    assert piece_tokens("cpu") == 0 < piece_tokens("cuda")

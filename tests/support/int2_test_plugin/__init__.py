@@ -1,0 +1,30 @@
+"""A second plugin for SGLang, beside ours, that only the test suite has.
+
+It lies on the path of the engine's processes and replaces the functions of `worker` that make
+stores and cache. `reads` are counted in every INT2 server of the suite. The environment asks for
+more:
+
+* `INT2_TEST_MODE`: `lossless` keeps float32 rows beside the codes and reads those, so greedy tokens
+  must equal those of a stock backend; every difference is a plumbing bug. `poison` stores the codes
+  of a wrong constant: with a window longer than every request nothing may read a slot, so tokens
+  must still be equal.
+* `INT2_TEST_MUTANT`: a deliberate bug of `mutants` that the suite must notice.
+* `INT2_TEST_OPS`: `kernels` runs what a GPU runs, on a CPU, with Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+
+MODES, OPS = ("", "lossless", "poison"), ("", "kernels")
+
+
+def register() -> None:
+    """Entry point of group `sglang.srt.plugins`."""
+    from int2_test_plugin import mutants, workers
+
+    mode, mutant, ops = (
+        os.environ.get(f"INT2_TEST_{name}", "") for name in ("MODE", "MUTANT", "OPS")
+    )
+    assert mode in MODES and mutant in ("", *mutants.NAMES) and ops in OPS, (mode, mutant, ops)
+    workers.install(mode, mutant, ops)

@@ -1,0 +1,124 @@
+"""Slots that hold something else than the INT2 codes of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
+from oscar_kernels.kv_read import reference as read_reference
+from oscar_zoo.runtime.dispatch import REFERENCES
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.window_store import WindowStore
+
+POISON = 7.0
+
+
+@dataclass(frozen=True)
+class ExactShape(SlotShape):
+    """Size of an `ExactStore`."""
+
+    def token_bytes(self) -> int:
+        """See `SlotShape`; with the float32 rows."""
+        exact = 4 * (self.k.head_dim + self.v.head_dim)
+        return super().token_bytes() + self.num_layers * self.num_kv_heads * exact
+
+
+class ExactStore(SlotStore):
+    """Float32 rows by slot, beside the codes."""
+
+    def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
+        super().__init__(shape, device)
+        self.exact_k, self.exact_v = (
+            self.rows(dim, torch.float32, device) for dim in (shape.k.head_dim, shape.v.head_dim)
+        )
+
+    def layer(self, index: int, windows: WindowStore) -> LayerCache:
+        """See `SlotStore`."""
+        cache = super().layer(index, windows)
+        parts = (getattr(cache, field.name) for field in fields(cache))
+        return ExactLayer(*parts, self.exact_k[index], self.exact_v[index])
+
+    def buffers(self) -> Iterator[Tensor]:
+        """See `SlotStore`."""
+        yield from super().buffers()
+        yield from self.exact_k
+        yield from self.exact_v
+
+
+@dataclass(frozen=True)
+class ExactLayer(LayerCache):
+    """One layer of an `ExactStore`; `[slots, H, head_dim]` float32."""
+
+    exact_k: Tensor
+    exact_v: Tensor
+
+
+def exact_write(
+    key: Tensor,
+    value: Tensor,
+    cache: ExactLayer,
+    transforms: Transforms,
+    targets: TokenTargets,
+    *,
+    parts: str = "all",
+    rows_out: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
+) -> Tensor | None:
+    """The reference, and its rows by slot."""
+    rows = rows_out or (key.new_empty(key.shape).float(), value.new_empty(value.shape).float())
+    out = REFERENCES.write(
+        key, value, cache, transforms, targets, parts=parts, rows_out=rows, **options
+    )
+    if parts != "windows":
+        slots = targets.out_loc.long()
+        cache.exact_k[slots], cache.exact_v[slots] = rows
+    return out
+
+
+def reading_exact_rows(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A reference that reads float32 rows in place of codes."""
+
+    def read(*args: Any, **options: Any) -> Any:
+        with mock.patch.object(read_reference, "stored_rows", exact_rows):
+            return op(*args, **options)
+
+    return read
+
+
+def exact_rows(cache: ExactLayer, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """In the place of `kv_read.reference.stored_rows`."""
+    return cache.exact_k[slots], cache.exact_v[slots]
+
+
+def poisoned_write(
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    transforms: Transforms,
+    targets: TokenTargets,
+    *,
+    parts: str = "all",
+    **options: Any,
+) -> Tensor | None:
+    """The reference, but every slot reads as `POISON` afterwards."""
+    out = REFERENCES.write(key, value, cache, transforms, targets, parts=parts, **options)
+    if parts != "windows":
+        slots = targets.out_loc.long()
+        cache.codes[slots] = 0
+        cache.affine[slots] = POISON
+    return out
+
+
+EXACT = replace(
+    REFERENCES,
+    write=exact_write,
+    decode=reading_exact_rows(REFERENCES.decode),
+    extend=reading_exact_rows(REFERENCES.extend),
+)
+POISONED = replace(REFERENCES, write=poisoned_write)

@@ -1,0 +1,89 @@
+"""Deliberate bugs that the suite must notice; a suite that passes with one of them tests
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from oscar_kernels.cache import BatchView
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.runtime.dispatch import Ops
+from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.window_store import WindowStore
+
+NAMES = (
+    "clip_one_rank_lower",
+    "keep_stale_rows",
+    "no_ring_start",
+    "partner_is_forward",
+    "publish_early",
+    "ring_before_attention",
+)
+
+
+class StaleWindows(WindowStore):
+    """The new owner of a row takes over everything that the old one wrote."""
+
+    def begin(self, prefixes: Mapping[int, int]) -> None:
+        """See `WindowStore`."""
+        super().begin(dict.fromkeys(prefixes, 0))
+
+
+class EarlySinks(SinkBlocks):
+    """A block is shared as soon as it has an owner, with holes."""
+
+    def _own(self, row: int, prompt: PromptKey, prefix: int, donor: int | None) -> Place:
+        place = super()._own(row, prompt, prefix, donor)
+        self._publish(self._tenants[row], prompt.key(self.width))
+        return place
+
+
+def partner_is_forward(table: TransformTable) -> TransformTable:
+    """A general pair is loaded as if it were a rotation."""
+    return TransformTable(
+        tuple(
+            replace(layer, q_partner=layer.k_forward, o_partner=layer.v_forward)
+            for layer in table.layers
+        )
+    )
+
+
+def broken(ops: Ops, mutant: str) -> Ops:
+    """`ops` with a bug, if `mutant` is one of theirs."""
+    if mutant == "ring_before_attention":
+        return replace(ops, write=_everything(ops.write))
+    if mutant == "no_ring_start":
+        return replace(ops, decode=_whole_ring(ops.decode), extend=_whole_ring(ops.extend))
+    return ops
+
+
+def _everything(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Rings and sinks are written before an extend reads them."""
+
+    def at_once(*args: Any, parts: str = "all", **options: Any) -> Any:
+        return write(*args, parts="all" if parts == "slots" else parts, **options)
+
+    return at_once
+
+
+def _whole_ring(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A query takes its whole window from the ring, also what an earlier owner of the row wrote."""
+
+    def read(*args: Any, **options: Any) -> Any:
+        return op(*(_without_start(x) if isinstance(x, BatchView) else x for x in args), **options)
+
+    return read
+
+
+def _without_start(view: BatchView) -> BatchView:
+    none = view.windows.ring_start.new_zeros(view.windows.ring_start.shape)
+    return replace(view, windows=replace(view.windows, ring_start=none))
+
+
+def clip_one_rank_lower() -> None:
+    """The threshold is the element below the one that the specification names."""
+    real = QuantSpec.__dict__["clip_index"]
+    QuantSpec.clip_index = property(lambda spec: real.fget(spec) - 1)

@@ -1,0 +1,90 @@
+"""How many cached tokens are read from which tier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from oscar_kernels.cache import BatchView, LayerCache
+from oscar_zoo.runtime.dispatch import Ops
+
+NOTHING = dict.fromkeys(("extend", "decode", "sink", "ring", "slot", "slot_sink"), 0)
+"""Calls, and cached tokens per tier, over all layers; `slot_sink` are first tokens that are read as
+INT2."""
+
+
+@dataclass(frozen=True)
+class WindowCoverage:
+    """Which of the positions `[0, length)` of a request are read from where; all others are read as
+    INT2."""
+
+    length: int
+    sink: range
+    ring: range
+
+    @property
+    def compressed(self) -> int:
+        """Number of positions that are read as INT2."""
+        overlap = len(
+            range(max(self.sink.start, self.ring.start), min(self.sink.stop, self.ring.stop))
+        )
+        return self.length - len(self.sink) - len(self.ring) + overlap
+
+    def compressed_sinks(self, sink: int) -> int:
+        """Number of those among the first `sink` positions."""
+        return sum(p not in self.sink and p not in self.ring for p in range(min(sink, self.length)))
+
+
+def coverage(
+    length: int, *, sink: int, recent: int, sink_from: int, ring_start: int
+) -> WindowCoverage:
+    """A query with `length` cached tokens reads `[sink_from, min(sink, length))` and
+    `[max(length - recent, ring_start), length)` from the windows.
+
+    Args:
+        length: cached tokens of the request.
+        sink, recent: sizes of the windows.
+        sink_from, ring_start: first position of the current owner in each store.
+    """
+    first = range(sink_from, max(sink_from, min(sink, length)))
+    start = max(length - recent, ring_start)
+    return WindowCoverage(length, first, range(start, max(start, length)))
+
+
+def covers(cache: LayerCache, batch: BatchView) -> list[WindowCoverage]:
+    """Where every request of a batch reads its cached tokens."""
+    windows, rows = batch.windows, batch.rows.long()
+    state = zip(windows.sink_from[rows].tolist(), windows.ring_start[rows].tolist(), strict=True)
+    lengths = batch.kv_indptr.diff().tolist()
+    return [
+        coverage(
+            length,
+            sink=cache.sink,
+            recent=cache.recent,
+            sink_from=min(sink_from, cache.sink),
+            ring_start=ring_start,
+        )
+        for length, (sink_from, ring_start) in zip(lengths, state, strict=True)
+    ]
+
+
+def counting(ops: Ops, reads: Counter[str]) -> Ops:
+    """`ops` that add to `reads`."""
+
+    def counted(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            cache = next(x for x in args if isinstance(x, LayerCache))
+            batch = next(x for x in args if isinstance(x, BatchView))
+            reads[name] += 1
+            for cover in covers(cache, batch):
+                reads["sink"] += len(cover.sink)
+                reads["ring"] += len(cover.ring)
+                reads["slot"] += cover.compressed
+                reads["slot_sink"] += cover.compressed_sinks(cache.sink)
+            return op(*args, **options)
+
+        return run
+
+    return replace(ops, decode=counted("decode", ops.decode), extend=counted("extend", ops.extend))

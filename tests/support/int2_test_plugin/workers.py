@@ -1,0 +1,78 @@
+"""What replaces the functions of `engines.sglang.worker` in the processes of the test suite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
+
+from plain_prefill import PlainPrefill
+from torch import Tensor
+
+from int2_test_plugin import exact, mutants, reads
+from oscar_zoo.engines.sglang import worker
+from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable
+from oscar_zoo.runtime.int2_cache import Int2Cache
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+PIECE_TOKENS = 64
+
+slot_shape = worker.slot_shape
+
+
+class TestedCache(Int2Cache):
+    """An INT2 cache that reports how it was made and what was read."""
+
+    said: dict[str, Any]
+
+    def report(self) -> dict[str, object]:
+        """See `Int2Cache.report`."""
+        return {**super().report(), **self.said}
+
+
+def install(mode: str, mutant: str, ops: str) -> None:
+    """Make every INT2 server of this process one of `mode`, with a bug, or with other ops."""
+    if mutant == "clip_one_rank_lower":
+        mutants.clip_one_rank_lower()
+
+    def exact_shape(*args: Any, **given: Any) -> SlotShape:
+        shape = slot_shape(*args, **given)
+        return exact.ExactShape(*(getattr(shape, field.name) for field in fields(shape)))
+
+    def make_stores(
+        slots: SlotShape, windows: WindowShape, device: str
+    ) -> tuple[SlotStore, WindowStore]:
+        store = (exact.ExactStore if mode == "lossless" else SlotStore)(slots, device)
+        sinks = worker.sink_blocks(windows)
+        if mutant == "publish_early":
+            sinks = mutants.EarlySinks(sinks.width, sinks.num_blocks, sinks.recent)
+        kept = mutants.StaleWindows if mutant == "keep_stale_rows" else WindowStore
+        return store, kept(windows, device, sinks)
+
+    def make_cache(
+        config: CacheConfig,
+        slots: SlotStore,
+        windows: WindowStore,
+        transforms: TransformTable,
+        slot_table: Tensor,
+    ) -> Int2Cache:
+        counted = Counter(reads.NOTHING)
+        used = {"": REFERENCES, "lossless": exact.EXACT, "poison": exact.POISONED}[mode]
+        used = mutants.broken(reads.counting(used, counted), mutant)
+        prefill = None
+        if ops == "kernels":
+            used, prefill = KERNELS, PlainPrefill()
+            counted.clear()
+            config = replace(config, piece_tokens=PIECE_TOKENS)
+        if mutant == "partner_is_forward":
+            transforms = mutants.partner_is_forward(transforms)
+        source = SlotTable(slot_table, used.pack)
+        cache = TestedCache(config, slots, windows, transforms, source, ops=used, prefill=prefill)
+        cache.said = {"reads": counted, "mode": mode, "mutant": mutant, "ops": ops}
+        return cache
+
+    worker.slot_shape = exact_shape if mode == "lossless" else slot_shape
+    worker.make_stores, worker.make_cache = make_stores, make_cache
