@@ -1,4 +1,5 @@
-"""Is Triton usable, and is it interpreted? The launchers ask here before they import a kernel."""
+"""Whether Triton can run and whether it is interpreted; launchers ask before they import a
+kernel."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ copies."""
 
 
 def interpreted() -> bool:
-    """Kernels run in the interpreter on the CPU: `TRITON_INTERPRET=1` from before their import."""
+    """Whether kernels run in the interpreter on the CPU.
+
+    `TRITON_INTERPRET=1` must be set before they are imported.
+    """
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @functools.cache
 def dependent_launch(device: torch.device) -> bool:
-    """A kernel may be launched before the one it waits for has ended: compute capability 9 and
-    later."""
+    """Whether a kernel may be launched before the one that it waits for has ended, which compute
+    capability 9 and later can."""
     if interpreted() or device.type != "cuda" or torch.version.hip is not None:
         return False
     return bool(torch.cuda.get_device_capability(device) >= (9, 0))

@@ -1,5 +1,5 @@
-"""What the kernels read and write: the INT2 cache of one layer on one rank, its BF16 windows, and a
-batch's view of it.
+"""The data that the kernels read and write: the INT2 cache of one layer on one rank, its BF16
+windows, and the view of a batch.
 
 Every token has codes and affine parameters in the slot the serving engine gave it. On top of them
 the first `sink` and the last `recent` tokens of a running request also have exact rows in the sink
@@ -9,7 +9,7 @@ and ring stores. A request with `n` cached tokens reads position `p` from
 * its ring, at `p % recent`, where `max(n - recent, ring_start) <= p < n` (and not from the sink),
 * INT2 otherwise.
 
-Row 0 and slot 0 are dummies: padding of a CUDA graph reads and writes them.
+Row 0 and slot 0 are dummies, which the padding of a CUDA graph reads and writes.
 
 Record of one slot and KV head, `[K codes | V codes]`, each packed as `layout` says; its affine
 parameters are `[K scale, K offset] * K groups, [V scale, V offset] * V groups` in 16 bits.

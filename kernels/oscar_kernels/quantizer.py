@@ -1,8 +1,8 @@
-"""THE quantizer: clip, scale, offset, rounding, code order and their inverse, in plain torch on any
+"""The quantizer: clip, scale, offset, rounding, code order and their inverse, in plain torch on any
 device.
 
-Every other statement of it (a Triton kernel) must give the codes of this one. All arithmetic is
-float32; codes come from the float32 scale and offset, before these are rounded for storage.
+Every kernel must give the codes of this definition. All arithmetic is float32. Codes are computed
+from the float32 scale and offset, before these are rounded for storage.
 
 Source: asymmetric INT2 with order-statistic clip of OSCAR (arXiv 2605.17757). We store
 `offset = min` in place of a zero point: same values, but a zero point in float16 overflows on

@@ -1,4 +1,4 @@
-"""What an INT2 row is: everything that changes its codes, in one frozen value. No torch.
+"""How a row is quantized: everything that changes its codes, in one frozen value. No torch.
 
 Identifiers: quantizer `asym-minmax-u2/1`, clip `absrank-floor/1`. A change of any code needs a new
 identifier.

@@ -23,12 +23,15 @@ from oscar_kernels.decode_attention.workspace import Workspace, numel
 LARGEST_GROUP = 16
 LARGEST_HEAD = 256
 MOST_REQUESTS = 1024
-"""Of one extend: its programs look for theirs among all."""
+"""Most requests of one extend, because every program searches for its own among all."""
 FEWEST_COMPILED = 64
-"""Requests of the smallest extend kernel: one compiled kernel for most batches."""
+"""Requests of the smallest compiled extend kernel, so that most batches share one kernel."""
 
 UNDO_PRECISION = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
-"""Of the product with the value partner: TensorFloat32 alone keeps no more bits than float16."""
+"""Precision of the product with the value partner, by output type.
+
+TensorFloat32 alone keeps no more bits than float16.
+"""
 
 
 def decode_attention(
@@ -166,7 +169,7 @@ def _extend_tiles(
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    """Of the device; few under the interpreter, which runs programs one after the other."""
+    """Multiprocessors of a device; one under the interpreter, which runs programs one by one."""
     return (
         int(torch.cuda.get_device_properties(device).multi_processor_count)
         if device.type == "cuda"

@@ -1,5 +1,7 @@
-"""Tiles and split counts of split-KV attention: a plain table, measured on a GPU, that never looks
-at lengths."""
+"""Tiles and split counts of split-KV attention.
+
+This is a plain table, measured on a GPU. It never looks at lengths, which are on the device.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ class AttentionTiles:
     """How stage 1 is cut.
 
     Attributes:
-        splits: programs that share a request's INT2 tokens.
-        exact_splits: programs that share its windows.
-        block_n: INT2 tokens of a step.
-        exact_block_n: exact tokens of a step.
-        rows: query rows of a program: the heads of a KV head, times `tokens`, padded.
+        splits: programs that share the INT2 tokens of a request.
+        exact_splits: programs that share the windows of a request.
+        block_n: INT2 tokens that a program reads per step.
+        exact_block_n: window tokens that a program reads per step.
+        rows: query rows of a program: the query heads of a KV head, times `tokens`, padded.
         tokens: query tokens of a program; 0 for decode.
-        num_warps, stages: of stage 1.
-        registers: of a thread at most; `None` leaves it to the compiler.
+        num_warps, stages: of a program of stage 1.
+        registers: most registers of a thread; `None` leaves it to the compiler.
     """
 
     splits: int
@@ -33,27 +35,27 @@ class AttentionTiles:
 
 
 PROGRAMS_PER_SM = 12
-"""One wave: registers hold this many programs of one warp."""
+"""Programs of one warp that the registers of a multiprocessor hold, so one wave of them."""
 
 LEAST_PROGRAMS = 8
-"""Of a request and KV head: with less, the windows' program is the last to end."""
+"""Fewest programs of a request and KV head. With fewer, the program of the windows ends last."""
 
 MOST_SPLITS = 512
 
 MERGE = {16: (16, 128, 2), 64: (64, 32, 4), 1024: (256, 32, 4)}
-"""Up to this many splits: splits of a step, channels of a program, warps."""
+"""Largest number of splits, mapped to splits per step, channels per program, and warps."""
 
 
 def decode_tiles(
     *, batch: int, num_kv_heads: int, group: int, head_dim: int, exact: int, sms: int
 ) -> AttentionTiles:
-    """Tiles of decode.
+    """Tiles of a decode step.
 
     Args:
         batch: requests.
         group: query heads of a KV head.
         head_dim: the larger one of K and V.
-        exact: window positions of a request at most.
+        exact: most window positions of a request.
         sms: multiprocessors of the device.
     """
     programs = max(LEAST_PROGRAMS, round(sms * PROGRAMS_PER_SM / (batch * num_kv_heads)))
@@ -72,16 +74,17 @@ def decode_tiles(
 
 
 FUSED_TOKENS = 96
-"""New tokens of a request up to which an extend reads its INT2 prefix directly, which takes longer
-with every token.
+"""New tokens of a request up to which an extend reads its INT2 prefix directly. This takes longer
+with every new token.
 
-Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are as fast at
-about 140 new tokens over 100,000, 120 over 32,768 and 40 over 8,192, where both take a fifth of a
-millisecond.
+Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are equally fast
+at about 140 new tokens over a prefix of 100,000, at 120 over 32,768, and at 40 over 8,192, where
+both take 0.2 ms.
 """
 
 FUSED_TOKENS_OF_A_STEP = 256
-"""New tokens of a step up to which it may; more would outgrow the workspace."""
+"""New tokens of a step up to which its extends may read INT2 prefixes directly. More would need a
+larger workspace."""
 
 
 def extend_tiles(
@@ -115,13 +118,13 @@ class CudaTiles:
     """How the CUDA kernel runs; every field is a flag of decode.cu, see there.
 
     Attributes:
-        stages: of the ring of tiles; fewer where a multiprocessor's shared memory is too small for
-            them.
-        resident: blocks of a multiprocessor at most, up to `MOST_RESIDENT`.
-        window_cost: tiles of INT2 tokens that take as long as a step of window tokens; it has 3.6
-            times the bytes.
-        early: a block with at most this many units asks for its bytes before the kernel in front
-            has ended; 0: none. Where rows are settled every block reads them then.
+        stages: stages of the ring of tiles; fewer if the shared memory of a multiprocessor is too
+            small.
+        resident: most blocks of a multiprocessor, up to `MOST_RESIDENT`.
+        window_cost: number of INT2 tiles that take as long as one step of window tokens, which has
+            3.6 times the bytes.
+        early: a block with at most this many units of work requests its bytes before the kernel in
+            front has ended; 0 for no block. If the prefix is stable, every block does.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
     """
 
@@ -135,12 +138,12 @@ class CudaTiles:
 LEAST_STAGES = 3
 MOST_RESIDENT = 2
 CUDA = CudaTiles()
-"""In use: measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens, see
+"""The tiles in use, measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens by
 `benchmarks/run.py --variants`.
 
-One block of a multiprocessor beats two, which share its registers and leave twice the partial
-results, at all but one of eleven shapes (4 x 30,000: 5 %), by 20 to 30 % for a single request up to
-30,000 tokens.
+One block per multiprocessor is faster than two at ten of eleven shapes, by 20 to 30 % for a single
+request of up to 30,000 tokens; at 4 x 30,000 it is 5 % slower. Two blocks share the registers and
+write twice as many partial results.
 """
 
 VARIANTS = (
@@ -153,5 +156,5 @@ VARIANTS = (
 
 
 def merge_tiles(splits: int) -> tuple[int, int, int]:
-    """Splits of a step, channels of a program and warps of stage 2."""
+    """Splits per step, channels per program, and warps of stage 2."""
     return next(tiles for most, tiles in MERGE.items() if splits <= most)

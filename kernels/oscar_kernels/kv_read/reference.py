@@ -1,5 +1,5 @@
-"""Reading cached tokens back as transformed rows, in plain torch: which of sink, ring and INT2
-holds each position."""
+"""Reading cached tokens back as transformed rows, in plain torch: the definition of which tier
+(sink, ring or INT2) holds each position."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ class ReadTiles:
 
     Attributes:
         block_m: lines (a token and a KV head) of a program.
-        warps: of a program.
+        warps: warps of a program.
     """
 
     block_m: int
@@ -19,5 +19,5 @@ class ReadTiles:
 
 
 def read_tiles() -> ReadTiles:
-    """One warp and few lines: stores need many programs in flight, not large ones."""
+    """One warp and few lines per program, because stores need many programs in flight."""
     return ReadTiles(block_m=16, warps=1)

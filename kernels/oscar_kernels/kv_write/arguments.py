@@ -1,4 +1,4 @@
-"""What every implementation of the write checks, and what it knows of a row."""
+"""Checks and row constants that every implementation of the write shares."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from oscar_kernels.spec import QuantSpec
 
 
 def clip_rank(spec: QuantSpec) -> int:
-    """The threshold of the clip is the magnitude of this rank, 1 the largest; 0 where nothing is
-    clipped."""
+    """Rank of the magnitude that is the threshold of the clip, where 1 is the largest; 0 without a
+    clip."""
     return (
         0
         if spec.clip_index in (None, spec.head_dim - 1)
@@ -28,10 +28,10 @@ def check(
     query: Tensor | None,
     rows_out: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Shapes, types and strides of `reference.write_kv_int2` fit.
+    """Check shapes, types and strides of the arguments of `reference.write_kv_int2`.
 
     Raises:
-        ValueError: they do not.
+        ValueError: one of them does not fit.
     """
     tokens, heads, dk, dv = (
         len(key),

@@ -30,8 +30,8 @@ def write_kv_int2(
     """Transform new tokens and write their INT2 slots, ring rows and sink rows.
 
     `k' = (k - k_mean) @ k_forward`, `v' = v @ v_forward`, `q' = q @ q_partner`, all in float32.
-    Slots get the codes of `quantizer`; ring and sinks get `k'` and `v'` themselves. Where several
-    tokens name one place, any of them wins.
+    Slots get the codes of `quantizer`; ring and sinks get `k'` and `v'` themselves. If several
+    tokens name the same place, it is not defined which one is stored.
 
     Args:
         key: `[T, H, Dk]` after RoPE, any float dtype. Not modified.

@@ -11,11 +11,11 @@ class WriteTiles:
 
     Attributes:
         block_m: tokens of a tile.
-        block_k: rows of the matrix multiplied at a time; the whole matrix stays on the chip if that
-            is `head_dim`.
-        parts: 16-bit matrices whose sum stands for a float32 one; 0 keeps float32.
+        block_k: rows of the matrix that are multiplied at a time; with `head_dim` rows the whole
+            matrix stays on the chip.
+        parts: number of 16-bit matrices whose sum replaces a float32 matrix; 0 keeps float32.
         warps, stages: of a program.
-        programs: for the tokens of one head of K or V, at most.
+        programs: most programs for the tokens of one head of K or V.
     """
 
     block_m: int
@@ -29,10 +29,10 @@ class WriteTiles:
 def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> WriteTiles:
     """Tiles for rows of `padded_dim` channels, the larger of K's and V's.
 
-    They do not depend on the number of tokens: a prefill and a decode step must sum in the same
-    order, or a tie falls differently. Two parts of a matrix change 3 codes in a million, one part 1
-    in a thousand, three parts none (8,192 tokens take 41, 37 and 58 microseconds with them). Larger
-    tiles and fewer registers, for more warps, gain nothing.
+    They do not depend on the number of tokens: prefill and decode must sum in the same order, or a
+    value on a rounding tie gets different codes. Two parts of a matrix change 3 codes in a million,
+    one part changes 1 in a thousand, and three parts change none; 8,192 tokens take 41, 37 and 58
+    microseconds with them. Larger tiles, and fewer registers for more warps, gain nothing.
 
     Args:
         padded_dim: a power of two.
@@ -49,8 +49,8 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Wri
 
 
 WARPGROUPS = 3
-"""Of a block of the CUDA kernel; up to 4 fit a multiprocessor, four of them in 128 registers a
-thread.
+"""Warpgroups of a block of the CUDA kernel. Up to 4 fit a multiprocessor; four of them leave 128
+registers per thread.
 
 8,192 tokens take 44, 30, 28 and 29 microseconds with 1 to 4
 (`benchmarks/run.py --variants --only write`).
@@ -58,15 +58,15 @@ thread.
 
 
 def tile_cost(rank: int, *, slots: bool) -> int:
-    """What a tile of the CUDA kernel takes beside others: clock cycles, counted in the machine
-    code, not measured.
+    """Clock cycles of a tile of the CUDA kernel, counted in the machine code, not measured.
 
-    A product and what follows it hardly overlap, see kernels/README.md: 1,350 for rows of a query,
-    1,830 with codes but no clip, 2,720 and 3,020 with clips of rank 6 and 11.
+    A product and the work after it hardly overlap, see kernels/README.md. Rows of a query cost
+    1,350, rows with codes but without a clip 1,830, and clips of rank 6 and 11 make it 2,720 and
+    3,020.
 
     Args:
-        rank: of the clip; 0 for none.
-        slots: it is quantized at all.
+        rank: rank of the clip; 0 for none.
+        slots: whether the rows are quantized.
     """
     clip = 530 + 60 * rank if rank else 0
     return 1350 + (480 + clip if slots else 0)

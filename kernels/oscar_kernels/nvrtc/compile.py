@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code with the NVRTC that torch's wheels bring; no toolkit."""
+"""Compiles CUDA C++ with the NVRTC of torch's wheels, so no CUDA toolkit is needed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A private folder of machine code: what was made once is not made again.
+"""A private folder of compiled machine code.
 
-A file is named by the digest of everything that changes its bytes and begins with the digest of the
-rest of it, so a damaged one is made again. The folder must belong to this user and be closed to
-others; otherwise nothing is kept.
+The name of a file is the digest of everything that changes its bytes. The file begins with the
+digest of the rest of it, so a damaged file is compiled again. The folder must belong to this user
+and be closed to others; otherwise nothing is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def folder() -> Path:
 
 
 def kept(key: Sequence[str], make: Callable[[], bytes]) -> bytes:
-    """The bytes kept under `key`, or else those of `make`, kept from now on.
+    """The bytes kept under `key`, or else those of `make`, which are kept from now on.
 
     Args:
         key: everything that changes the bytes.

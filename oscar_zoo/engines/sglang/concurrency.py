@@ -1,9 +1,10 @@
-"""How many requests an INT2 server runs at a time when nobody says, and how its workers share them.
+"""The default number of requests that an INT2 server runs at a time, and how its workers share
+them.
 
-Every row for a request has a ring and two sink blocks in 16 bits set aside, used or not: 57 MB of
-Qwen3-8B. SGLang's own default of thousands would leave no memory for tokens; few rows leave
-requests waiting that could run in the same pass. So rows get a fixed share of the GPU, between two
-limits. Needs neither torch nor sglang.
+Every request row reserves a ring and two sink blocks in 16 bits, used or not: 57 MB for Qwen3-8B.
+SGLang's own default of thousands of rows would leave no memory for tokens. With few rows, requests
+wait that could run in the same pass. So rows get a fixed share of the GPU, between two limits.
+Needs neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from oscar_zoo.engines.sglang.flags import flag_value
 from oscar_zoo.models import nvidia_smi
 
 SHARE = 0.05
-"""Of the memory of a GPU that goes to the rows of requests."""
+"""Share of a GPU's memory that request rows get."""
 FEWEST, MOST, STEP = 16, 128, 8
 UNKNOWN = 64
-"""Where no driver tells the size."""
+"""Number of requests if no driver tells the size of the memory."""
 DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
 PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
 ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
@@ -28,7 +29,7 @@ ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a server is spread.
+    """How a server is spread over GPUs.
 
     Attributes:
         tp: GPUs of one tensor-parallel group.
@@ -68,7 +69,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """How many it takes."""
+        """Number of GPUs that the server takes."""
         return self.tp * self.pp * self.replicas
 
     def token_bytes(self, *, layers: int, num_kv_heads: int, dims: int, itemsize: int) -> int:

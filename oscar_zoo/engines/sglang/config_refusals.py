@@ -1,7 +1,8 @@
-"""Models that an INT2 cache does not serve, told from their `config.json` before SGLang reads it.
+"""Models that an INT2 cache does not serve, recognized by their `config.json` before SGLang reads
+it.
 
-The reasons are those of `refusals`, whose rows see what SGLang made of the file; these take
-milliseconds.
+The reasons are those of `refusals`. Its rows look at what SGLang made of the file; these look at
+the file itself and take milliseconds.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ CONFIG = (
 
 
 def check_config(config: ConfigFile) -> None:
-    """Refuse a model by its file, the part on the language model first.
+    """Refuse a model by its `config.json`; the part about the language model comes first.
 
     Raises:
         UnsupportedModel: names the property, the reason and what to use in its place.
@@ -66,10 +67,10 @@ def check_config(config: ConfigFile) -> None:
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Refuse a model by the shape of its cache, where no `config.json` is at hand.
+    """Refuse a model by the shape of its cache, if no `config.json` is available.
 
     Raises:
-        UnsupportedModel: some of its layers have no keys and values; as `check_config`.
+        UnsupportedModel: some of its layers have no keys and values.
     """
     if len(geometry.attention_layers) < geometry.num_layers:
         check_rows(geometry, [LINEAR], UnsupportedModel)

@@ -1,7 +1,7 @@
-"""Which hooks ran, and what they told SGLang.
+"""Which hooks ran, and the numbers that they gave to SGLang.
 
-SGLang swallows an exception raised while a hook is installed, so each hook notes in `FIRED` that it
-ran and the attention backend refuses to start when one is missing.
+SGLang swallows exceptions that are raised while a hook is installed. So each hook notes in `FIRED`
+that it ran, and the attention backend refuses to start if one is missing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 FIRED: set[str] = set()
-"""Hooks that ran in this process, with int2."""
+"""Hooks that ran in this process with int2."""
 
 BEFORE_BACKEND = frozenset({"kv_dtype", "slot_bytes", "budget", "rows", "pool"})
 """Hooks that must have run when the attention backend is built."""
 
 FACTS: dict[str, Any] = {}
-"""Numbers for the report: what the hooks told SGLang."""
+"""Numbers for reports that the hooks gave to SGLang."""

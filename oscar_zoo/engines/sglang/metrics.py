@@ -1,10 +1,10 @@
 """Prometheus metrics of the INT2 cache, on SGLang's own `/metrics`. Needs neither torch nor sglang.
 
 A metric is a name, a kind and a callable that reads plain numbers on the host. SGLang's stats
-logging calls `update`, once per prefill batch and every `--decode-log-interval` decode steps, so
-nothing is counted per token and the device is never waited for. prometheus_client is not imported
-here: the caller passes the classes that SGLang's own metrics are made of, which write to the files
-its `/metrics` collects from all processes.
+logging calls `update` once per prefill batch and every `--decode-log-interval` decode steps. So
+nothing is counted per token, and nothing waits for the device. prometheus_client is not imported
+here: the caller passes the classes of SGLang's own metrics, which write to the files that
+`/metrics` collects from all processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Source = Callable[[], float]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its name after `PREFIX`, how it behaves, and its help text."""
+    """One metric: its name without `PREFIX`, its kind, and its help text."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -30,7 +30,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """As it stands on `/metrics`."""
+        """The name on `/metrics`."""
         return PREFIX + self.name
 
 
@@ -90,7 +90,7 @@ INFO_LABELS = (
 
 @dataclass
 class PrefixHits:
-    """What prefix hits of one worker cost it.
+    """The cost of prefix hits of one worker.
 
     Attributes:
         recent: tokens of a ring that a hit leaves to prefill; 0 when the ring is not filled again.
@@ -104,8 +104,11 @@ class PrefixHits:
     tail_tokens: int = 0
 
     def see(self, requests: Iterable[tuple[int, int]]) -> None:
-        """Count requests that get a row: tokens each has to prefill in all, and how many of them it
-        found cached."""
+        """Count requests that get a row.
+
+        Args:
+            requests: for each, its tokens in all and how many of them were cached.
+        """
         for length, cached in requests:
             if (
                 cached
@@ -116,8 +119,8 @@ class PrefixHits:
 
 
 def sink_sources(sinks: SinkBlocks) -> dict[str, Source]:
-    """What the sink metrics read. A hit is missed when its block was given away, or when it went
-    without one."""
+    """The sources of the sink metrics. A hit counts as missed if its block was given away or if it
+    was served without a block."""
     return {
         "capacity_sink_blocks": lambda: sinks.num_blocks - 1 if sinks.width else 0,
         "used_sink_blocks": lambda: sinks.in_use,
@@ -131,8 +134,8 @@ class Exporter:
     """The metrics of one worker.
 
     Args:
-        labels: of every metric; SGLang's own.
-        sources: what each metric reads, by its name; all but `artifact_info`.
+        labels: SGLang's own labels, which every metric has.
+        sources: callable of every metric but `artifact_info`, by name.
         info: values of `INFO_LABELS`.
         gauge, counter: `prometheus_client.Gauge` and `.Counter`, or classes used like them.
     """
@@ -167,7 +170,7 @@ class Exporter:
         self.update()
 
     def update(self) -> None:
-        """Publish what the sources say now."""
+        """Publish the current values of the sources."""
         for child, read in self._gauges:
             child.set(read())
         for number, (child, read) in enumerate(self._counters):

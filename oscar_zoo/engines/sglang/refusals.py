@@ -1,8 +1,9 @@
-"""What the INT2 cache does not do, refused by name at start-up. Needs neither torch nor sglang.
+"""Features that the INT2 cache does not support, refused by name at start-up. Needs neither torch
+nor sglang.
 
-One row per feature: the flag or model property, when it is in use, why not, and what to use in its
-place. Rows read the resolved configuration through plain attributes; one that a SGLang version does
-not have counts as unused.
+There is one row per feature: the flag or model property, a test whether it is in use, the reason,
+and what to use instead. Rows read the resolved configuration through plain attributes. An attribute
+that a SGLang version does not have counts as unused.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 
 Uses = Callable[[Any], bool]
 STOCK = "without INT2, python -m sglang.launch_server --model-path ... --kv-cache-dtype auto"
-"""What to do with a model that has no INT2 cache; `oscar-zoo serve` starts no other."""
+"""Advice for a model that cannot have an INT2 cache; `oscar-zoo serve` starts no other servers."""
 
 BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 FORK_BACKENDS = ("fa3", "triton")
-"""What the published fork runs its prefill and its decode on: kernels for the same attention. The
-plugin takes its own backend in their place, with a note. Others are refused."""
+"""Backends of the published fork for prefill and decode, which compute the same attention. The
+plugin replaces them by its own backend, with a note. Other backends are refused."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One row: `uses` looks at the configuration, the three texts make the message."""
+    """One row: `uses` looks at the configuration, and the three texts make up the message."""
 
     name: str
     uses: Uses
@@ -330,7 +331,7 @@ def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -
     Args:
         config: resolved server arguments, attributes only.
         environ: the environment of the server.
-        eager_only: the executor in force cannot be captured in a CUDA graph.
+        eager_only: this server cannot capture CUDA graphs.
 
     Raises:
         UsageError: names the flag or variable, the reason and what to use in its place.

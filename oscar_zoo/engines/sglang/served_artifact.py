@@ -1,9 +1,9 @@
-"""From the settings to the two rotation sets of one artifact, their digest and their recipe. Needs
+"""Loads the artifact that a server serves: two rotation sets, their digest and their recipe. Needs
 no torch.
 
-Files are read once, by the library's own strict reader, and the bytes that were hashed are the
-bytes that were parsed. A folder must hold exactly one K and one V file of one fit: with several
-candidates nobody can know which was meant.
+Files are read once, by the library's own strict reader, and the bytes that are hashed are the bytes
+that are parsed. A folder must hold exactly one K and one V file of the same fit, because nobody can
+know which of several candidates was meant.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from oscar_zoo.registry.store import Store
 
 @dataclass(frozen=True)
 class ServedArtifact:
-    """What a server applies.
+    """The artifact of one server.
 
     Attributes:
-        k, v: both sides.
+        k, v: rotations of keys and of values.
         digest: artifact digest, `sha256:<hex>`.
         manifest: the `oscar.json` beside the files, or `None`.
         where: folder or name, for messages.
@@ -55,20 +55,20 @@ class ServedArtifact:
 
     @property
     def num_kv_heads(self) -> int | None:
-        """Of the model it was made for; `None` when neither the manifest nor a matrix per head
-        tells."""
+        """KV heads of the model that the artifact was made for; `None` if neither the manifest nor
+        per-head matrices tell."""
         if self.manifest is not None:
             return self.manifest.model.num_kv_heads
         return self.k.num_kv_heads or self.v.num_kv_heads
 
     @property
     def recipe(self) -> RecipeValues:
-        """Settings the recipe of the artifact gives; all `None` without a manifest."""
+        """Settings of the artifact's recipe; all `None` without a manifest."""
         return RecipeValues() if self.manifest is None else recipe_values(self.manifest.recipe)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a server does otherwise than the recipe says, without a change of meaning."""
+        """Where a server differs from the recipe without a change of meaning."""
         if self.manifest is not None and self.manifest.recipe.scale_dtype != "float16":
             return (
                 (
@@ -81,7 +81,8 @@ class ServedArtifact:
     def check_geometry(
         self, *, num_layers: int, num_kv_heads: int, head_dim: int, v_head_dim: int
     ) -> None:
-        """Refuse a model this artifact was not made for; every layer of the model must be covered.
+        """Refuse a model that this artifact was not made for. It must cover every layer of the
+        model.
 
         Raises:
             GeometryMismatch: names what the artifact has and what the model has.
@@ -115,15 +116,15 @@ def load(
 
     Args:
         source: folder, name in the local store, or two files.
-        expected_digest: artifact digest it must have, with or without `sha256:`.
-        model: name or folder of the served model, which picks its artifact in a folder of several.
+        expected_digest: required artifact digest, with or without `sha256:`.
+        model: name or folder of the served model; it selects the artifact in a folder of several.
 
     Raises:
         UsageError: several candidates, or files of different fits.
-        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist, or none is
-            for `model`.
-        MalformedFile, UnsupportedFormat: the reader's verdict.
-        DigestMismatchError: other bytes than the manifest or the caller expects.
+        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist, or no
+            artifact is for `model`.
+        MalformedFile, UnsupportedFormat: the reader refused a file.
+        DigestMismatchError: the bytes are not those that the manifest or the caller expects.
     """
     if source.files is not None:
         k_path, v_path = map(Path, source.files)
@@ -144,10 +145,10 @@ def load(
 
 
 def recipe_values(recipe: ServingRecipe) -> RecipeValues:
-    """The values of a recipe this runtime can follow.
+    """The values of a recipe that this runtime can follow.
 
     Raises:
-        UsageError: another quantizer or clip algorithm than ours; nothing is approximated.
+        UsageError: the recipe has another quantizer or clip algorithm; nothing is approximated.
     """
     clip = recipe.clip
     if recipe.quantizer != QUANTIZER or clip.algorithm not in ("none", CLIP_ALGORITHM):
@@ -172,7 +173,7 @@ class _File:
 
     @property
     def role(self) -> Role | None:
-        """The side a file is for: what its objective says, else how its name begins."""
+        """The side of a file, by its objective, else by the beginning of its name."""
         start = self.entry.path[:2].lower()
         return self.rotations.declared_role or (
             "k" if start == "k_" else "v" if start == "v_" else None
@@ -188,10 +189,10 @@ def _parse(name: str, data: bytes) -> _File:
 
 
 def _of_model(folder: Path, model: str) -> Path:
-    """The artifact of `model` in `folder`, or `folder` itself where it has rotation files, readable
-    or not.
+    """The artifact of `model` in `folder`, or `folder` itself if it has rotation files, readable or
+    not.
 
-    A model that the zoo knows is looked for by its own name.
+    A model that the zoo knows is looked up by its own name.
     """
     if any(folder.glob(f"*{SUFFIX}")):
         return folder

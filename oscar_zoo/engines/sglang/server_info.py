@@ -1,5 +1,5 @@
-"""What a running server says of its INT2 cache: artifact, recipe, bits per element, memory. Plain
-values only."""
+"""What a running server reports about its INT2 cache: artifact, recipe, bits per element, memory.
+All values are plain."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.slot_store import SlotShape
 
 KEY = "oscar_int2"
-"""Where it stands in the state of a worker."""
+"""Key of the report in the state of a worker."""
 
 
 def recipe(chosen: PluginSettings, slots: SlotShape) -> dict[str, Any]:
-    """The serving recipe in force: windows in tokens, clip ratios, channels that share a scale."""
+    """The serving recipe in force: windows in tokens, clip ratios, and channels that share a
+    scale."""
     return {
         "quantizer": QUANTIZER,
         "sink": chosen.sink.value,
@@ -38,13 +39,13 @@ def describe(
     *,
     tokens: int,
 ) -> dict[str, Any]:
-    """All of it.
+    """The whole report of a worker.
 
     Args:
         chosen: settings in force.
-        artifact: being served.
-        slots: of this worker.
-        facts: what the hooks told SGLang: `plan`, `profiled`, `rows`.
+        artifact: the artifact that is served.
+        slots: shape of the slots of this worker.
+        facts: numbers that the hooks gave to SGLang: `plan`, `profiled`, `rows`.
         tokens: token slots of the pool.
     """
     plan = memory_plan.MemoryPlan(**facts["plan"])

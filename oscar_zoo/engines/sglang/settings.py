@@ -31,8 +31,8 @@ children."""
 
 Origin = Literal["flag", "environment", "recipe", "default"]
 MODEL = "OSCAR_INT2_MODEL"
-"""The model that this server was asked for. The plugin writes it, for a folder with the artifacts
-of several models."""
+"""The model that this server was asked for. The plugin writes it, so that a folder with artifacts
+of several models can be searched."""
 T = TypeVar("T")
 
 
@@ -49,8 +49,8 @@ class Setting(Generic[T]):
 
 @dataclass(frozen=True)
 class Option:
-    """One flag: its name, the variable it writes, how the text is read, and what the published fork
-    calls it."""
+    """One flag: its name, the variable that it writes, the parser of its text, and its name in the
+    published fork."""
 
     flag: str
     variable: str
@@ -157,14 +157,14 @@ FORK_NAMES = {
     "k_clip": "SGLANG_OSCAR_K_CLIP_RATIO",
     "v_clip": "SGLANG_OSCAR_V_CLIP_RATIO",
 }
-"""Fallbacks: variables of the SGLang fork published with OSCAR that mean the same as one of our
+"""Fallbacks: variables of the SGLang fork published with OSCAR that have the meaning of one of our
 options."""
 
 
 @dataclass(frozen=True)
 class ArtifactSource:
-    """Where the rotation files are: a folder, a name in the store, or the fork's two files. Exactly
-    one is set."""
+    """Where the rotation files are: in a folder, under a name in the store, or in the fork's two
+    files. Exactly one is set."""
 
     folder: str | None = None
     artifact: str | None = None
@@ -176,7 +176,7 @@ class ArtifactSource:
 
 @dataclass(frozen=True)
 class RecipeValues:
-    """What the recipe of an artifact says; `None` when the artifact has no recipe for it."""
+    """Settings of an artifact's recipe; `None` for a setting without one."""
 
     sink: int | None = None
     recent: int | None = None
@@ -186,13 +186,15 @@ class RecipeValues:
 
 
 DEFAULTS = RecipeValues(sink=64, recent=256, k_clip=0.96, v_clip=0.92, group_size=None)
-"""Published serving recipe of OSCAR; a group is the whole row."""
+"""The published serving recipe of OSCAR, where a group is the whole row."""
 
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """Every setting in force. `group_size` `None`: one group per row; `idle_sinks` `None`: one
-    block per request."""
+    """Every setting in force.
+
+    `group_size` is `None` for one group per row, and `idle_sinks` for one block per request.
+    """
 
     source: Setting[ArtifactSource]
     expected_digest: str | None

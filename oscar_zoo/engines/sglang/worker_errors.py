@@ -1,7 +1,7 @@
-"""A server that refuses to start says why in one line, as `oscar-zoo` does, instead of in a
-traceback of SGLang.
+"""Errors of a server that refuses to start, shown in one line as `oscar-zoo` shows them, instead of
+in a traceback of SGLang.
 
-Only errors of this library are shown so, and only where they would end the process anyway.
+This covers only errors of this library, and only where they end the process anyway.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from types import TracebackType
 from oscar_zoo.errors import OscarZooError
 
 DEBUG = "OSCAR_ZOO_DEBUG"
-"""Variable that shows tracebacks again."""
+"""Environment variable; the value 1 shows tracebacks."""
 
 
 def install() -> None:
-    """From here on, an error of ours that nobody catches becomes one line on stderr; every other
-    stays as it was.
+    """Show uncaught errors of ours as one line on stderr from now on; other errors stay as they
+    were.
 
-    Tracebacks, which SGLang logs for its workers, end with the hint.
+    The tracebacks that SGLang logs for its workers end with the hint.
     """
     setattr(OscarZooError, "__notes__", property(_notes))  # noqa: B010 (a class has no such attribute to assign)
     before = sys.excepthook
@@ -39,6 +39,6 @@ def _notes(error: OscarZooError) -> list[str]:
 
 
 def one_line(error: OscarZooError) -> str:
-    """The message, and the hint where there is one."""
+    """The message, followed by the hint if there is one."""
     hint = f" {error.hint[0].upper()}{error.hint[1:]}" if error.hint else ""
     return f"error: {error.message}{hint}"

@@ -31,9 +31,9 @@ WARPS = 8
 KEY_DIMS, VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 MERGED_ROWS = (8, 4, 2, 1)
 PLAN_BYTES = 28 * MAX_BATCH + 4
-"""Of shared memory, for where the tokens of every request are."""
+"""Bytes of shared memory for the places of every request's tokens."""
 STATIC_BYTES = 1024
-"""Of shared memory, at most: what the kernel declares, and what the system keeps."""
+"""Most bytes of shared memory that the kernel declares and the system keeps."""
 
 _QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
@@ -90,7 +90,7 @@ class _Params(ctypes.Structure):
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """What a compiled kernel is for; every field is a flag of decode.cu, see there."""
+    """What a kernel is compiled for; every field is a flag of decode.cu, which explains it."""
 
     k_spec: QuantSpec
     v_spec: QuantSpec
@@ -380,8 +380,8 @@ def _load(variant: AttentionVariant, device: torch.device) -> _Loaded:
 
 
 def _fitting(variant: AttentionVariant, shared: int) -> AttentionVariant:
-    """The variant with as many stages as the shared memory of a block holds, `LEAST_STAGES` at
-    least."""
+    """The variant with as many stages as fit the shared memory of a block, but at least
+    `LEAST_STAGES`."""
     while (
         variant.tiles.stages > LEAST_STAGES
         and _ring_bytes(variant.flags) + PLAN_BYTES + STATIC_BYTES > shared
@@ -414,5 +414,5 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _rows_per_block(rows: int, heads: int, device: torch.device) -> int:
-    """Rows that a block of stage 2 merges: more once there are blocks for every multiprocessor."""
+    """Rows that a block of stage 2 merges: more than one once every multiprocessor has a block."""
     return next((n for n in MERGED_ROWS if -(-rows // n) * heads >= _multiprocessors(device)), 1)

@@ -1,4 +1,4 @@
-"""Writing new tokens by `write.cu`: what stands against it, compilation, launch.
+"""Writing new tokens by `write.cu`: checks, compilation, launch.
 
 A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and
 both clips that is a third of the time. The rest is matrix products and what follows them, which

@@ -1,4 +1,4 @@
-"""What a launch of `write.cu` passes to it: structures, addresses, and the shares of the blocks."""
+"""The arguments of a launch of `write.cu`: structures, addresses, and the shares of the blocks."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Params(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch passes to the kernel, which tensors must outlive.
+    """One launch. The tensors behind its addresses must outlive it.
 
     Attributes:
-        kernel: `oscar_write`, `oscar_write_slots` if only slots are written, `oscar_write_step` for
-            few rows.
-        parameters: its argument.
-        blocks: of the grid.
+        kernel: `oscar_write`, or `oscar_write_slots` if only slots are written, or
+            `oscar_write_step` for few rows.
+        parameters: the argument of the kernel.
+        blocks: blocks of the grid.
     """
 
     kernel: str
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def step(self) -> bool:
-        """It is the kernel for few rows."""
+        """Whether this is the kernel for few rows."""
         return self.kernel == "oscar_write_step"
 
 
@@ -78,11 +78,11 @@ def arguments(
     sms: int,
     step: bool | None = None,
 ) -> Launch:
-    """Which kernel is launched, with what, in how many blocks.
+    """Choose the kernel, its argument and the number of blocks.
 
     Args:
-        sms: multiprocessors; a block takes a whole one.
-        step: as `write_kv_int2`.
+        sms: multiprocessors of the device; a block takes a whole one.
+        step: as for `write_kv_int2`.
     """
     k_out, v_out = rows_out or (None, None)
     matrices = prepared(transforms)

@@ -1,4 +1,4 @@
-"""The matrices of a transform as the CUDA kernel keeps them in shared memory, worked out once.
+"""The matrices of a transform as the CUDA kernel keeps them in shared memory, computed once.
 
 A float32 matrix becomes two bfloat16 ones: the larger half is cut off, the smaller one is the rest,
 rounded. Column `n` is channel `channels(D)[n]`; its numbers lie in 16-byte units, unit `u` of rows
@@ -17,7 +17,7 @@ from torch import Tensor
 from oscar_kernels.cache import Transforms
 
 UNIT = 8
-"""Numbers of 16 bytes."""
+"""Elements of 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ _KEPT: WeakKeyDictionary[Transforms, Prepared] = WeakKeyDictionary()
 
 
 def prepared(transforms: Transforms) -> Prepared:
-    """Of these transforms, which must not change any more; allocated at the first call, then kept
-    beside them."""
+    """The prepared matrices of transforms, which must not change any more. They are allocated at
+    the first call and kept as long as the transforms."""
     found = _KEPT.get(transforms)
     if found is None:
         halves, mean = _halves(transforms.k_forward), transforms.k_mean

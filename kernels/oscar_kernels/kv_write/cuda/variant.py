@@ -1,4 +1,4 @@
-"""What `write.cu` is compiled for, and which tensors no variant of it fits."""
+"""The variants of `write.cu`, and the tensors that no variant fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oscar_kernels.spec import QuantSpec
 HEAD_DIMS = (64, 128)
 MOST_RANK = 16
 TILE, STEP_ROWS = 64, 16
-"""Rows of a tile, and those that a block of the kernel for few rows has at a time: a warp each."""
+"""Rows of a tile, and rows that a block of the kernel for few rows has at a time, one per warp."""
 MOST_ROWS = 1 << 30
 
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
@@ -23,7 +23,7 @@ _INTEGER = {torch.int32: "int", torch.int64: "long long"}
 
 @dataclass(frozen=True)
 class WriteVariant:
-    """What a compiled kernel is for; every field is a flag of write.cu, see there."""
+    """What a kernel is compiled for; every field is a flag of write.cu, which explains it."""
 
     k_spec: QuantSpec
     v_spec: QuantSpec
@@ -46,12 +46,12 @@ class WriteVariant:
         }
 
     def shared_bytes(self, *, step: bool) -> int:
-        """Dynamic shared memory: a matrix in halves, the mean's product with it, rows as they come,
-        transformed rows.
+        """Bytes of dynamic shared memory: a matrix in halves, its product with the mean, rows as
+        they come, and transformed rows.
 
         Args:
-            step: of the kernel for few rows, with all rows of one tile; else a transformed row for
-                each warp.
+            step: whether this is the kernel for few rows, which holds all transformed rows of one
+                tile; the other one holds a transformed row per warp.
         """
         dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
         tiles = 1 if step else self.warpgroups
@@ -77,8 +77,8 @@ def misfit(
     query_out: Tensor | None = None,
     rows_out: tuple[Tensor, Tensor] | None = None,
 ) -> str | None:
-    """`unsupported` for any device: what of types, shapes and addresses the kernel does not
-    have."""
+    """Why the kernel cannot run these on any device, because of their types, shapes or addresses;
+    `None` if it can."""
     for spec in (cache.k_spec, cache.v_spec):
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim {spec.head_dim}; it has {HEAD_DIMS}"

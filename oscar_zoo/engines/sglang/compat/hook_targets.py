@@ -18,9 +18,11 @@ class Target:
 
 
 def targets() -> dict[str, tuple[Target, ...]]:
-    """Where each hook attaches in the installed version, by the name of the hook. Subclasses that
-    override a method are listed with their base, because a patch of the base does not reach
-    them."""
+    """Where each hook attaches in the installed version, by the name of the hook.
+
+    Subclasses that override a method are listed with their base, because a patch of the base does
+    not reach them.
+    """
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.server_args import ServerArgs
 
@@ -63,7 +65,7 @@ def targets() -> dict[str, tuple[Target, ...]]:
 
 
 def _observed_places() -> dict[str, tuple[Target, ...]]:
-    """The part of `targets` that changes nothing: it refuses or reports."""
+    """The targets whose hooks change nothing: they refuse or report."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     module = "sglang.srt.managers.scheduler_components.metrics_reporter"

@@ -9,7 +9,7 @@ from oscar_zoo.runtime.sink_blocks import PromptKey
 
 
 def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
-    """Call SGLang's row allocator: its result, and the rows that got a new owner.
+    """Call SGLang's row allocator; return its result, and the rows that got a new owner.
 
     From 0.5.21 `alloc_rows` hands out exactly these. Before, `alloc` also returns rows that
     requests keep, and only the generation counter tells; it is compared over this one call, because
@@ -26,8 +26,7 @@ def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tu
 
 
 def freed(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
-    """Let SGLang free the row of a request: its result, and the rows that are free now and were not
-    before."""
+    """Let SGLang free the row of a request; return its result, and the rows that became free."""
     before = len(pool.free_slots)
     return original(pool, request), list(pool.free_slots[before:])
 
@@ -57,8 +56,10 @@ def prompt(request: Any, width: int) -> PromptKey:
 
 
 def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
-    """Of requests that are about to get rows: tokens to prefill in all, and those found cached.
-    Skips those that keep the row they have."""
+    """Tokens in all and cached tokens of every request that is about to get a row.
+
+    Requests that keep their row are skipped.
+    """
     for request in requests:
         kv: Any = getattr(request, "kv", None)  # 0.5.17 has one too, without the question
         keeps = kv.holds_kv if hasattr(kv, "holds_kv") else request.req_pool_idx is not None
@@ -73,10 +74,10 @@ def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
 
 
 def pool_beside(tree: Any) -> Any:
-    """The request rows beside a prefix cache; `None` where it has none."""
+    """The pool of request rows beside a prefix cache; `None` if it has none."""
     return getattr(tree, "req_to_token_pool", None)
 
 
 def page_size(tree: Any) -> int:
-    """Tokens at whose multiples hits of a prefix cache end."""
+    """Tokens of a page; hits of a prefix cache end at multiples of it."""
     return int(getattr(tree, "page_size", 1))

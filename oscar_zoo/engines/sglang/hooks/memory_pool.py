@@ -1,5 +1,5 @@
-"""Hooks where SGLang divides memory: type and size of a token slot, the budget of all slots, and
-the pool itself."""
+"""Hooks where SGLang divides memory: the type and size of a token slot, the budget of all slots,
+and the pool itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from oscar_zoo.runtime.transforms import transform_bytes
 
 
 def kv_dtype(original: Any, **kwargs: Any) -> Any:
-    """Hook 5: the storage type. uint8 also keeps SGLang away from its fused rotary embedding and
-    cache write."""
+    """Hook 5: the storage type. With uint8 SGLang also skips its fused rotary embedding and cache
+    write."""
     if kwargs["server_args_kv_cache_dtype"] != settings.DTYPE:
         return original(**kwargs)
     FIRED.add("kv_dtype")
@@ -61,7 +61,8 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
 
 
 def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook 8, first half: how many request rows there are, which the token pool is not told."""
+    """Hook 8, first half: note the number of request rows, which SGLang does not tell the token
+    pool."""
     if self.kv_cache_dtype_str == settings.DTYPE:
         FIRED.add("rows")
         FACTS["rows"] = int(kwargs["req_to_token_pool"].req_to_token.shape[0])
@@ -69,7 +70,7 @@ def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def pool(original: Any, self: Any, **kwargs: Any) -> Any:
-    """Hook 8, second half: our pool class, which owns codes, scales, rings and sinks.
+    """Hook 8, second half: build our pool, which owns codes, scales, rings and sinks.
 
     Raises:
         RuntimeError: the number of request rows is not known.

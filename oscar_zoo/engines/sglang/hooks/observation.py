@@ -1,4 +1,4 @@
-"""Hooks that change nothing and report: `/server_info`, metrics, and what a worker did."""
+"""Hooks that only report: `/server_info`, metrics, and the report of a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 
 
 def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Hook 16: artifact, recipe and memory in the state of every worker, which `/server_info`
+    """Hook 16: add artifact, recipe and memory to the state of every worker, which `/server_info`
     shows."""
     if "pool" in FIRED:
         scheduler_process.add_internal_state(
@@ -24,7 +24,7 @@ def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 
 def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
-    """Hook 17, where SGLang makes its own metrics: ours beside them."""
+    """Hook 17: add our metrics where SGLang makes its own."""
     outlet = scheduler_process.metrics_outlet(reporter) if "pool" in FIRED else None
     if outlet is None:
         return
@@ -54,14 +54,14 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
 
 
 def update_metrics(_result: None, collector: Any, *_: Any, **__: Any) -> None:
-    """Hook 18: SGLang logs its stats, and ours follow."""
+    """Hook 18: update our metrics when SGLang logs its stats."""
     exporter = getattr(collector, "oscar_exporter", None)  # put there by hook 17
     if exporter is not None:
         exporter.update()
 
 
 def prefix_hits(rows: Any, requests: Any, *_: Any, **__: Any) -> None:
-    """Hook 19: what the new owners of request rows found cached."""
+    """Hook 19: count what the new owners of request rows found cached."""
     counted = getattr(rows, "oscar_prefix_hits", None)  # put there by hook 17
     if counted is not None:
         counted.see(request_rows.new_requests(requests))

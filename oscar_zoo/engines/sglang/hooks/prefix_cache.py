@@ -1,5 +1,5 @@
-"""Hooks where prefixes are looked up and request rows change owner: what of rings and sinks still
-holds."""
+"""Hooks where SGLang looks up prefixes and where request rows change owner: they keep rings and
+sinks consistent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 def tail(result: int, tree: Any, request: Any = None) -> int | None:
     """Hook 9: a prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills
-    the ring; there is none where the block with the first tokens is gone. 0.5.23 says who asks;
-    before, hook 12 knows."""
+    the ring. There is no hit if the block with the first tokens is gone.
+
+    SGLang 0.5.23 passes the request that asks; for earlier releases hook 12 knows it.
+    """
     if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
         return None
     FIRED.add("tail")
@@ -26,8 +28,8 @@ def tail(result: int, tree: Any, request: Any = None) -> int | None:
 
 
 def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Hook 12: whose prefix is being looked up. The rest of a prompt is continued without asking a
-    prefix cache."""
+    """Hook 12: remember the request whose prefix is looked up. A prompt is continued without a look
+    into the prefix cache."""
     tree = kwargs.pop("tree_cache", tree)
     sinks = _sinks(request_rows.pool_beside(tree))
     if sinks is None:
@@ -52,8 +54,7 @@ def alloc(original: Any, self: Any, request: Any) -> Any:
 
 
 def admit(result: Any, self: Any, requests: Any) -> None:
-    """Hook 10, for sinks: which tokens the rows will hold. Whether a row is new to its request,
-    `alloc` tells."""
+    """Hook 10, for sinks: the tokens that the rows will hold. `alloc` knows which rows are new."""
     sinks = _sinks(self)
     if sinks is not None and result is not None:
         FIRED.add("admit")
@@ -61,8 +62,7 @@ def admit(result: Any, self: Any, requests: Any) -> None:
 
 
 def release(original: Any, self: Any, request: Any) -> Any:
-    """Hook 11: a request is done with its row, or retracted; its sinks may be shared from now
-    on."""
+    """Hook 11: a request has ended or was retracted. Its sinks may be shared from now on."""
     sinks = _sinks(self)
     if sinks is None:
         return original(self, request)
@@ -75,7 +75,7 @@ def release(original: Any, self: Any, request: Any) -> Any:
 
 
 def flush(_result: None, self: Any) -> None:
-    """Hook 11: the prefix cache and all rows are emptied."""
+    """Hook 11: SGLang empties the prefix cache and all rows."""
     sinks = _sinks(self)
     if sinks is not None:
         FIRED.add("flush")
@@ -83,7 +83,7 @@ def flush(_result: None, self: Any) -> None:
 
 
 def _sinks(rows: Any) -> SinkBlocks | None:
-    """Sink blocks of a pool of request rows, put there by our attention backend; `None` without an
-    INT2 cache."""
+    """The sink blocks that our attention backend put beside a pool of request rows; `None` without
+    an INT2 cache."""
     found: SinkBlocks | None = getattr(rows, "oscar_sinks", None)
     return found

@@ -1,5 +1,5 @@
-"""Hooks where something is asked of a server: its arguments, its model, what a request may want.
-They add or refuse."""
+"""Hooks on what users ask of a server: its arguments, its model, and the parameters of a request.
+They add defaults or refuse."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 MOST_COMMON_KV_HEADS = 8
 INTERPRET = "TRITON_INTERPRET"
-"""With a backend that is not its own, SGLang's allocator runs Triton kernels, which need this where
-there is no GPU. Triton reads it when a worker imports the kernels, and workers inherit it."""
+"""SGLang's allocator runs Triton kernels with a backend that is not its own. Without a GPU they
+need this variable. Triton reads it when a worker imports the kernels, and workers inherit it."""
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
 
 
 def set_defaults(args: Any, *_: Any, **__: Any) -> None:
-    """Hook 3: our backend, and a number of requests whose rings fit. SGLang would take 2048 or more
-    requests."""
+    """Hook 3: our backend, and a number of requests whose windows fit. SGLang's own default is 2048
+    requests or more."""
     if args.kv_cache_dtype != settings.DTYPE or not server_arguments.may_set_defaults(args):
         return
     worker.served.cache_clear()  # an earlier engine of this process may have had other settings
@@ -54,7 +54,7 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
 
 
 def _take_backend(args: Any) -> None:
-    """Our backend where the user chose none, or those that the published fork is started with."""
+    """Choose our backend if the user chose none, or one that the published fork is started with."""
     for name in refusals.BACKENDS:
         chosen = getattr(args, name)
         if chosen in refusals.FORK_BACKENDS:
