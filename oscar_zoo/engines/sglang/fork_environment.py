@@ -1,8 +1,9 @@
 """Environment variables of the SGLang fork that was published with OSCAR: honoured, without effect
 here, or refused.
 
-People bring their start scripts. A variable that changed results there must either do the same here
-or stop the start; one that nobody knows is a misspelling. Needs neither torch nor sglang.
+Users bring the start scripts of the fork. A variable that changes results there must either have
+the same effect here or stop the start. An unknown variable is a misspelling. Needs neither torch
+nor sglang.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ K_FILE = "SGLANG_OSCAR_K_ROTATION_PATH"
 V_FILE = "SGLANG_OSCAR_V_ROTATION_PATH"
 
 PREFIXES = ("SGLANG_OSCAR_", "SGLANG_MIXED_KV_", "OSCAR_INT2_")
-"""A variable that starts like this is meant for an INT2 cache."""
+"""Prefixes of variables that are meant for an INT2 cache."""
 
 HONOURED = frozenset(
     {
@@ -41,11 +42,11 @@ NO_EFFECT = frozenset(
         "SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS",
     }
 )
-"""They choose an implementation, not a result. `HADAMARD_ORDER` has no effect on the fork either
-when rotation files are given, which hold their Hadamard transform."""
+"""These choose an implementation, not a result. `HADAMARD_ORDER` has no effect on the fork either
+if rotation files are given, because these contain their Hadamard transform."""
 
 YES, NO = ("1", "true", "yes", "y"), ("0", "false", "no", "n")
-"""What SGLang reads as true and as false."""
+"""Texts that SGLang reads as true and as false."""
 ONLY = {
     "SGLANG_OSCAR_K_QUANTIZER": (("int2",), "the INT2 quantizer is the only one"),
     "SGLANG_OSCAR_V_QUANTIZER": (("int2",), "the INT2 quantizer is the only one"),
@@ -59,7 +60,7 @@ ONLY = {
         "the windows cannot be turned off; lower --oscar-sink-size",
     ),
 }
-"""Variable -> the values that mean what we do anyway, and why another value is refused."""
+"""For each variable, the values that ask for what we do anyway, and why others are refused."""
 
 REFUSED_FAMILIES = {
     "SGLANG_OSCAR_CALIBRATION_": "calibration is `oscar-zoo compute`",

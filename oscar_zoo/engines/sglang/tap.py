@@ -1,12 +1,12 @@
-"""The calibration tap: sums over what every attention layer of this worker sees, while prompts run
-through SGLang.
+"""The calibration tap: it sums over the inputs and outputs of every attention layer of this worker
+while prompts run through SGLang.
 
-A hook around `RadixAttention.forward` has q, k and v of the worker's own heads after norms and
+A hook around `RadixAttention.forward` sees q, k and v of the worker's own heads after norms and
 RoPE, and the output before any gate and o_proj, for every model and attention backend. It is
-installed only where the environment asks for it (`ranks.VARIABLE`), and sums only from
-`oscar_tap_start` on, which the driving process (`capture_process.py`) calls on all ranks
-at once, as all of `METHODS`. An error in a forward pass is kept and raised by the next call,
-because an exception in the middle of a batch would end the engine without a word.
+installed only if the environment asks for it (`ranks.VARIABLE`). It sums from `oscar_tap_start` on.
+The driving process (`capture_process.py`) calls this and all other `METHODS` on all
+ranks at once. An error in a forward pass is kept and raised by the next call, because an exception
+in the middle of a batch would end the engine without a message.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from oscar_zoo.engines.sglang.compat import geometry, radix_attention, scheduler
 from oscar_zoo.errors import ComputeFailed, OscarZooError, UnsupportedModel
 
 TAP = "oscar_tap"
-"""Attribute of an attention layer that is being tapped."""
+"""Name of the attribute that holds the tap of an attention layer."""
 
 
 @dataclass
 class LayerTap:
-    """One attention layer of this worker.
+    """The tap of one attention layer of this worker.
 
     Attributes:
         layer_id: decoder layer index.
-        sums: of the worker's own heads.
-        query_heads: how many of them.
-        outputs: whether to sum attention outputs too.
-        lengths, weighted_lengths: of the sequences seen in the first and second pass, in order.
-        target: of the second pass; `None` in the first.
-        error: what went wrong; nothing is summed from then on.
+        sums: sums of the worker's own heads.
+        query_heads: number of query heads of this worker.
+        outputs: whether attention outputs are summed too.
+        lengths, weighted_lengths: lengths of the sequences of the first and second pass, in order.
+        target: target of the second pass; `None` in the first pass.
+        error: the first error; nothing is summed after it.
     """
 
     layer_id: int
@@ -66,8 +66,8 @@ class LayerTap:
         Args:
             rows: q, k, v, o as the attention layer got and returned them: tokens first, possibly
                 padded at the end, heads and channels as one or two axes.
-            prefixes: per sequence of the batch, tokens that came in earlier batches.
-            lengths: per sequence, tokens in this batch.
+            prefixes: for every sequence of the batch, its tokens in earlier batches.
+            lengths: for every sequence, its tokens in this batch.
         """
         if self.error is not None:
             return
@@ -78,8 +78,10 @@ class LayerTap:
             self.error = error
 
     def weigh(self) -> None:
-        """Begin the second pass. The target comes from the queries of this rank alone: where ranks
-        share a KV head, their weighted sums are joined knowing that (`LayerMoments.cat_heads`).
+        """Begin the second pass.
+
+        The target comes from the queries of this rank alone. If ranks share a KV head,
+        `LayerMoments.cat_heads` joins their weighted sums accordingly.
 
         Raises:
             ComputeFailed: there was no first pass.
@@ -92,7 +94,7 @@ class LayerTap:
         self.target = estimators.qqt(self.sums)
 
     def restore(self, sums: LayerMoments, report: ranks.LayerReport) -> None:
-        """Go on from what an earlier worker in this place had."""
+        """Continue from the sums of an earlier worker in this place."""
         device = self.sums.qq.device
         for name in (*ROW_SUMS, *WEIGHTED_SUMS, "wo"):
             tensor = getattr(sums, name)
@@ -101,7 +103,7 @@ class LayerTap:
         self.lengths, self.weighted_lengths = list(report.lengths), list(report.weighted_lengths)
 
     def report(self) -> ranks.LayerReport:
-        """Counts for the driving process, which compares them with what it sent."""
+        """Counts for the driving process, which compares them with the prompts that it sent."""
         return ranks.LayerReport(
             heads=self.sums.heads,
             tokens=self.sums.tokens,
@@ -113,7 +115,8 @@ class LayerTap:
         )
 
     def _count(self, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Sequences come one after the other, each from its first token on and without a gap."""
+        """Check that sequences come one after the other, each from its first token on and without a
+        gap."""
         seen = self.lengths if self.target is None else self.weighted_lengths
         for prefix, length in zip(prefixes, lengths, strict=True):
             if prefix == 0:
@@ -138,7 +141,7 @@ class LayerTap:
             self.sums.add_weighted(key, value, self.target)
 
     def _by_head(self, rows: Tensor | None, tokens: int, heads: int) -> Tensor:
-        """`[tokens + padding, heads * width]` or `[.., heads, width]` as
+        """Reshape `[tokens + padding, heads * width]` or `[.., heads, width]` to
         `[heads, tokens, width]`."""
         if not isinstance(rows, Tensor) or rows.shape[0] < tokens or rows[:1].numel() % heads:
             seen = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
@@ -153,8 +156,8 @@ class LayerTap:
 def attention(
     original: Any, layer: Any, q: Any, k: Any, v: Any, forward_batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Hook 14, around `RadixAttention.forward`: computes what it would, and shows the tap of this
-    layer, if any."""
+    """Hook 14, around `RadixAttention.forward`: call it, then show inputs and outputs to the tap of
+    this layer, if there is one."""
     result = original(layer, q, k, v, forward_batch, *args, **kwargs)
     tap: LayerTap | None = getattr(layer, TAP, None)
     if tap is None or forward_batch.forward_mode.name != "EXTEND" or radix_attention.capturing():
@@ -180,10 +183,10 @@ def start(scheduler: Any, folder: str, *, outputs: bool, weights: bool) -> None:
     """Put a tap on every attention layer of this worker.
 
     Args:
-        scheduler: of this worker.
-        folder: of this capture, for word of a failure.
-        outputs: sum attention outputs.
-        weights: sum output projections, which need no tokens.
+        scheduler: SGLang's scheduler of this worker.
+        folder: private folder of this capture, where failures are reported.
+        outputs: whether to sum attention outputs.
+        weights: whether to sum output projections, which need no tokens.
 
     Raises:
         UnsupportedModel: an INT2 cache could not serve this model.
@@ -208,7 +211,7 @@ def start(scheduler: Any, folder: str, *, outputs: bool, weights: bool) -> None:
 
 
 def check(scheduler: Any, folder: str) -> None:
-    """Raise what went wrong in a forward pass since `start`, if anything did."""
+    """Raise the error of a forward pass since `start`, if there was one."""
     for tap in _taps(scheduler):
         if tap.error is not None:
             raise tap.error
@@ -222,10 +225,10 @@ def weigh(scheduler: Any, folder: str) -> None:
 
 
 def save(scheduler: Any, folder: str, *, place: str) -> None:
-    """Write what this worker has to `place`; see `ranks.write_rank`.
+    """Write the sums of this worker to `place`; see `ranks.write_rank`.
 
     Raises:
-        ComputeFailed: sums are not finite, or an error in a forward pass since `start`.
+        ComputeFailed: sums are not finite, or a forward pass since `start` failed.
         StorageError: the disk refused.
     """
     check(scheduler, folder)
@@ -248,11 +251,11 @@ def save(scheduler: Any, folder: str, *, place: str) -> None:
 
 
 def load(scheduler: Any, folder: str, *, place: str) -> None:
-    """Go on from what the worker of this rank wrote with `save`.
+    """Continue from the sums that the worker of this rank wrote with `save`.
 
     Raises:
-        IntegrityError: it is not all there, or belongs to another split of the model.
-        OutputExists: it belongs to other weights.
+        IntegrityError: they are incomplete, or belong to another split of the model.
+        OutputExists: they belong to other weights.
     """
     runner, taps = scheduler_process.model_runner(scheduler), _taps(scheduler)
     report, sums = ranks.read_rank(Path(place), geometry.rank_name())
@@ -267,7 +270,7 @@ def load(scheduler: Any, folder: str, *, place: str) -> None:
 
 
 def _reporting(step: Callable[..., None]) -> Callable[..., None]:
-    """`step` as a method of the scheduler that leaves word of its failure."""
+    """`step` as a method of the scheduler that reports its failure."""
 
     @functools.wraps(step)
     def method(scheduler: Any, folder: str, **kwargs: Any) -> None:
@@ -283,8 +286,8 @@ def _reporting(step: Callable[..., None]) -> Callable[..., None]:
 METHODS: Mapping[str, Callable[..., None]] = {
     f"oscar_tap_{step.__name__}": _reporting(step) for step in (start, load, check, weigh, save)
 }
-"""What `Engine.collective_rpc` may call on a tapped engine, each with `folder=`, the private folder
-of the capture."""
+"""Methods that `Engine.collective_rpc` may call on a tapped engine, each with `folder=`, the
+private folder of the capture."""
 
 
 def _taps(scheduler: Any) -> list[LayerTap]:
@@ -293,8 +296,8 @@ def _taps(scheduler: Any) -> list[LayerTap]:
 
 
 def _check_model(runner: Any) -> None:
-    """What cannot be served is not calibrated; one attention layer per decoder layer; a cache of
-    model precision."""
+    """Refuse models that cannot be served, several attention layers in one decoder layer, and a
+    cache that has not the precision of the model."""
     layers = list(radix_attention.attention_layers(runner.model))
     instead = "choose a model with full attention in every layer"
     try:

@@ -37,7 +37,7 @@ class EarlySinks(SinkBlocks):
 
     def _own(self, row: int, prompt: PromptKey, prefix: int, donor: int | None) -> Place:
         place = super()._own(row, prompt, prefix, donor)
-        self._publish(self._tenants[row], prompt.key(self.width))
+        self._publish(self._rows[row], prompt.key(self.width))
         return place
 
 
