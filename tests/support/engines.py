@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from sglang_forks import Forks, shared
 
+from oscar_zoo.engines.sglang.compat.releases import TESTED
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "examples" / "models" / "tiny-qwen3-hard"
-RELEASES = ("0.5.17", "0.5.21", "0.5.23")
+RELEASES = TESTED
 """Releases of SGLang that the plugin is tested with; one of them is installed, the others lie
 beside it."""
 INSTALLED = version("sglang") if importlib.util.find_spec("sglang") else ""

@@ -7,11 +7,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from engines import RELEASES, REPOSITORY, environment, needs_sglang
+from engines import INSTALLED, RELEASES, REPOSITORY, environment, needs_sglang
 
-from oscar_zoo.engines.sglang.compat import versions
+from oscar_zoo.engines.sglang.compat import releases, versions
 from oscar_zoo.engines.sglang.register import register
 from oscar_zoo.errors import OscarZooError, UnsupportedMachine
 
@@ -87,6 +88,38 @@ def test_any_other_server_is_told_once(
     register()
     (record,) = caplog.records
     assert record.message.startswith("No INT2 KV cache: sglang 0.5.24 is outside")
+
+
+def test_a_name_that_moved_is_the_one_that_is_there() -> None:
+    moved = releases.Moved("0.5.21", "before", "since")
+    assert moved.name(SimpleNamespace(before=1)) == "before"
+    assert moved.name(SimpleNamespace(before=1, since=2)) == "since"
+    assert moved.here(SimpleNamespace(since=2)) and not moved.here(None)
+
+
+def test_every_row_of_the_table_is_of_a_tested_release() -> None:
+    rows = [value for value in vars(releases).values() if isinstance(value, releases.Moved)]
+    assert len(rows) >= 6 and {row.since for row in rows} <= set(RELEASES[1:])
+
+
+@pytest.mark.sglang
+@needs_sglang
+def test_the_table_is_true_of_the_installed_release() -> None:
+    code = (
+        "from oscar_zoo.engines.sglang.compat.releases import *\n"
+        "from sglang.srt.server_args import ServerArgs\n"
+        "from sglang.srt.mem_cache.memory_pool import ReqToTokenPool\n"
+        "from sglang.srt.sampling.sampling_params import SamplingParams\n"
+        "print(RESOLVE.name(ServerArgs), ALLOCATE_ROWS.name(ReqToTokenPool),"
+        " BEAM_WIDTH.name(SamplingParams))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    rows = (releases.RESOLVE, releases.ALLOCATE_ROWS, releases.BEAM_WIDTH)
+    place = RELEASES.index(INSTALLED)
+    wanted = [row.new if place >= RELEASES.index(row.since) else row.old for row in rows]
+    assert done.stdout.split()[-3:] == list(map(str, wanted))
 
 
 @pytest.mark.sglang

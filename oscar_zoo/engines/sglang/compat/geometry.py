@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oscar_zoo.engines.sglang.compat import radix_attention
+from oscar_zoo.engines.sglang.compat import radix_attention, releases
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.int2_cache import piece_tokens
@@ -15,11 +15,8 @@ def max_requests_per_worker(configurator: Any) -> int:
     """`max_running_requests // dp`: request rows of one worker without the padding row."""
     from sglang.srt.runtime_context import get_schedule
 
-    dp = (
-        configurator.attn_dp_size
-        if hasattr(configurator, "attn_dp_size")
-        else configurator.ps.attn_dp_size
-    )
+    owner = configurator if releases.ATTENTION_DP.here(configurator) else configurator.ps
+    dp = owner.attn_dp_size
     return int(get_schedule().max_running_requests) // int(dp)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oscar_zoo.engines.sglang.compat import releases
+
 Hook = Callable[..., Any]
 
 
@@ -27,10 +29,9 @@ def targets() -> dict[str, tuple[Target, ...]]:
     from sglang.srt.server_args import ServerArgs
 
     configurator = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-    # From 0.5.21 arguments resolve in resolve_once, and an assignment afterwards raises.
-    resolve = "resolve_once" if hasattr(ServerArgs, "resolve_once") else "__post_init__"
+    resolve = releases.RESOLVE.name(ServerArgs)
     rows = "sglang.srt.mem_cache.memory_pool.ReqToTokenPool"
-    alloc = "alloc_rows" if hasattr(ReqToTokenPool, "alloc_rows") else "alloc"
+    alloc = releases.ALLOCATE_ROWS.name(ReqToTokenPool)
     tails = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
     return {
         **_observed_places(),
@@ -70,7 +71,7 @@ def _observed_places() -> dict[str, tuple[Target, ...]]:
 
     module = "sglang.srt.managers.scheduler_components.metrics_reporter"
     reporter = f"{module}.SchedulerMetricsReporter.__post_init__"
-    beams = hasattr(SamplingParams, "beam_width")  # from 0.5.21
+    beams = releases.BEAM_WIDTH.here(SamplingParams)
     verify = (Target("sglang.srt.sampling.sampling_params.SamplingParams.verify", "AFTER"),)
     return {
         "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.runtime.sink_blocks import PromptKey
 
 
 def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
     """Call SGLang's row allocator; return its result, and the rows that got a new owner.
 
-    From 0.5.21 `alloc_rows` hands out exactly these. Before, `alloc` also returns rows that
-    requests keep, and only the generation counter tells; it is compared over this one call, because
-    `clear` sets it to zero.
+    Where SGLang has no `releases.ALLOCATE_ROWS`, only the generation counter tells which rows these
+    are. It is compared over this one call, because `clear` sets it to zero.
     """
-    if hasattr(pool, "alloc_rows"):
+    if releases.ALLOCATE_ROWS.here(pool):
         rows = original(pool, request)
         return rows, list(rows or ())
     before = pool.req_generation.clone()
@@ -61,14 +61,11 @@ def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
     Requests that keep their row are skipped.
     """
     for request in requests:
-        kv: Any = getattr(request, "kv", None)  # 0.5.17 has one too, without the question
-        keeps = kv.holds_kv if hasattr(kv, "holds_kv") else request.req_pool_idx is not None
+        kv: Any = getattr(request, "kv", None)
+        keeps = kv.holds_kv if releases.HOLDS_KV.here(kv) else request.req_pool_idx is not None
         if not keeps:
-            # From 0.5.23 a number in place of the slots.
             cached = (
-                len(request.prefix_indices)
-                if hasattr(request, "prefix_indices")
-                else request.prefix_len
+                request.prefix_len if releases.PREFIX.here(request) else len(request.prefix_indices)
             )
             yield len(request.origin_input_ids) + len(request.output_ids), int(cached)
 

@@ -25,12 +25,9 @@ def may_set_defaults(server_args: Any) -> bool:
 
 
 def resolved(server_args: Any) -> Any:
-    """The configuration SGLang decided on: the raw record up to 0.5.17, later a view of
-    declarations over it."""
-    try:
-        from sglang.srt.arg_groups.overrides import resolved_view
-    except ImportError:
-        return server_args
+    """The configuration that SGLang decided on: a view of its declarations over the raw record."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
     return resolved_view(server_args)
 
 

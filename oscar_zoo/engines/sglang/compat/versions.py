@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
+from oscar_zoo.engines.sglang.compat.releases import TESTED
 from oscar_zoo.errors import MissingDependency, UnsupportedMachine
 
-FIRST, BEYOND = (0, 5, 17), (0, 5, 24)
-"""Supported versions: `FIRST <= version < BEYOND`."""
+
+def _number(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])[:3]))
+
+
+FIRST = _number(TESTED[0])
+BEYOND = (*_number(TESTED[-1])[:2], _number(TESTED[-1])[2] + 1)
+"""Supported versions: `FIRST <= version < BEYOND`, the release after the last tested one."""
 
 
 def sglang_version() -> str:
@@ -16,14 +23,13 @@ def sglang_version() -> str:
 
     Raises:
         MissingDependency: it is not installed.
-        UnsupportedMachine: it is not a version this plugin was tested with.
+        UnsupportedMachine: it is outside the supported range.
     """
     try:
         text = version("sglang")
     except PackageNotFoundError:
         raise MissingDependency.for_extra("sglang", "serve") from None
-    number = tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])[:3]))
-    if not FIRST <= number < BEYOND:
+    if not FIRST <= _number(text) < BEYOND:
         first, beyond = (".".join(map(str, v)) for v in (FIRST, BEYOND))
         raise UnsupportedMachine(
             f"sglang {text} is outside the supported range >={first},<{beyond}.",
