@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hub_folders import HARD, put_version
+from own_cli import Cli
 from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.cli.main import run
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 
@@ -27,23 +25,6 @@ def folder(tmp_path: Path) -> Path:
 def hub(tmp_path: Path) -> str:
     (tmp_path / "hub").mkdir()
     return f"file:{tmp_path}/hub"
-
-
-class Cli:
-    """Runs command lines; what was printed stays for looking at."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys, self.out, self.err = capsys, "", ""
-
-    def __call__(self, code: int, *words: object) -> str:
-        assert run([str(word) for word in words]) == code
-        self.out, self.err = self.capsys.readouterr()
-        return self.out
-
-    def json(self, code: int, *words: object) -> Any:
-        value = json.loads(self(code, *words, "--json"))
-        assert self.err == ""
-        return value
 
 
 @pytest.fixture
@@ -202,6 +183,16 @@ def test_yank_unyank_and_deprecate(cli: Cli, folder: Path, hub: str, tmp_path: P
         "tiny-qwen3-hard:other",
     )
     assert (row["changed"], row["serial"]) == (True, index_in(tmp_path / "hub").serial)
+
+
+def test_an_alias_names_exactly_one_version(cli: Cli, folder: Path, hub: str) -> None:
+    cli(0, "publish", folder, "--hub", hub, "--alias", "small")
+    for command, state in (("yank", "yanked"), ("unyank", "active"), ("deprecate", "deprecated")):
+        reason = () if command == "unyank" else ("--reason", "x")
+        (row,) = cli.json(0, command, "SMALL", *reason, "--hub", hub)["hubs"]
+        assert (row["id"], row["status"]["state"]) == (str(HARD), state)
+    model = HARD.model  # the name of a model is no name of a version
+    assert cli.json(2, "yank", model, "--reason", "x", "--hub", hub)["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize("command", ["yank", "deprecate"])

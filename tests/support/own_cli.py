@@ -23,5 +23,7 @@ class Cli:
         return self.out
 
     def json(self, code: int, *words: object) -> Any:
-        """The JSON object that is printed."""
-        return json.loads(self(code, *words, "--json"))
+        """The JSON object that is printed; nothing is printed on stderr beside it."""
+        value = json.loads(self(code, *words, "--json"))
+        assert self.err == ""
+        return value

@@ -1,0 +1,42 @@
+"""One row per kind of hub says everything that differs between kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from oscar_zoo.hubs.address import is_nearby, is_remote, publishing_hubs
+from oscar_zoo.hubs.table import HUBS, kind_of
+
+
+def test_every_row_is_found_by_its_scheme_in_any_case() -> None:
+    for scheme, kind in HUBS.items():
+        assert kind.scheme == scheme and kind_of(f"{scheme.upper()}:somewhere") is kind
+    assert kind_of("/srv/zoo") is None and kind_of("ftp:zoo") is None
+
+
+def test_only_kinds_with_an_address_are_remote_and_have_tokens() -> None:
+    assert [kind.scheme for kind in HUBS.values() if kind.is_remote] == ["hf", "ms"]
+    for kind in HUBS.values():
+        assert (kind.credential is not None) == bool(kind.token_step) == kind.is_remote
+
+
+def test_the_endpoint_decides_what_is_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_nearby("file:/srv/zoo") and not is_remote("file:/srv/zoo")
+    assert is_remote("HF:org/zoo") and not is_nearby("hf:org/zoo")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:8080")
+    monkeypatch.setenv("MODELSCOPE_DOMAIN", "localhost")
+    assert is_nearby("hf:org/zoo") and is_nearby("ms:org/zoo")
+
+
+def test_hubs_without_commits_are_written_last() -> None:
+    names = [hub.name for hub in publishing_hubs(["ms:a/zoo", "hf:a/zoo", "file:/srv/zoo"])]
+    assert names == ["hf:a/zoo", "file:/srv/zoo", "ms:a/zoo"]
+
+
+def test_a_token_comes_from_a_variable_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", "secret")
+    find = HUBS["ms"].credential
+    assert find is not None
+    found = find()
+    assert found is not None and found.source == "MODELSCOPE_API_TOKEN" and found.is_variable
+    assert "secret" not in repr(found)
