@@ -33,16 +33,6 @@ def quiet_option(function: F) -> F:
     )
 
 
-def hub_option(function: F) -> F:
-    """`--hub`: where to read or publish."""
-    return click.option(
-        "--hub",
-        envvar="OSCAR_ZOO_HUB",
-        metavar="HUB",
-        help="Hub to use: file:PATH is a zoo in a folder. Default: the zoo in your data directory.",
-    )(function)
-
-
 def hubs_option(function: F) -> F:
     """`--hub`, several times: where to read, in order."""
     return click.option(

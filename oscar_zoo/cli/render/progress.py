@@ -92,13 +92,6 @@ class TerminalObserver:
                 display.close()
 
 
-def current() -> TerminalObserver:
-    """An observer for remarks of the command that runs, as its `-q` and `--json` say."""
-    context = click.get_current_context(silent=True)
-    given = context.params if context else {}
-    return TerminalObserver(quiet=bool(given.get("quiet")), as_json=bool(given.get("as_json")))
-
-
 def can_ask() -> bool:
     """Whether somebody at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()

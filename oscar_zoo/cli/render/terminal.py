@@ -6,25 +6,20 @@ Text that came from a file, a manifest or a hub passes `clean` before it reaches
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
 import textwrap
-import time
 import unicodedata
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from oscar_zoo.cli import streams
-from oscar_zoo.cli.render.course import Rarely, duration
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.next_step import capitalized
 
@@ -40,9 +35,6 @@ MARKS = {
     "failed": "[red]FAILED[/]",
     "not checked": "not checked",
 }
-
-ProgressCallback = Callable[[int, int, str], None]
-"""Called with (done, total, what is being done)."""
 
 
 def out() -> Console:
@@ -192,73 +184,3 @@ def gigabytes(size: int) -> str:
 def megabytes(size: int) -> str:
     """`size` bytes for people."""
     return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
-
-
-@contextlib.contextmanager
-def progress(unit: str, *, enabled: bool) -> Iterator[ProgressCallback]:
-    """Bars with time left on stderr, or a line every 30 seconds where that is no terminal.
-
-    The callback takes (done, total, what).
-
-    Args:
-        unit: of the numbers: `bytes`, or a word to show behind them. A total of 0 is work of
-            unknown length.
-        enabled: whether to show anything.
-    """
-    if not enabled:
-        yield lambda done, total, text: None
-        return
-    if not sys.stderr.isatty():
-        rarely = Rarely(time.monotonic)
-        yield lambda done, total, text: note(
-            f"{text}: {_count(done, total, unit)}", quiet=not (total and rarely())
-        )
-        return
-    columns = (
-        TextColumn("  {task.description:<26}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]:>22}"),
-        _TimeLeft(),
-    )
-    with Progress(*columns, console=err(), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def update(done: int, total: int, text: str) -> None:
-            if text not in tasks:
-                for phase in [task.id for task in bars.tasks if task.total is None]:
-                    bars.remove_task(phase)
-                tasks[text] = bars.add_task(text, total=total or None, count="")
-            if total and tasks[text] in bars.task_ids:
-                bars.update(
-                    tasks[text], completed=done, total=total, count=_count(done, total, unit)
-                )
-
-        yield update
-
-
-class _TimeLeft(ProgressColumn):
-    """Nothing until it can be told."""
-
-    def render(self, task: Task) -> Text:
-        """See `ProgressColumn`."""
-        left = None if task.finished else task.time_remaining
-        return Text("" if left is None else f"about {duration(left)} left")
-
-
-def _count(done: int, total: int, unit: str) -> str:
-    return (
-        f"{megabytes(done)} of {megabytes(total)}"
-        if unit == "bytes"
-        else f"{done:,} of {total:,} {unit}".rstrip()
-    )
-
-
-@contextlib.contextmanager
-def waiting(text: str, *, enabled: bool) -> Iterator[Callable[[float], None]]:
-    """A line with the seconds waited, on stderr and only on a terminal; the callback takes the
-    seconds so far."""
-    if not enabled or not sys.stderr.isatty():
-        yield lambda seconds: None
-        return
-    with err().status(text) as status:
-        yield lambda seconds: status.update(f"{text}  {seconds:.0f} s")
