@@ -12,6 +12,7 @@ from oscar_zoo.cli.options import numbers
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
+    from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
     from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -102,41 +103,54 @@ def refuse_server_options(given: Mapping[str, Any], flags: tuple[str, ...]) -> N
         )
 
 
-def parse_variants(
-    given: Mapping[str, Any], flags: tuple[str, ...], device: str | None
-) -> tuple[ServerVariant, ...]:
-    """The servers to start; none with `--url`.
+def server_request(
+    given: Mapping[str, Any], server: Mapping[str, Any], flags: tuple[str, ...]
+) -> ServerEvaluateRequest:
+    """The request of `eval --engine sglang`.
 
     Args:
-        given: the values of `SERVER_OPTIONS`.
+        given: what both engines take, by field.
+        server: the values of `SERVER_OPTIONS`.
         flags: for the engine.
-        device: the value of `--device`.
 
     Raises:
         UsageError: options that exclude each other, or values that no server can have.
     """
+    from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
+
+    wanted = _variants(server, flags, given.get("device"))
+    return ServerEvaluateRequest(
+        **given, url=server["url"], timeout=server["timeout"], variants=wanted, extra=flags
+    )
+
+
+def _variants(
+    server: Mapping[str, Any], flags: tuple[str, ...], device: str | None
+) -> tuple[ServerVariant, ...]:
+    """The servers to start; none with `--url`."""
     from oscar_zoo.app.evaluate_server import sweep
     from oscar_zoo.engines.sglang.launch.variants import variants
 
     lists = ("chunk", "page_size", "radix", "tp")
-    changed = [name for name in lists if given[name] != SERVER_OPTIONS[name]]
-    if given["url"] is not None:
-        if changed or given["sweep"] or given["full"] or flags:
+    changed = [name for name in lists if server[name] != SERVER_OPTIONS[name]]
+    if server["url"] is not None:
+        if changed or server["sweep"] or server["full"] or flags:
             raise UsageError(
                 "--url measures a server as it is.", hint="leave out what is for a new one"
             )
         return ()
-    if given["sweep"]:
+    if server["sweep"]:
         if changed:
             raise UsageError(
                 f"--sweep and --{changed[0].replace('_', '-')} exclude each other.",
                 hint="give one of them",
             )
-        return sweep(device, full=given["full"])
+        return sweep(device, full=server["full"])
     chunks, pages, tps = (
-        numbers(f"--{name}", given[name.replace("-", "_")]) for name in ("chunk", "page-size", "tp")
+        numbers(f"--{name}", server[name.replace("-", "_")])
+        for name in ("chunk", "page-size", "tp")
     )
-    return variants(chunks, pages, _switches(given["radix"]), tps, full=given["full"])
+    return variants(chunks, pages, _switches(server["radix"]), tps, full=server["full"])
 
 
 def _switches(text: str) -> tuple[bool, ...]:

@@ -113,11 +113,11 @@ def command(
     if offline:
         options.go_offline()  # before the libraries below are imported
     server = {name: choices.pop(name) for name in eval_options.SERVER_OPTIONS}
-    given = {name: value for name, value in choices.items() if value is not None}
+    given = {name: value for name, value in choices.items() if value not in (None, ())}
     given |= {"artifact": artifact, "clip": options.parse_clip(clip)}
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         if engine == "sglang":
-            return _servers(given, server, engine_flags, observer, as_json=as_json, quiet=quiet)
+            return _eval_servers(given, server, engine_flags, observer, quiet, as_json)
         eval_options.refuse_server_options(server, engine_flags)
         request = EvaluateRequest(**given)
         report = evaluate(request, observer)
@@ -128,40 +128,31 @@ def command(
     return 0
 
 
-def _servers(
+def _eval_servers(
     given: dict[str, Any],
     server: dict[str, Any],
     flags: tuple[str, ...],
     observer: TerminalObserver,
-    *,
-    as_json: bool,
     quiet: bool,
+    as_json: bool,
 ) -> int:
-    """`eval --engine sglang`; 1 when a server failed or is not what it should be."""
-    from oscar_zoo.app.evaluate_server import ServerEvaluateRequest, evaluate
+    """`eval --engine sglang`; 1 when a server failed or differs from the reference."""
+    from oscar_zoo.app import evaluate_server
     from oscar_zoo.app.files import check_file, write_file
     from oscar_zoo.cli.render import server_evaluation
 
-    variants = eval_options.parse_variants(server, flags, given.get("device"))
-    check_file(server["csv"])
-    found = evaluate(
-        ServerEvaluateRequest(
-            **given,
-            url=server["url"],
-            timeout=server["timeout"],
-            variants=variants,
-            extra=flags,
-        ),
-        observer,
-    )
+    request = eval_options.server_request(given, server, flags)
+    csv = server["csv"]
+    check_file(csv)
+    found = evaluate_server.evaluate(request, observer)
     observer.close()
-    if server["csv"] is not None:
-        write_file(server["csv"], server_evaluation.to_csv(found.rows).encode())
+    if csv is not None:
+        write_file(csv, server_evaluation.to_csv(found.rows).encode())
     if as_json:
         terminal.emit_json(server_evaluation.to_json(found))
     else:
         server_evaluation.print_rows(found.model, found.rows)
-        terminal.note(f"Saved {server['csv']}", quiet=quiet or server["csv"] is None)
-    if quiet or as_json:  # then the observer printed none of them
+        terminal.note(f"Saved {csv}", quiet=quiet or csv is None)
+    if quiet or as_json:  # otherwise the observer has printed them
         server_evaluation.print_failures(found.failures)
     return 0 if found.passed else 1
