@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
-    from oscar_zoo.api_compute import (
-        compute_artifact,
-        draw_report,
-        evaluate_artifact,
-        fit,
-        merge_moments,
-    )
     from oscar_zoo.app.artifacts import Artifact
     from oscar_zoo.app.cache import installed
+    from oscar_zoo.app.compute import compute_artifact
+    from oscar_zoo.app.evaluate import evaluate_artifact
+    from oscar_zoo.app.fit import fit, merge_moments
     from oscar_zoo.app.mirror import mirror
     from oscar_zoo.app.publish import publish
     from oscar_zoo.app.pull import pull
+    from oscar_zoo.app.report import draw_report
     from oscar_zoo.app.running_server import RunningServer
     from oscar_zoo.app.serve import serve
     from oscar_zoo.app.status import deprecate, unyank, yank
@@ -39,13 +36,13 @@ if TYPE_CHECKING:
 _CALLS = {
     "Artifact": "app.artifacts",
     "RunningServer": "app.running_server",
-    "compute_artifact": "api_compute",
+    "compute_artifact": "app.compute",
     "deprecate": "app.status",
-    "draw_report": "api_compute",
-    "evaluate_artifact": "api_compute",
-    "fit": "api_compute",
+    "draw_report": "app.report",
+    "evaluate_artifact": "app.evaluate",
+    "fit": "app.fit",
     "installed": "app.cache",
-    "merge_moments": "api_compute",
+    "merge_moments": "app.fit",
     "mirror": "app.mirror",
     "publish": "app.publish",
     "pull": "app.pull",

@@ -1,19 +1,16 @@
-"""Calibrate a model and fit a rotation for it.
-
-`ComputeRequest` is the one place of the defaults: the command line, `pull --compute`, `serve` and
-Python callers all start from it.
-"""
+"""Calibrate a model and fit a rotation for it."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from oscar_zoo.app.arguments import clip_of, model_text
+from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
-from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -23,34 +20,59 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
     from oscar_zoo.models.loading import Dtype
 
-METHODS = ("auto", *(name for name, row in TABLE.items() if row.publishable))
-"""What users may ask for; `auto` measures all others on held-out text and keeps the best."""
 CALIB_TOKENS = 16_384
 """Tokens to calibrate on when neither the request nor the model's recipe says how many."""
 
 
-@dataclass(frozen=True)
-class ComputeRequest:
-    """What to compute.
+def compute_artifact(
+    model: str | Path,
+    *,
+    calib_data: str | Path = ComputeRequest.calib_data,
+    calib_tokens: int | None = None,
+    seq_len: int | None = None,
+    method: str = ComputeRequest.method,
+    clip: tuple[float, float] | Clip | None = None,
+    group_size: int | None = None,
+    device: str | None = None,
+    dtype: Dtype = ComputeRequest.dtype,
+    engine: Literal["transformers", "sglang"] = ComputeRequest.engine,
+    tensor_parallel: int = ComputeRequest.tensor_parallel,
+    stream_weights: bool | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    resume: bool = False,
+    seed: int | None = None,
+    chat_template: bool | None = None,
+    allow_overlap: bool = False,
+    allow_poor: bool = False,
+    fast: bool = False,
+    tune: bool = True,
+    revision: str | None = None,
+    model_id: str | None = None,
+    observer: Observer = SILENT,
+) -> ComputeResult | None:
+    """Calibrate a model, fit a rotation, and write it as a verified artifact.
 
-    Attributes:
-        model: a local folder, a name of the zoo, or a hub id such as `Qwen/Qwen3-8B`.
+    Args:
+        model: a local folder, a name of the zoo, or a hub id such as `Qwen/Qwen3-8B`. A `Path` is
+            always a folder.
         calib_data: text to calibrate on: a text or JSONL file, a folder of such files, a text known
             by name, or a Hugging Face dataset `ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD]`.
         calib_tokens: tokens to read; `None` for the number in the model's recipe, else 16,384.
         seq_len: tokens of a sequence; `None` for the recipe's, else up to 4,096.
-        method: one of `METHODS`.
-        clip: clip ratios to record for serving; `None` fits them with `auto`, and otherwise takes
-            the recipe's.
+        method: how to fit; `auto` measures all methods on held-out text and keeps the best.
+        clip: clip ratios of keys and values to record for serving; `None` fits them with `auto`,
+            and otherwise takes the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
         device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
         dtype: type of the weights in memory; `auto` keeps the stored one.
         engine: what runs the model.
         tensor_parallel: ranks of the sglang engine.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
-        output: the artifact's folder; `None` for `./<Model>/<tag>`.
+        output: the artifact's folder; `None` for `./<Model>/<tag>`. Moments and report are written
+            beside it.
         force: replace an artifact that is already in the folder.
-        resume: continue from what an interrupted run of the same request left.
+        resume: continue from what an interrupted call with the same arguments left.
         seed: shuffles the documents; `None` keeps their order.
         chat_template: render text as chat, or chats as text; `None` decides by the data.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
@@ -59,31 +81,47 @@ class ComputeRequest:
         tune: with `auto`, also try `wush-tuned`, which reads the text once more.
         revision: commit, branch or tag of a model on a hub.
         model_id: identity to record for a local folder, `ORG/NAME`.
-    """
+        observer: hears of progress and remarks.
 
-    model: str
-    calib_data: str = "manuals"
-    calib_tokens: int | None = None
-    seq_len: int | None = None
-    method: str = "auto"
-    clip: Clip | None = None
-    group_size: int | None = None
-    device: str | None = None
-    dtype: Dtype = "auto"
-    engine: Literal["transformers", "sglang"] = "transformers"
-    tensor_parallel: int = 1
-    stream_weights: bool | None = None
-    output: Path | None = None
-    force: bool = False
-    resume: bool = False
-    seed: int | None = None
-    chat_template: bool | None = None
-    allow_overlap: bool = False
-    allow_poor: bool = False
-    fast: bool = False
-    tune: bool = True
-    revision: str | None = None
-    model_id: str | None = None
+    Returns:
+        The artifact: `path`, `manifest`, `moments`, `report`, `notes` and more. In processes of
+        `torchrun` other than the first, `None`.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        UsageError: arguments that make no sense together, or data that is no text.
+        NotFoundError: there is no such model or data.
+        UnsupportedModel: the model has attention that this version cannot handle.
+        OutputExists: the folder holds an artifact already.
+        NotEnoughMemory: the model is larger than the device.
+        ComputeFailed: the result failed its verification or its gates.
+    """
+    request = ComputeRequest(
+        model=model_text(model),
+        calib_data=str(calib_data),
+        calib_tokens=calib_tokens,
+        seq_len=seq_len,
+        method=method,
+        clip=clip_of(clip),
+        group_size=group_size,
+        device=device,
+        dtype=dtype,
+        engine=engine,
+        tensor_parallel=tensor_parallel,
+        stream_weights=stream_weights,
+        output=None if output is None else Path(output),
+        force=force,
+        resume=resume,
+        seed=seed,
+        chat_template=chat_template,
+        allow_overlap=allow_overlap,
+        allow_poor=allow_poor,
+        fast=fast,
+        tune=tune,
+        revision=revision,
+        model_id=model_id,
+    )
+    return compute(request, observer)
 
 
 def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResult | None:
@@ -173,13 +211,13 @@ def run(
         cost: what it will cost, where that is known already.
         notes: remarks to make when the work begins; the result holds them too.
     """
-    from oscar_zoo.compute.capture.run import is_main_process
+    from oscar_zoo.compute.capture.distributed import rank_and_size
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.job import compute_artifact
     from oscar_zoo.compute.phases import expected_phases
     from oscar_zoo.models.inspect import inspect_model
 
-    observer = observer if is_main_process() else SILENT
+    observer = observer if rank_and_size()[0] == 0 else SILENT
     if cost is None and observer is not SILENT:
         block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
         cost = estimate(options, block)

@@ -13,7 +13,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.app.compute import ComputeRequest, not_served_note, options_of, serving_refusal
+from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
+from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.devices import require_compute
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.targets import ModelTarget, NameTarget, parse_model

@@ -3,11 +3,13 @@ process."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
+from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.devices import pick_device, require_compute
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.evaluate.phases import Phase
@@ -55,6 +57,69 @@ class EvaluateRequest:
     stream_weights: bool | None = None
     revision: str | None = None
     hubs: tuple[str, ...] = ()
+
+
+def evaluate_artifact(
+    artifact: str | Path,
+    *,
+    model: str | Path | None = None,
+    tasks: Sequence[Task] = EvaluateRequest.tasks,
+    data: str = EvaluateRequest.data,
+    windows: int = EvaluateRequest.windows,
+    length: int = EvaluateRequest.length,
+    answers: int = EvaluateRequest.answers,
+    clip: tuple[float, float] | Clip | None = None,
+    device: str | None = None,
+    dtype: Dtype = EvaluateRequest.dtype,
+    stream_weights: bool | None = None,
+    revision: str | None = None,
+    hubs: str | Sequence[str] | None = None,
+    observer: Observer = SILENT,
+) -> EvalReport:
+    """Measure the INT2 cache of an artifact against BF16 and data-free INT2, in this process.
+
+    Args:
+        artifact: name of an artifact, or its folder.
+        model: folder, name of the zoo or hub id; `None` for the artifact's base model.
+        tasks: what to measure with.
+        data: a text file, or a text known by name.
+        windows: windows of the text for perplexity.
+        length: tokens of a window at most.
+        answers: recall questions.
+        clip: clip ratios of keys and values in place of the recipe's.
+        device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
+        dtype: type of the weights in memory; `auto` keeps the stored one.
+        stream_weights: read weights layer by layer; `None` does so when the model does not fit.
+        revision: commit, branch or tag of a model on a hub.
+        hubs: where to look for the artifact, in order; without any, the configured hubs.
+        observer: hears of progress and remarks.
+
+    Returns:
+        A report with one row per cache; `to_json()` gives plain values.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        UsageError: the artifact has only one side, or the text is too short.
+        NotFoundError: there is no such artifact, model or text.
+        GeometryMismatch: the artifact was made for another shape of model.
+        NotEnoughMemory: the model does not fit.
+    """
+    request = EvaluateRequest(
+        artifact=artifact,
+        model=None if model is None else model_text(model),
+        tasks=tuple(tasks),
+        data=data,
+        windows=windows,
+        length=length,
+        answers=answers,
+        clip=clip_of(clip),
+        device=device,
+        dtype=dtype,
+        stream_weights=stream_weights,
+        revision=revision,
+        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
+    )
+    return evaluate(request, observer)
 
 
 def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalReport:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.devices import require_compute
 from oscar_zoo.app.progress import SILENT, Observer, phase_progress
 
@@ -71,7 +72,49 @@ class MergeResult:
     notes: tuple[str, ...]
 
 
-def fit(request: FitRequest, observer: Observer = SILENT) -> FitResult:
+def fit(
+    moments: str | Path,
+    method: str,
+    *,
+    clip: tuple[float, float] | Clip | None = None,
+    group_size: int | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    observer: Observer = SILENT,
+) -> FitResult:
+    """Fit another method from the moments of an earlier capture, without the model.
+
+    Args:
+        moments: the file that `compute_artifact` writes beside an artifact, or a merged one.
+        method: any method but `auto` and `wush-tuned`, which need the model.
+        clip: clip ratios of keys and values to record for serving; `None` for the recipe's.
+        group_size: channels that share a scale; `None` for the recipe's.
+        output: the artifact's folder; `None` for `./<Model>/<tag>`.
+        force: replace an artifact that is already in the folder.
+        observer: hears of progress.
+
+    Returns:
+        `path` and `manifest` of the artifact.
+
+    Raises:
+        MissingDependency: torch is not installed.
+        UsageError: there is no such method, or it needs the model.
+        MalformedFile, PathNotFound: `moments` is not a moments file.
+        ComputeFailed: the file lacks what the method reads, or the result failed verification.
+        OutputExists: the folder holds an artifact already.
+    """
+    request = FitRequest(
+        moments=Path(moments),
+        method=method,
+        clip=clip_of(clip),
+        group_size=group_size,
+        output=None if output is None else Path(output),
+        force=force,
+    )
+    return run(request, observer)
+
+
+def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     """Fit a method to a moments file and write the artifact.
 
     Raises:
@@ -103,7 +146,7 @@ def fit(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     return FitResult(path, manifest)
 
 
-def merge_moments(paths: Sequence[Path], output: Path) -> MergeResult:
+def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResult:
     """Add captures of other text up, or join the ranks of one capture; the files say which.
 
     Args:
@@ -120,6 +163,8 @@ def merge_moments(paths: Sequence[Path], output: Path) -> MergeResult:
     require_compute()
     from oscar_zoo.compute.merging import merge_files
 
-    merged = merge_files(paths, output)
+    merged = merge_files([Path(path) for path in paths], Path(output))
     tokens = sum(sequence.tokens for sequence in merged.info.sequences)
-    return MergeResult(output, merged.file.size, merged.file.sha256, tokens, tuple(merged.notes))
+    return MergeResult(
+        Path(output), merged.file.size, merged.file.sha256, tokens, tuple(merged.notes)
+    )

@@ -48,6 +48,26 @@ class Drawn:
     data: ReportData
 
 
+def draw_report(source: str | Path, output: str | Path | None = None) -> Drawn:
+    """Draw the report of a fit again from its numbers, or the spectra of a moments file.
+
+    Args:
+        source: `NAME.report.json`, a moments file, or the folder of an artifact with one of them
+            beside it.
+        output: an .html or .png file; `None` for a page beside the source.
+
+    Returns:
+        `source`, `path` of what was drawn, and `data`, the numbers in it.
+
+    Raises:
+        PathNotFound: the source, or the folder of the output, does not exist.
+        UsageError: the source is of another kind, or the output names neither format.
+        MalformedFile: the source breaks the rules of its format.
+    """
+    request = ReportRequest(str(source), None if output is None else Path(output))
+    return draw(request)
+
+
 def draw(request: ReportRequest) -> Drawn:
     """Draw a report as a page or as a picture.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from oscar_zoo.app import server_records
 from oscar_zoo.app.api_key import read_key
+from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.app.prepare_serve import Prepared, check_memory, prepare
 from oscar_zoo.app.progress import SILENT, Observer
@@ -82,7 +83,7 @@ def serve(
         port=port,
         expose=expose,
         api_key_file=None if api_key_file is None else Path(api_key_file),
-        clip=_clip(*clip) if isinstance(clip, tuple) else clip,
+        clip=clip_of(clip),
         extra=tuple(flags),
         device=device,
         timeout=timeout,
@@ -91,13 +92,6 @@ def serve(
         compute=compute,
     )
     return start(request, observer)
-
-
-def _clip(k: float, v: float) -> Clip:
-    try:
-        return Clip(k=k, v=v)
-    except ValueError:
-        raise UsageError(f"clip {k}, {v} is not two clip ratios between 0 and 1.") from None
 
 
 def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:

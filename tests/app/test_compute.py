@@ -12,10 +12,10 @@ import pytest
 from random_qwen3 import EXAMPLE, write_model
 from saved_models import save_model
 
-from oscar_zoo import api_compute
-from oscar_zoo.app.compute import CALIB_TOKENS, METHODS, ComputeRequest, compute, options_of
+from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, options_of
 from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
-from oscar_zoo.app.evaluate import EvaluateRequest
+from oscar_zoo.app.compute_request import METHODS, ComputeRequest
+from oscar_zoo.app.evaluate import EvaluateRequest, evaluate_artifact
 from oscar_zoo.app.progress import SILENT, Note, Silent
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
@@ -54,8 +54,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("call", "request_type"),
     [
-        (api_compute.compute_artifact, ComputeRequest),
-        (api_compute.evaluate_artifact, EvaluateRequest),
+        (compute_artifact, ComputeRequest),
+        (evaluate_artifact, EvaluateRequest),
     ],
 )
 def test_a_python_call_has_every_field_with_its_default(call: object, request_type: type) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from random_moments import describe, random_moments
 
-from oscar_zoo.app.fit import FitRequest, fit, merge_moments
+from oscar_zoo.app.fit import FitRequest, merge_moments, run
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.errors import UsageError
@@ -27,7 +27,7 @@ def test_a_local_model_is_fitted_where_its_folder_is_not(
     moments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = fit(FitRequest(moments, "wush", clip=Clip(k=0.5, v=0.6)))
+    result = run(FitRequest(moments, "wush", clip=Clip(k=0.5, v=0.6)))
     assert result.path.parts[0] == "a-model--elsewhere" and result.path.is_dir()
     assert result.manifest.id == "/".join(result.path.parts)
     assert (result.manifest.recipe.clip.k, result.manifest.recipe.clip.v) == (0.5, 0.6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from oscar_zoo.app.compute import METHODS, ComputeRequest
+from oscar_zoo.app.compute_request import METHODS, ComputeRequest
 from oscar_zoo.app.progress import Note
 from oscar_zoo.cli import completing, options
 from oscar_zoo.cli.render import terminal

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from oscar_zoo.app.compute import METHODS
+from oscar_zoo.app.compute_request import METHODS
 from oscar_zoo.cli import options
 from oscar_zoo.cli.render import terminal
 
@@ -59,14 +59,14 @@ def command(
       oscar-zoo fit ./Qwen3-8B/seq16384_prompt4_group128.moments.safetensors --method wush
       oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
     """
-    from oscar_zoo.app.fit import FitRequest, fit
+    from oscar_zoo.app.fit import FitRequest, run
     from oscar_zoo.cli.pasting import measuring, saved, typed
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.registry.summary import artifact_summary
 
     request = FitRequest(moments, method, options.parse_clip(clip), **choices)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
-        result = fit(request, observer)
+        result = run(request, observer)
     if as_json:
         facts = {"schema": "oscar-zoo.fit/1", "path": typed(result.path)}
         terminal.emit_json(facts | artifact_summary(result.manifest))
