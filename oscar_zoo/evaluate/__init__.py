@@ -1,2 +1,1 @@
-"""How good a cache is: perplexity and recall in process, against BF16 and the data-free
-baselines."""
+"""How good a cache is: perplexity and recall against BF16 and the data-free baselines."""

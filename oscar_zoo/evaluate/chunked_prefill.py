@@ -1,9 +1,8 @@
-"""Log-probabilities of a text as a server with an INT2 cache computes them in prefill, chunk by
-chunk.
+"""Log-probabilities of a text as a server with an INT2 cache computes them, chunk by chunk.
 
-In-chunk attention is exact and older tokens are read as INT2, so the value of a position depends on
-where chunks end and on how much of the text was a prefix-cache hit. `cache.SimulatedCache` has no
-chunks; `generate` continues a prompt.
+Attention inside a chunk is exact and older tokens are read as INT2. The value of a position
+therefore depends on where chunks end, and on how much of the text was a prefix-cache hit.
+`simulated_cache.SimulatedCache` has no chunks; `generate` continues a prompt.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ def prefill_log_probabilities(
     hit: int = 0,
     sinks: bool = True,
 ) -> tuple[float, ...]:
-    """Log-probabilities (natural logarithm) of the tokens `hit + 1 ..`, each given all tokens
-    before it.
+    """Natural log-probabilities of the tokens `hit + 1 ..`, each given all tokens before it.
 
     Args:
         ids: at least two tokens, from position 0.

@@ -1,10 +1,10 @@
-"""Greedy generation as a server with an INT2 cache does it: prefill in chunks, then one token at a
-time.
+"""Greedy generation as a server with an INT2 cache does it.
 
-A chunk reads its own tokens exactly and older ones as the cache holds them at that moment, so
-results depend on where chunks end; `cache.SimulatedCache` is the other extreme, in which every
-position reads as a decoded one. K and V are kept here, not in a `transformers` cache: the model
-only ever sees the new tokens and their positions.
+The prompt is prefilled in chunks, then tokens come one at a time. A chunk reads its own tokens
+exactly and older ones as the cache holds them at that moment, so results depend on where chunks
+end. `simulated_cache.SimulatedCache` is the other extreme: every position reads like a decoded one.
+K and V are kept here instead of in a `transformers` cache, and the model sees only the new tokens
+and their positions.
 """
 
 from __future__ import annotations
@@ -113,13 +113,14 @@ class GenerationRequest:
         self._own_from, self._sinks = self._length, sinks
 
     def extend(self, ids: Tensor) -> Tensor:
-        """Prefill one chunk, `[T]` int64; returns the logits `[T, vocabulary]` of all its
-        positions."""
+        """Prefill one chunk, `[T]` int64; returns logits `[T, vocabulary]` of all its positions."""
         return self._forward(ids, cached=self._length)
 
     def decode(self, token: int) -> Tensor:
-        """Process one generated token, which is written before it reads; returns logits
-        `[vocabulary]`."""
+        """Process one generated token; returns logits `[vocabulary]`.
+
+        The token is written to the cache before it is read.
+        """
         return self._forward(torch.tensor([token], device="cpu"), cached=self._length + 1)[0]
 
     def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
@@ -147,8 +148,10 @@ class GenerationRequest:
         return logits
 
     def _reads(self, positions: Tensor, cached: int) -> tuple[Stretches, Tensor]:
-        """Rows read by a batch of new tokens when `cached` tokens are in the cache, and `[T, R]`
-        who reads which."""
+        """The rows that new tokens read when `cached` tokens are in the cache, and a mask.
+
+        The mask, `[T, R]`, says which token reads which row.
+        """
         end = int(positions[-1]) + 1
         stretches: Stretches = ((WINDOW, 0, end),)
         if self._windows is not None:

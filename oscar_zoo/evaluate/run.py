@@ -1,9 +1,8 @@
-"""One comparison: a model with a BF16 cache, with data-free INT2 caches, and with an artifact's
-INT2 cache.
+"""One comparison: BF16, data-free INT2 caches, and an artifact's INT2 cache on one model.
 
-All rows see the same tokens, windows, group size and quantizer; only transforms and clip differ.
-Every query position reads its own window and INT2 rows exactly, so no number depends on how a
-server would chunk the prompt.
+All rows of the comparison see the same tokens, windows, group size and quantizer; only transforms
+and clip differ. Every query position reads its own window exactly, and the rest as INT2, so no
+number depends on how a server would chunk the prompt.
 """
 
 from __future__ import annotations

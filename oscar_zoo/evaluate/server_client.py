@@ -1,9 +1,8 @@
-"""A running SGLang server as a measuring tool sees it: token ids in, token ids and
-log-probabilities out.
+"""A client of a running SGLang server: token ids in, token ids and log-probabilities out.
 
-Plain HTTP with the standard library. Requests go out one at a time unless threads say otherwise:
-where two requests share a prefill batch, chunks end elsewhere, and results of an INT2 cache depend
-on where chunks end.
+It speaks plain HTTP with the standard library. Requests go out one at a time unless the caller uses
+threads. When two requests share a prefill batch, chunks end elsewhere, and results of an INT2 cache
+depend on where chunks end.
 """
 
 from __future__ import annotations
@@ -59,8 +58,10 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Scored:
-    """Log-probabilities (natural logarithm) of prompt tokens, each given all before it, and how
-    many were reused."""
+    """Natural log-probabilities of prompt tokens, and how many tokens were reused from the cache.
+
+    Each is given all tokens before it.
+    """
 
     values: tuple[float, ...]
     cached: int
@@ -141,8 +142,9 @@ class ServerClient:
         return self._json("GET", path)
 
     def free_tokens(self) -> tuple[int, ...]:
-        """Tokens that a new request could get, by data-parallel rank; what the prefix cache would
-        give back included.
+        """Tokens that a new request could get, by data-parallel rank.
+
+        Tokens that the prefix cache would give back are included.
 
         Raises:
             ServerFailed: see `facts`.

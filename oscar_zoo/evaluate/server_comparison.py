@@ -1,9 +1,8 @@
-"""A server's answers beside those of the in-process reference with the same chunks, and what is
-wrong with them.
+"""A server's answers beside those of the in-process reference with the same chunks.
 
-Perplexity must agree within a limit. Recall is compared answer by answer: two runs over the same
-prompts count as equal unless chance alone would part the answers that only one of them has as
-unevenly in fewer than one of a hundred runs.
+Perplexity must agree within a limit. Recall is compared answer by answer. Two runs over the same
+prompts count as equal unless an exact sign test of the answers that only one of them has is
+significant at 1 %.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ comparisons."""
 
 @dataclass(frozen=True)
 class Perplexities:
-    """One text, or several: `server` and `reference` with INT2, `exact` without any quantization in
-    process."""
+    """Perplexities of one text or several.
+
+    `server` and `reference` are with INT2, `exact` is in process without quantization.
+    """
 
     server: float
     reference: float
@@ -45,8 +46,10 @@ class Perplexities:
 
 @dataclass(frozen=True)
 class Recalled:
-    """Right answers among `answers`: in a conversation (`None` without one), alone, and of the
-    reference."""
+    """Numbers of right answers among `answers`.
+
+    They are counted in a conversation (`None` when there was none), alone, and for the reference.
+    """
 
     answers: int
     talking: int | None
@@ -261,8 +264,7 @@ def _recall(run: ServerRun, reference: ReferenceRun) -> tuple[Recalled | None, l
 
 
 def _unlike(what: str, found: Sequence[bool], other: str, want: Sequence[bool]) -> list[str]:
-    """Whether two runs over the same questions differ by more than chance, by an exact sign
-    test."""
+    """Whether two runs over the same questions differ by more than chance; an exact sign test."""
     gained = sum(a and not b for a, b in zip(found, want, strict=True))
     missed = sum(b and not a for a, b in zip(found, want, strict=True))
     if _chance(gained, missed) >= CHANCE:

@@ -1,9 +1,8 @@
-"""Perplexity and recall of a running server: what it is asked, and what it answers. Needs no model
-in this process.
+"""Perplexity and recall of a running server. Needs no model in this process.
 
-Everything is asked one request at a time, so that chunks end where the reference ends them. Without
-reuse means after a flush of the prefix cache; what the server then says it reused is kept, for
-whoever judges the run.
+Requests go out one at a time, so chunks end where those of the reference end. A request "without
+reuse" comes after a flush of the prefix cache; the number of tokens that the server says it reused
+is recorded, so a run can be judged later.
 """
 
 from __future__ import annotations
@@ -187,8 +186,10 @@ def ask(
 def _talk(
     client: ServerClient, talk: Conversation, tick: Callable[[], None], *, radix: bool
 ) -> tuple[Turn, ...]:
-    """The turns one after the other, then each prompt of them alone; without a prefix cache alone
-    is all there is."""
+    """Ask the turns one after the other, then each of their prompts alone.
+
+    Without a prefix cache only the second part makes sense.
+    """
     client.flush()
     prompts: list[tuple[int, ...]] = []
     talking: list[Answer] = []

@@ -1,11 +1,10 @@
-"""What a query reads from an INT2 cache: the rows of the two high-precision windows, and
-dequantized rows between.
+"""What a query reads from an INT2 cache: two high-precision windows, dequantized rows between.
 
-Everything happens in the transformed basis of a layer, as in a server: windows hold the transformed
-row rounded to the model's dtype and never clipped, every other row goes through
-`oscar_kernels.quantizer`, which is the only quantizer. Attention itself runs in float32 over an
-explicit list of rows with a mask that says who reads which, so the same core serves the one-pass
-evaluation below and the chunked server of `generate`.
+Everything happens in the transformed basis of a layer, as in a server. Windows hold the transformed
+row, rounded to the model's dtype and never clipped. Every other row goes through
+`oscar_kernels.quantizer`, the only quantizer. Attention runs in float32 over an explicit list of
+rows, with a mask that says which query reads which row, so the one-pass evaluation below and the
+chunked server of `generate` share it.
 """
 
 from __future__ import annotations
@@ -84,8 +83,10 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of one layer: matrices `[d, d]` or `[num_kv_heads, d, d]`, mean
-    `[1 or num_kv_heads, 1, d]`, float32."""
+    """One side of one layer, in float32.
+
+    Matrices are `[d, d]` or `[num_kv_heads, d, d]`; the mean is `[1 or num_kv_heads, 1, d]`.
+    """
 
     forward: Tensor | None
     partner: Tensor | None
@@ -121,8 +122,9 @@ class SimulatedLayer:
         self._group = geometry.num_q_heads // geometry.num_kv_heads
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """What is written for new tokens: `[2, B, num_kv_heads, T, ...]` window rows and INT2 rows,
-        of K and of V.
+        """Window rows and INT2 rows of new tokens, for K and for V.
+
+        Each has the shape `[2, B, num_kv_heads, T, ...]`.
 
         Args:
             key: `[B, num_kv_heads, T, head_dim]` in the model's dtype, after RoPE.
@@ -167,8 +169,7 @@ class SimulatedLayer:
 
 
 def take_rows(encoded: Tensor, stretches: Stretches) -> Tensor:
-    """Pick rows from what `SimulatedLayer.encode` returned for one side:
-    `[B, num_kv_heads, R, d]`."""
+    """Pick rows `[B, num_kv_heads, R, d]` from one side of `SimulatedLayer.encode`."""
     return torch.cat([encoded[tier, :, :, first:last] for tier, first, last in stretches], 2)
 
 
@@ -214,8 +215,10 @@ class SimulatedCache:
         return torch.cat(blocks, 2)
 
     def _reads(self, p: Tensor) -> tuple[Stretches, Tensor]:
-        """Rows that queries at consecutive positions `p` may read, and `[T, R]` which of them each
-        query reads."""
+        """The rows that queries at consecutive positions `p` may read, and a mask.
+
+        The mask, `[T, R]`, says which query reads which row.
+        """
         sink, recent = self._windows.sink, self._windows.recent
         start, end = int(p[0]), int(p[-1]) + 1
         sinks = min(sink, end)

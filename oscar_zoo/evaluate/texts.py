@@ -1,5 +1,4 @@
-"""Texts known by name, so that `compute` and `eval` work without a file of one's own. Needs no
-torch.
+"""Texts known by name, so `compute` and `eval` work without a file. Needs no torch.
 
 Each name has a calibration split and a validation split whose documents do not overlap.
 """
@@ -41,8 +40,10 @@ def text_path(name_or_path: str, split: Split) -> Path:
 
 
 def read_text(name_or_path: str, split: Split) -> str:
-    """The text itself, strict UTF-8; raises as `text_path`, and `UsageError` when it is not
-    text."""
+    """The text itself, as strict UTF-8.
+
+    Raises what `text_path` raises, and `UsageError` when the file is not text.
+    """
     path = text_path(name_or_path, split)
     try:
         return path.read_text("utf-8")

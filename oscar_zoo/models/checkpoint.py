@@ -1,9 +1,8 @@
-"""The weights of a checkpoint folder: what is in its safetensors files, from their headers, and
-numbers on demand.
+"""The weights of a checkpoint folder: headers of its safetensors files, and numbers on demand.
 
-Block-scaled float8 weights (a `..._scale_inv` tensor beside each) count as the bfloat16 weights
-they stand for. Names and shapes are known before any number is read; what contradicts itself is
-refused before as well.
+Block-scaled float8 weights, which have a `..._scale_inv` tensor beside each, count as the bfloat16
+weights that they stand for. Names and shapes are known before any number is read, and a checkpoint
+that contradicts itself is refused then.
 """
 
 from __future__ import annotations
@@ -46,8 +45,9 @@ AGAIN = "the checkpoint is incomplete or damaged; download it again"
 
 
 class CheckpointFile:
-    """One tensor in a file; `[...]` gives it unread, so a loader may treat it as a tensor that is
-    not read yet.
+    """One tensor in a file.
+
+    `[...]` returns it as a `LazyTensor`, so a loader may treat it as a tensor.
 
     Attributes:
         name: in the file.

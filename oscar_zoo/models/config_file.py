@@ -1,8 +1,7 @@
-"""A model's `config.json` as it is written, before a library adds what its classes assume. Needs no
-torch.
+"""A model's `config.json` as it is written, without the defaults of any library. Needs no torch.
 
-Good enough to refuse a model or an artifact within milliseconds; what a file leaves out stays
-unknown here.
+It is enough to refuse a model or an artifact within milliseconds. A value that the file leaves out
+is unknown here.
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ a default."""
 
 
 class ConfigFile:
-    """Attributes over the values of a file, for code that also reads the configurations of
-    transformers."""
+    """The values of a file as attributes.
+
+    The same code then reads this file and the configurations of transformers.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = dict(values)
@@ -65,8 +66,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def says_all(folder: Path) -> bool:
-    """Whether the file itself gives the geometry, so that no class of transformers has to fill
-    something in.
+    """Whether the file alone gives the geometry, without the defaults of a transformers class.
 
     Raises:
         InvalidModel: as `read_config`.

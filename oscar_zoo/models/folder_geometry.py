@@ -1,5 +1,7 @@
-"""Geometry of a model in a folder: from its `config.json` where that says all, else as transformers
-knows its class."""
+"""Geometry of a model in a folder.
+
+It is read from `config.json` when that file says everything, and otherwise from transformers.
+"""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ def sliding_window(text: Any) -> int | None:
 
 
 def full_kinds(text: Any) -> frozenset[str]:
-    """The kinds of layers that see every token, as `layer_types` names them; `text` as in
-    `sliding_window`."""
+    """The names in `layer_types` of layers that see every token; `text` as in `sliding_window`."""
     window = getattr(text, "sliding_window", None)
     return (
         FULL_KINDS | {SLIDING_ATTENTION} if window and covers_context(window, text) else FULL_KINDS
@@ -114,8 +113,7 @@ def full_kinds(text: Any) -> frozenset[str]:
 
 
 def covers_context(window: int, text: Any) -> bool:
-    """Whether a window of `window` tokens is as long as the longest context, so that it hides
-    nothing."""
+    """Whether a window of `window` tokens hides nothing, because no context is longer."""
     longest = getattr(text, "max_position_embeddings", None)
     return isinstance(longest, int) and window >= longest
 

@@ -13,8 +13,10 @@ UNLIMITED = 1 << 60
 
 
 def available_ram(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Main memory that can be had without swapping: of the machine, and of every control group
-    around this process."""
+    """Main memory that is free without swapping, in bytes.
+
+    It is the least of what the machine and every control group around this process allow.
+    """
     free = [_kilobytes(proc / "meminfo", "MemAvailable"), *_left_in_groups(proc, cgroup)]
     known = [one for one in free if one is not None]
     return (

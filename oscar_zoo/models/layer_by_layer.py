@@ -1,8 +1,8 @@
-"""Many sequences through one model, decoder layer by decoder layer: each weight is needed once, not
-once a sequence.
+"""Run many sequences through one model, decoder layer by decoder layer.
 
-For models whose weights are read when they are used. Where layers exchange more than hidden states
-the sequences run one after the other: as right, and slower.
+Each weight is then needed once instead of once per sequence, which matters for models whose weights
+are read when they are used. When layers exchange more than hidden states, the sequences run one
+after the other instead, with the same result but slower.
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ class LayerCall:
 
 @dataclass
 class ReplayState:
-    """One sequence on its way: hidden states before the next layer, `[1, T, hidden]`, and how each
-    layer is called."""
+    """One sequence between two layers: its hidden states, and how each layer is called.
+
+    The hidden states have the shape `[1, T, hidden]`.
+    """
 
     hidden: Tensor
     calls: Sequence[LayerCall]
@@ -74,8 +76,9 @@ class ReplayPlan:
     item_bytes: int
 
     def prepare(self, forward: Forward, ids: Sequence[int]) -> ReplayState:
-        """The state of a sequence before the first layer, from a pass in which the layers do
-        nothing.
+        """The state of a sequence before the first layer.
+
+        It is recorded in a pass of the model in which the layers do nothing.
 
         Raises:
             Entangled: the layers of this sequence depend on each other in another way.
@@ -102,8 +105,9 @@ class ReplayPlan:
         return ReplayState(hidden, calls)
 
     def finish(self, whole: Callable[[], Result], state: ReplayState) -> Result:
-        """What `whole`, a pass of the whole model over the sequence of `state`, returns; no layer
-        runs again.
+        """The output of `whole`, a pass of the whole model over the sequence of `state`.
+
+        No layer runs again: each returns the hidden states that are already known.
 
         Args:
             state: behind the last layer.
@@ -170,8 +174,10 @@ def find_stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
 def _outputs(
     stacks: Sequence[nn.ModuleList], forward: Forward, ids: Sequence[int]
 ) -> list[tuple[nn.ModuleList, list[Any]]]:
-    """What each layer returns in a pass of the whole model, if each of its stack runs once and in
-    order; else less."""
+    """What each layer returns in a pass of the whole model.
+
+    The list is shorter than the stack when the layers do not run once each and in order.
+    """
     found: list[tuple[nn.ModuleList, list[Any]]] = [(layers, []) for layers in stacks]
 
     def keep(returned: list[Any], index: int) -> Callable[[nn.Module, Any, Any], None]:

@@ -1,10 +1,9 @@
-"""Tensors that know how they are made of what stands in files, and hold no numbers until somebody
-asks.
+"""Tensors that record how they are made from tensors in files, and hold no numbers.
 
-A loader that renames, joins, splits or casts the tensors of a checkpoint can do all that with
-these: each operation runs on shapes only and is noted. `numbers` repeats the notes with the real
-tensors, so the result is what the loader would have made, to the bit, at any time, on any device
-and as often as wanted.
+A loader may rename, join, split or cast the tensors of a checkpoint with them: each operation runs
+on shapes only and is recorded. `materialize` repeats the recorded operations on the real tensors.
+Its result is equal, bit for bit, to what the loader would have made, at any time, on any device,
+and as often as needed.
 """
 
 from __future__ import annotations
@@ -66,8 +65,10 @@ class LazyTensor(Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run on shapes and take a note; nothing here has a device yet, so requests for one are
-        left out."""
+        """Run an operation on shapes and record it.
+
+        Requests for a device are left out, because nothing here has one yet.
+        """
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "device"}
         if (
             func._schema.is_mutable

@@ -1,5 +1,7 @@
-"""How much memory a model needs and a device has: known before weights are read, said in one line
-when it is short."""
+"""How much memory a model needs, and how much a device has.
+
+Both are known before weights are read, so a shortage is reported in one line.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ class Workload:
 
 
 def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
-    """Activations of one sequence, hidden states and one layer's rows of all, logits, and float64
-    sums, about.
+    """About the memory of one running sequence, in bytes.
+
+    It counts hidden states, the rows of one layer of all sequences, logits and float64 sums.
 
     Args:
         config: of the language model, as transformers has it.

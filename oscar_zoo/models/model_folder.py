@@ -12,8 +12,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be loaded or served, before anything reads it; `config.json` is
-    checked elsewhere.
+    """Refuse a folder that cannot be loaded or served, before anything reads its weights.
+
+    Its `config.json` is checked elsewhere.
 
     Raises:
         InvalidModel: no safetensors weights, or no tokenizer.

@@ -1,7 +1,6 @@
-"""The NVIDIA GPUs of this machine, as the driver's own tool names them, and whether a server runs
-on one.
+"""The NVIDIA GPUs of this machine, as `nvidia-smi` lists them, and whether a server can use one.
 
-Cheap, and without torch, so that a command line can be made where torch is not installed.
+This is cheap and needs no torch, so a command line for another machine can be made without it.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def driver_models() -> list[str]:
 
 
 def visible(found: list[Gpu], environ: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Those of `found` that CUDA programs started with `environ` see, in their order
-    (`CUDA_VISIBLE_DEVICES`).
+    """The GPUs in `found` that `CUDA_VISIBLE_DEVICES` of `environ` makes visible, in its order.
 
     Numbers count in the order of the driver's tool. A list ends at its first unknown entry, as CUDA
     reads it. Parts of GPUs (MIG) are not told apart: all GPUs count as visible then.
@@ -89,8 +87,7 @@ def visible(found: list[Gpu], environ: Mapping[str, str] = os.environ) -> list[G
 
 
 def torch_without_cuda() -> bool:
-    """Whether torch is installed here as a build for CPUs; its version says so, torch is not
-    imported."""
+    """Whether a CPU build of torch is installed, by its version; torch is not imported."""
     try:
         return version("torch").endswith("+cpu")
     except PackageNotFoundError:

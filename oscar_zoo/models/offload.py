@@ -1,10 +1,9 @@
-"""Where the weights of a model are while it runs: on one device, on several, or in files but for
-one decoder layer.
+"""Where weights are while a model runs: on one device, on several, or in files.
 
 A model arrives with weights that are `LazyTensor`s. `settle` reads all of them. `Stream` reads
-everything but the decoder layers, and reads a decoder layer when it runs, while a thread fetches
-the next one. A layer that has run gives its memory back, so at most one layer is on the device and
-one is on its way.
+everything except the decoder layers. It reads a decoder layer when that layer runs, while a thread
+fetches the next one, and frees its memory afterwards. So at most one layer is on the device and one
+is on its way.
 """
 
 from __future__ import annotations
@@ -94,8 +93,9 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def spread(model: Any, max_memory: Mapping[int | str, int] | None = None) -> dict[str, Any]:
-    """Which part of a model belongs on which device, by accelerate: GPUs first, then main memory,
-    then `disk`.
+    """Decide with accelerate which part of a model belongs on which device.
+
+    GPUs are filled first, then main memory, then `disk`.
 
     Args:
         max_memory: bytes that weights may take, by GPU number and `cpu`; `None` for what is free.
@@ -213,8 +213,11 @@ class Stream:
         )
 
     def _runs(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward` of a layer: replaced rather than hooked, so that whoever stands in for it needs
-        no weights."""
+        """The `forward` of a streamed layer.
+
+        It is replaced instead of hooked, so a replacement of the layer's computation needs no
+        weights.
+        """
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.bring(number)

@@ -120,8 +120,10 @@ def _on_one(
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
-    """The layers of the decoder: of the lists of that length, the one with most weights; empty when
-    there is none."""
+    """The layers of the decoder, or an empty list when there are none.
+
+    Of several lists of that length it is the one with the most weights.
+    """
     stacks = [list(stack) for stack in find_stacks(model, num_layers)]
     return max(stacks, key=lambda stack: sum(_bytes(slots(layer)) for layer in stack), default=[])
 

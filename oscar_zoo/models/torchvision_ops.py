@@ -25,8 +25,10 @@ OPERATORS = {
 
 
 class MissingOperators(importlib.abc.MetaPathFinder):
-    """Finds nothing. When torchvision is asked for it declares what is missing, once, and removes
-    itself."""
+    """A finder that finds nothing, and declares missing operators before torchvision is imported.
+
+    It does so once and then removes itself.
+    """
 
     library: Any = None  # declarations last as long as this object
 
@@ -41,8 +43,7 @@ class MissingOperators(importlib.abc.MetaPathFinder):
 
 
 def _extension_loads() -> bool:
-    """Whether the native part of the installed torchvision works with this torch (or there is no
-    torchvision)."""
+    """Whether torchvision is missing, or its native part works with this torch."""
     import torch
 
     spec = importlib.machinery.PathFinder.find_spec("torchvision")

@@ -49,8 +49,10 @@ class Task(Protocol):
         """The sequences."""
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Sum and number of what is averaged, over one prompt; `logits` `[n, vocabulary]` at
-        `prompt.scored`."""
+        """Sum and number of the values to average over one prompt.
+
+        `logits` are `[n, vocabulary]` at the positions `prompt.scored`.
+        """
 
     def result(self, total: float, number: int) -> float:
         """From the sums over all prompts to the reported number."""

@@ -1,5 +1,7 @@
-"""Perplexity over windows taken evenly from a text: exp of the mean negative log likelihood of the
-next token."""
+"""Perplexity over windows spaced evenly in a text.
+
+It is the exponential of the mean negative log-likelihood of the next token.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ class Perplexity:
     def from_tokens(
         cls, ids: Tensor, *, windows: int = 6, length: int = 2048, skip: int = 0
     ) -> Perplexity:
-        """Cut window i of n at token `(len(ids) - length) * i // n`; fewer windows when they would
-        overlap.
+        """Cut `n` windows from a text; window i begins at token `(len(ids) - length) * i // n`.
+
+        There are fewer windows when they would overlap.
 
         Args:
             ids: `[N]` int64, the whole text.
@@ -58,8 +61,10 @@ class Perplexity:
         return cls(tuple(TaskPrompt(ids[start : start + length], scored) for start in starts))
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Summed negative log likelihood in nats, and predictions; logits become float32 block by
-        block."""
+        """Summed negative log-likelihood in nats, and the number of predictions.
+
+        Logits become float32 block by block, to save memory.
+        """
         targets = prompt.ids[prompt.scored + 1].to(logits.device)
         total = sum(
             torch.nn.functional.cross_entropy(block.float(), target, reduction="sum")

@@ -1,10 +1,9 @@
-"""Recall: facts far enough back that every cache reads them from INT2, asked for at the end of the
-prompt.
+"""Recall of facts that lie so far back that every cache reads them from INT2.
 
-Two kinds of prompts take turns. Passkey: sentences with six-digit codes spread through text, then
-questions. Table: text, then lines ` Name = 1234`, then some of the names again. Answers are
-teacher-forced: an answer is right when the greedy prediction of each of its tokens is right, given
-the prompt and the true answers before it.
+The questions stand at the end of the prompt. Two kinds of prompts take turns. Passkey: sentences
+with six-digit codes spread through text, then questions. Table: text, then lines ` Name = 1234`,
+then some of the names again. Answers are teacher-forced: an answer is right when the greedy
+prediction of each of its tokens is right, given the prompt and the true answers before it.
 """
 
 from __future__ import annotations
@@ -89,8 +88,11 @@ class Recall:
         )
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Answers of which every token is predicted, and answers; or predicted tokens of answers,
-        and tokens."""
+        """Number of right answers and of all answers.
+
+        An answer is right when each of its tokens is predicted. Alternatively, both numbers count
+        tokens of answers.
+        """
         right = logits.argmax(-1).cpu() == prompt.ids[prompt.scored + 1]
         if self.unit == "token":
             return float(right.sum()), len(right)
@@ -148,8 +150,10 @@ class _Writer:
         return _finish(ids + self._text(body - len(ids)), tail, stretches)
 
     def table(self) -> TaskPrompt:
-        """Text, then lines until the questions begin; lines that reach into the recent window are
-        not asked for."""
+        """Text, then lines of facts until the questions begin.
+
+        Facts that reach into the recent window are not asked for.
+        """
         names, codes = self._facts(TABLE_LINES, TABLE_DIGITS)
         rows = [self.encode(f"\n {name} = {code}") for name, code in zip(names, codes, strict=True)]
         ends = list(accumulate(map(len, rows)))
@@ -178,8 +182,7 @@ class _Writer:
         return tail, stretches
 
     def _range(self, body: int, fact: int) -> tuple[int, int]:
-        """First and last start of a fact of `fact` tokens, for questions that begin at position
-        `body`."""
+        """First and last start of a fact of `fact` tokens; the questions begin at position `body`."""
         first = max(self.windows.sink, round(SHALLOW * self.length))
         last = min(body - self.windows.recent - fact, round(DEEP * self.length))
         if last + fact - first < self.per_prompt * fact:

@@ -1,9 +1,7 @@
-"""Conversations: a long text with facts, and one question after the other, each with its own answer
-before it.
+"""Conversations: a long text with facts, then questions, each followed by its own answer.
 
-Between two questions stands more text than the recent window, as a user may paste it. So a server
-that reuses its cache takes the context, the questions and its own answers from there, all of them
-as INT2.
+More text than the recent window stands between two questions, as a user may paste it. A server that
+reuses its cache therefore reads the context, the questions and its own answers as INT2.
 """
 
 from __future__ import annotations
