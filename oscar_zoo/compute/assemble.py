@@ -1,8 +1,8 @@
-"""From a fit to the bytes of an artifact: rotation files, statistics, manifest. Pure; nothing is
-written here.
+"""From a fit to the bytes of an artifact: rotation files, statistics, manifest.
 
-The payload depends on the model, the data, the options and this version only: no time, no path of
-the machine. The time of making stands in the manifest, which is no part of the digest.
+Nothing is written here. The payload depends only on the model, the data, the options and this
+version, and contains no time and no path. The time of creation is in the manifest, which the digest
+does not cover.
 """
 
 from __future__ import annotations
@@ -115,8 +115,10 @@ def _file_name(role: Role, side: RotationSet, method: str) -> str:
 
 
 def _fit_id(result: FitResult, facts: Facts) -> str:
-    """32 hex digits that K and V of one fit share and no other fit has: from inputs, options and
-    matrices."""
+    """An identifier of 32 hex digits that the K and V files of one fit share.
+
+    It is a hash of inputs, options and matrices, so no other fit has it.
+    """
     state = hashlib.sha256()
     inputs = {
         "config_sha256": facts.model.config_sha256,
@@ -226,8 +228,11 @@ def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
 
 
 def _foldable(model: ModelBlock) -> bool:
-    """Nothing elementwise between attention and o_proj, and weights that take a product exactly;
-    unknown is no."""
+    """Whether the value transform can be multiplied into the output projection without loss.
+
+    That needs unquantized weights and no elementwise operation between attention and o_proj. A
+    model of which this is not known counts as not foldable.
+    """
     return (
         model.output_gate is False
         and model.weights is not None
@@ -236,8 +241,7 @@ def _foldable(model: ModelBlock) -> bool:
 
 
 def _quality(result: FitResult, facts: Facts) -> dict[str, Any] | None:
-    """The caller's results and what the fit knows: mean headroom and worst condition of the heads
-    of each layer."""
+    """The caller's results, with mean headroom and worst condition of the heads of each layer."""
     quality = _plain(facts.quality or {})
     for role, forecast in result.forecasts.items():
         numbers = {

@@ -113,8 +113,10 @@ def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
 
 
 def tuning_seconds(block: ModelBlock, device: str) -> float:
-    """What tuning both sides of all layers takes; one layer after the other on a CPU, some at once
-    on a GPU."""
+    """Time to tune both sides of all layers, in seconds.
+
+    A CPU tunes one layer after the other, a GPU several at once.
+    """
     kind = torch.device(device).type
     calls = 2 * -(-len(block.attention_layers) // tuned.LAYERS_AT_ONCE[kind])
     heads = 2 * len(block.attention_layers) * block.num_kv_heads
@@ -124,8 +126,10 @@ def tuning_seconds(block: ModelBlock, device: str) -> float:
 
 
 def forward_flops(size: ModelSize, block: ModelBlock, length: int) -> float:
-    """Of one token in a sequence of `length`: a multiplication and an addition per weight, and
-    causal attention."""
+    """Operations for one token in a sequence of `length`.
+
+    It counts a multiplication and an addition per weight, and causal attention.
+    """
     return 2.0 * size.active + attention_flops(block, length) / 2
 
 

@@ -29,14 +29,14 @@ _MIN_WEIGHT = 1e-12
 
 
 def qqt(layer: LayerMoments) -> Tensor:
-    """`qqt/1`: A_h = sum over the group's query heads and tokens of q^T q, divided by their number;
-    `[n_kv, d, d]`."""
+    """`qqt/1`: `[n_kv, d, d]`, A_h = mean of q^T q over the group's query heads and all tokens."""
     return symmetric(layer.qq) / layer.query_rows
 
 
 def sst(layer: LayerMoments) -> Tensor:
-    """`sst/1`: C_h = sum_t w_t v_t^T v_t / max(sum_t w_t, 1e-12), w_t = k_t A_h k_t^T;
-    `[n_kv, dv, dv]`.
+    """`sst/1`: `[n_kv, dv, dv]`, mean of v^T v with the weights w_t = k_t A_h k_t^T.
+
+    C_h = sum_t w_t v_t^T v_t / max(sum_t w_t, 1e-12).
 
     One weight per token: no softmax, no scaling, not causal. A_h is `qqt` of the whole token set.
     """
@@ -54,8 +54,9 @@ def vv(layer: LayerMoments) -> Tensor:
 
 
 def oo(layer: LayerMoments) -> Tensor:
-    """`oo/1`: mean of o^T o over the group's query heads and tokens, o = sum_s p_s v_s before
-    o_proj; `[n_kv, dv, dv]`.
+    """`oo/1`: `[n_kv, dv, dv]`, mean of o^T o over the group's query heads and all tokens.
+
+    o = sum_s p_s v_s is the output of a head, before o_proj.
 
     The rows of S V are the outputs of the heads, so this is V^T S^T S V of the paper without its
     score matrix.
@@ -64,8 +65,9 @@ def oo(layer: LayerMoments) -> Tensor:
 
 
 def wo(layer: LayerMoments) -> Tensor:
-    """`wo/1`: sum over the group's query heads of W_j^T W_j, head outputs entering as o_j W_j^T;
-    `[n_kv, dv, dv]`.
+    """`wo/1`: `[n_kv, dv, dv]`, sum over the group's query heads of W_j^T W_j.
+
+    W_j is the part of o_proj that reads head j: its output enters as o_j W_j^T.
 
     Raises:
         ComputeFailed: the output projection was never read.

@@ -1,10 +1,9 @@
-"""The use case: a model and calibration text become a verified artifact folder, its moments file
-and its report.
+"""The use case: a model and text become a verified artifact, its moments file and its report.
 
-Load, read the text, capture, fit, choose, assemble in memory, verify those very bytes, then write
-the folder in one step. An interrupt, a crash or a full disk at any point leaves the target as it
-was; what a long capture has done so far is kept for `resume`. The same options give the same digest
-on the same machine and versions.
+The steps are: load, read the text, capture, fit, choose, assemble in memory, verify these very
+bytes, then write the folder in one step. An interrupt, a crash or a full disk at any point leaves
+the target as it was. What a long capture has done until then is kept for `resume`. The same options
+give the same digest on the same machine and versions.
 """
 
 from __future__ import annotations

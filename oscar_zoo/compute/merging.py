@@ -70,8 +70,10 @@ def merge_files(paths: Sequence[Path], out: Path) -> MergeResult:
 
 
 def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
-    """One part of all, and what to tell the user; the moments of `parts` are used up. See
-    `merge_files`."""
+    """One part made of all, and remarks for the user; see `merge_files`.
+
+    The moments of `parts` are used up: their memory is reused.
+    """
     for part in parts[1:]:
         _check_same_source(parts[0], part)
     groups: dict[tuple[str, ...], list[Part]] = {}
@@ -141,8 +143,10 @@ def _hashes(part: Part) -> list[str]:
 
 
 def _join(parts: Sequence[Part]) -> Part:
-    """One capture from its ranks, which all saw the same sequences: heads of the same layers join,
-    layers unite."""
+    """One capture from its ranks, which all saw the same sequences.
+
+    Heads of the same layer join; different layers unite.
+    """
     stages: dict[tuple[int, ...], list[Part]] = {}
     for part in parts:
         stages.setdefault(tuple(sorted(part.moments.layers)), []).append(part)
@@ -229,8 +233,10 @@ def _numerics(blocks: Sequence[Numerics]) -> Numerics:
 
 
 def _calibration(captures: Sequence[Part]) -> Calibration | None:
-    """The blocks of all captures as one; what they do not share is null, and no hash is
-    invented."""
+    """One calibration block for all captures.
+
+    A value that they do not share becomes null, and no hash is invented.
+    """
     blocks = [
         capture.info.calibration for capture in captures if capture.info.calibration is not None
     ]

@@ -83,8 +83,10 @@ class LayerMoments:
         *,
         heads: Sequence[int] | None = None,
     ) -> Self:
-        """Empty sums; `heads` are the model's indices of the KV heads where they are not 0, 1,
-        .."""
+        """Empty sums for some KV heads of one layer.
+
+        `heads` are the model's indices of these heads; `None` stands for 0, 1, ...
+        """
 
         def zero(*shape: int) -> Tensor:
             return torch.zeros(num_kv_heads, *shape, dtype=torch.float64, device=device)
@@ -191,8 +193,7 @@ class LayerMoments:
         self.output_rows += other.output_rows
 
     def add_sst(self, other: LayerMoments) -> None:
-        """Add only the weighted sums of `other`, whose weights came from the same target as those
-        of this one.
+        """Add only the weighted sums of `other`; both sides must have used the same target.
 
         For data parallel captures: the ranks reduce `ROW_SUMS` and their counts first, so that all
         hold the sums of the whole set; each weighs its own rows with that one target; then the
@@ -213,8 +214,9 @@ class LayerMoments:
 
     @classmethod
     def cat_heads(cls, parts: Sequence[LayerMoments]) -> LayerMoments:
-        """Join what tensor-parallel ranks saw of one layer over the same tokens, in ascending order
-        of KV heads.
+        """Join what tensor-parallel ranks saw of one layer over the same tokens.
+
+        KV heads come out in ascending order.
 
         A KV head on one rank is taken as it is. Where several ranks hold the same KV head they have
         the same keys and values and different query heads: kk, k_sum, vv, v_sum are taken once, qq,
@@ -288,8 +290,10 @@ class Moments:
         *,
         heads: Sequence[int] | None = None,
     ) -> Self:
-        """Empty sums for every layer of `geometry`, of all KV heads or of those with the model's
-        indices `heads`."""
+        """Empty sums for every layer of `geometry`.
+
+        `heads` are the model's indices of some KV heads; `None` stands for all.
+        """
         shape = (
             geometry.num_kv_heads if heads is None else len(heads),
             geometry.head_dim,
@@ -334,8 +338,10 @@ class Moments:
 
 
 def _join_replicas(head: int, held: Sequence[tuple[LayerMoments, int]]) -> LayerMoments:
-    """One KV head from the ranks that hold it; keys and values once, what belongs to query heads
-    added."""
+    """One KV head from the ranks that hold it.
+
+    Sums over keys and values are taken once; sums over query heads are added.
+    """
     parts = [_one_head(part, position) for part, position in held]
     first = parts[0]
     for part in parts[1:]:

@@ -1,11 +1,11 @@
-"""The moments file: one safetensors file from which every method refits, without the model and
-without the data.
+"""The moments file: every method can be fitted from it without the model and without the data.
 
-The lower triangles of the matrices in float64 are all there is to keep: fits from the file equal
-fits from memory, a capture continues from it as if never stopped, and the same moments give the
-same bytes. One key of the metadata holds the rest as canonical JSON, schema `oscar-zoo.moments/1`:
-model, calibration, coverage and numerics as in a manifest, the sequences that were seen, and how
-many rows each layer holds. The reader trusts none of it.
+It is one safetensors file with the lower triangles of the matrices in float64. Nothing is lost by
+that: fits from the file equal fits from memory, a capture continues from it as if it had never
+stopped, and the same moments give the same bytes. One key of the metadata holds the rest as
+canonical JSON, schema `oscar-zoo.moments/1`: model, calibration, coverage and numerics as in a
+manifest, the sequences that were seen, and the number of rows of each layer. The reader trusts none
+of it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ Rows = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class SequenceRecord(Spec):
-    """A token sequence that was summed: sha256 of the compact JSON list of its ids, and their
-    number."""
+    """A token sequence that was summed.
+
+    It holds the sha256 of the compact JSON list of its ids, and their number.
+    """
 
     sha256: Hex64
     tokens: Count
@@ -214,8 +216,10 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
 
 
 def _packed(stack: Tensor, *, vector: bool) -> NDArray[np.float64]:
-    """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, rows in order; vectors as they
-    are."""
+    """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, row by row.
+
+    Vectors stay as they are.
+    """
     array: NDArray[np.float64] = stack.cpu().numpy()
     if vector:
         return array
@@ -258,8 +262,7 @@ def _content(metadata: Mapping[str, str], what: str) -> _Content:
 def _sums(
     tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str
 ) -> dict[int, dict[str, Tensor]]:
-    """Layer id -> sum -> tensor, once names, shapes and values are what the rest of the file
-    says."""
+    """Layer id -> sum -> tensor, after names, shapes and values are checked against the header."""
     if unknown := tensors.keys() - {*_NAMES}:
         raise MalformedFile("moments.name", f"{what}: unknown entry {min(unknown)[:60]!r}.")
     geometry = content.info.model.geometry

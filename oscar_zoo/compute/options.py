@@ -140,8 +140,9 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
 
 
 def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
-    """Tokens of a calibration sequence, once head width, quantization groups and context are known
-    to fit.
+    """Tokens of a calibration sequence.
+
+    First head width, quantization groups and context are checked.
 
     Raises:
         UnsupportedModel: no transform here fits the head width.

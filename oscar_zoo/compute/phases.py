@@ -1,5 +1,4 @@
-"""The phases of a computation, in order: their names, their units, and the options that ask for
-them."""
+"""The phases of a computation, in order, with their units and the options that ask for them."""
 
 from __future__ import annotations
 
@@ -26,8 +25,10 @@ FAST_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 9}
 
 
 def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:
-    """What `compute_artifact(options)` does, in order; `seconds` are shares of a usual computation
-    only."""
+    """The phases of `compute_artifact(options)`, in order.
+
+    Their `seconds` are only the shares of a usual computation.
+    """
     auto = options.method == AUTO
     phases = [Phase(LOAD, "", 5), Phase(CAPTURE, "tokens", 20), Phase(FIT, "", 5)]
     phases += [Phase(ROWS, "sequences", 10), Phase(TUNE, "steps", 20)] if tunes(options) else []

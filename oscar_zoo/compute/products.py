@@ -41,8 +41,7 @@ _HAS_OUT_DTYPE = "out_dtype" in (torch.bmm.__doc__ or "")
 
 
 def accumulation(rows: Tensor) -> str:
-    """How products of such rows are summed, as the manifest says it: `float64` or
-    `float32-chunked`."""
+    """How such rows are summed, in words of the manifest: `float64` or `float32-chunked`."""
     short = rows.device.type == "cuda" and rows.dtype in (torch.bfloat16, torch.float16)
     return "float32-chunked" if short and _HAS_OUT_DTYPE else "float64"
 
@@ -64,8 +63,7 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 
 def add_sum(total: Tensor, rows: Tensor) -> None:
-    """Add the sum over the rows of each head to `total`, in place: `[heads, N, d]`, `[heads, d]`
-    float64."""
+    """Add the sum over rows `[heads, N, d]` to `total`, `[heads, d]` float64, in place."""
     if accumulation(rows) == "float64":
         total += rows.sum(1, dtype=torch.float64)
     else:  # to float64 a GPU would first write the rows themselves
@@ -111,8 +109,11 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def _rows_at_once(rows: Tensor) -> int:
-    """A core does best with one chunk in its cache; the small products of a GPU fill it only many
-    at once."""
+    """Rows of one chunk.
+
+    A CPU core is fastest when a chunk fits into its cache; a GPU is busy only with many small
+    products at once.
+    """
     return CHUNK_ROWS * (1 if rows.device.type == "cpu" else CHUNKS_AT_ONCE)
 
 
@@ -128,8 +129,10 @@ def _chunks(rows: Tensor) -> Tensor:
 
 
 def _add_products(total: Tensor, left: Tensor, right: Tensor, most: int) -> None:
-    """Add x^T y to `total` in chunks of at most `most` rows, each summed in float32; arguments as
-    of `add_gram`."""
+    """Add x^T y to `total`, in chunks of at most `most` rows; arguments as for `add_gram`.
+
+    Each chunk is summed in float32.
+    """
     heads, group = total.shape[0], left.shape[0] // total.shape[0]
     for start, count, length in _pieces(left.shape[1], most):
         stop = start + count * length
@@ -161,8 +164,10 @@ def _multiply(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pieces(rows: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """`(start, count, length)`: from row `start` on, `count` chunks of `length` rows; together all
-    rows once."""
+    """`(start, count, length)`: from row `start`, `count` chunks of `length` rows.
+
+    Together the pieces cover all rows once.
+    """
     for begin in range(0, rows, TOKENS_AT_ONCE):
         size = min(TOKENS_AT_ONCE, rows - begin)
         count = -(-size // most)
@@ -173,8 +178,7 @@ def _pieces(rows: int, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _matrices(rows: Tensor, count: int, *, inside: bool | None = None) -> tuple[bool, Tensor]:
-    """Split the rows of each head into `count` chunks, in whichever way memory can be read as it
-    is.
+    """Split the rows of each head into `count` chunks, without a copy where possible.
 
     Models keep the heads of a token side by side; chunk c is then rows c, c + count, .. and matrix
     c * heads + h is that of head h. Otherwise a chunk is rows in a row, and the matrix of chunk c

@@ -1,5 +1,4 @@
-"""The use case: a moments file becomes a verified artifact, without the model and without the
-text."""
+"""The use case: a moments file becomes a verified artifact, without the model or the text."""
 
 from __future__ import annotations
 

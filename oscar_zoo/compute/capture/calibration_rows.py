@@ -1,8 +1,7 @@
-"""Rows of calibration text that `wush-tuned` is tuned on: at most some thousand tokens, kept in
-main memory.
+"""Rows of the calibration text on which `wush-tuned` is tuned.
 
-They are those of whole sequences, evenly spaced over all, cut where a limit is reached. A second
-pass over that text shows them; moments, which are all that a capture leaves, do not have them.
+They are at most some thousand tokens, in main memory: whole sequences, evenly spaced over all, cut
+at a limit. Moments do not hold rows, so a second pass over this text collects them.
 """
 
 from __future__ import annotations

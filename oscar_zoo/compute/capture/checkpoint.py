@@ -1,8 +1,7 @@
-"""What an interrupted capture needs to go on, in a folder: sums of what is done, and hidden states
-while they are few.
+"""What an interrupted capture needs to go on: finished sums, and hidden states if they are small.
 
-`state.py` says when a folder may be gone on with. No file is larger than `LARGEST` bytes: where the
-hidden states are, the forward passes up to the layer are repeated instead.
+`state.py` decides whether a folder may be resumed. No file is larger than `LARGEST` bytes. When the
+hidden states would be larger, a resumed capture repeats the forward passes up to its layer.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class World:
     device: torch.device
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum of `tensor` over all processes, where it was; with one process, `tensor`
-        itself."""
+        """The sum of `tensor` over all processes, on its device; with one process, `tensor`."""
         return tensor if self.size == 1 else self._reduce(tensor, distributed.ReduceOp.SUM)
 
     def least(self, number: int) -> int:
@@ -103,8 +102,10 @@ def world(device: torch.device | str = "cpu") -> World:
 
 
 def all_reduce_moments(moments: Moments, world: World) -> None:
-    """Replace the sums of each process by those of all; output weights are equal in all and
-    stay."""
+    """Replace the sums of each process by the sums of all.
+
+    Output weights stay, because they are equal in all processes.
+    """
     if world.size > 1:
         for _, layer in sorted(moments.layers.items()):
             _reduce_layer(layer, world)

@@ -214,8 +214,10 @@ def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
 def _focused(
     query: Tensor, key: Tensor, positions: Tensor, windows: Windows, scaling: float
 ) -> Tensor:
-    """Indices, ascending, of the queries `[num_q_heads, n, d]` of which some head gives an INT2 row
-    the most weight."""
+    """Ascending indices of the queries that put the most weight on one INT2 row, for any head.
+
+    `query` is `[num_q_heads, n, d]`.
+    """
     heads, tokens = query.shape[0], key.shape[1]
     keys = key.float().mT
     if not len(positions):

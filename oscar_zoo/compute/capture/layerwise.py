@@ -22,8 +22,7 @@ MEMORY_SHARE = 0.6
 
 
 def start_states(run: Run, plan: ReplayPlan) -> list[ReplayState] | None:
-    """All sequences of this process before the first layer, or `None` when there is no room for
-    them here."""
+    """All sequences of this process before the first layer, or `None` when they do not fit."""
     geometry = run.sums.geometry
     widths = geometry.num_kv_heads * (geometry.head_dim + geometry.v_head_dim)
     tokens = sum(map(len, run.sequences))

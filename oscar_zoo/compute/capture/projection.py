@@ -32,8 +32,10 @@ class OutputProjections:
         self._handles: list[Any] = []
 
     def watch(self, layer_id: int, attention: nn.Module) -> None:
-        """Call this when the attention function of `attention` is about to return; only the first
-        call counts."""
+        """Call this just before the attention function of `attention` returns.
+
+        Only the first call counts.
+        """
         if layer_id in self._watched:
             return
         self._watched.add(layer_id)

@@ -1,11 +1,10 @@
-"""What the ranks of an inference engine hand over: a folder of sums per rank, joined here to the
-moments of the model.
+"""The sums of an engine's ranks: one folder per rank, joined here to the moments of the model.
 
 Every rank writes the sums of its own heads, one file per layer, with the model's indices of these
-heads and the length of every sequence that each layer saw. `join_ranks` refuses anything but the
-expected ranks, one geometry and, in every layer of every rank and in both passes, exactly the
-sequences that were sent: a token seen twice, or never, shows there. Only then heads are joined by
-the rules of `LayerMoments.cat_heads`.
+heads and the length of every sequence that each layer saw. `join_ranks` accepts only the expected
+ranks, one geometry and, in every layer of every rank and in both passes, exactly the sequences that
+were sent. So a token that was seen twice or never is found. Then heads are joined by the rules of
+`LayerMoments.cat_heads`.
 """
 
 from __future__ import annotations
@@ -42,8 +41,10 @@ _KINDS = {
 
 
 class LayerReport(Spec):
-    """What one rank saw of one layer: the counts of `LayerMoments`, and sequence lengths of both
-    passes in order."""
+    """What one rank saw of one layer.
+
+    It holds the counts of `LayerMoments`, and the sequence lengths of both passes in order.
+    """
 
     heads: tuple[int, ...]
     tokens: int
@@ -120,8 +121,10 @@ def read_rank(folder: Path, name: str) -> tuple[RankReport, dict[int, LayerMomen
 
 
 def write_failure(folder: Path, name: str, error: OscarZooError) -> None:
-    """Leave word of why rank `name` cannot go on; an engine passes on the errors of its first rank
-    only."""
+    """Write down why rank `name` cannot go on.
+
+    An engine passes on only the errors of its first rank.
+    """
     text = json.dumps({"code": error.code, "message": error.message, "hint": error.hint})
     (folder / f"{name}.{_FAILURE}").write_text(text, encoding="utf-8")
 

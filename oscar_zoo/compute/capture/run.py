@@ -148,8 +148,7 @@ def capture(loaded: LoadedModel, request: CaptureRequest) -> Captured:
 def capture_in_engine(
     block: ModelBlock, request: CaptureRequest, engine: EngineRequest
 ) -> Captured:
-    """Capture in an engine of its own, on `engine.tensor_parallel` ranks; raises as
-    `capture_with_engine`.
+    """Capture in an engine of its own; raises as `capture_with_engine`.
 
     Args:
         block: the model that the engine must turn out to hold.

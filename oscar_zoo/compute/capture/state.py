@@ -1,9 +1,9 @@
-"""`state.json` of an interrupted capture: what is done, which files hold it, and what it belongs
-to.
+"""`state.json` of an interrupted capture: what is done, in which files, and of which capture.
 
-The files come first, then this names them: replaced in one step after they are on disk, so that a
-kill at any time leaves the state before or the one after. It belongs to one model, data set and set
-of options; that of another is refused. Saving takes at most about a twentieth of the time.
+The files are written first. Then the state is replaced in one step, after the files are on disk, so
+a kill at any time leaves either the state before or the state after. A state belongs to one model,
+data set and set of options, and any other capture is refused. Saving takes at most about a
+twentieth of the time.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ def unusable(path: Path, why: str) -> IntegrityError:
 
 
 def weights_digest(parameters: Iterable[Tensor]) -> str:
-    """Of the first numbers of every tensor: enough to tell checkpoints of one configuration
-    apart."""
+    """A digest of the first numbers of every tensor.
+
+    That is enough to tell checkpoints of one configuration apart.
+    """
     digest = hashlib.sha256()
     for one in parameters:
         if one.is_meta or not one.numel():  # may be elsewhere

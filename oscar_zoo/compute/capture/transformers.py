@@ -1,11 +1,10 @@
-"""Capture in process with transformers: one pass over the tokens for every model that uses its
-attention interface.
+"""Capture in this process with transformers, for every model that uses its attention interface.
 
-An attention function is registered under a name of its own; it lets a model compute exactly what
-`sdpa` computes and shows the rows to whoever listens, so no architecture is known by name here.
-Models whose layers need only hidden states from each other run layer by layer (`layerwise`), where
-one pass is enough for everything; all others, and those with more tokens than fit, run whole
-(`whole`), a second time where a fit needs weighted sums.
+An attention function is registered under a name of its own. It computes exactly what `sdpa`
+computes and passes the rows to a listener, so no architecture is known by name here. Models whose
+layers exchange only hidden states run layer by layer (`layerwise`), and one pass is then enough for
+everything. All other models, and captures with more tokens than fit, run whole (`whole`), a second
+time when a fit needs weighted sums.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def capture(
     work: Path | None = None,
     resume: bool = False,
 ) -> Moments:
-    """Moments of `data`, without padding and without a KV cache, one sequence at a time and in
-    order.
+    """Moments of `data`: one sequence at a time, in order, without padding or KV cache.
 
     Under `torchrun` every process runs its share of the sequences and returns the sums of all.
 
@@ -154,8 +152,9 @@ def numerics(loaded: LoadedModel) -> Numerics:
 
 
 def check_model(block: ModelBlock) -> None:
-    """Refuse what a configuration already shows; `models.geometry` refuses MLA and sliding windows
-    before that.
+    """Refuse a model whose configuration already shows that it cannot be captured.
+
+    `models.geometry` has refused MLA and sliding windows before.
 
     Raises:
         UnsupportedModel: keys carry no rotary positions.
@@ -218,8 +217,11 @@ def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
 
 
 def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
-    """Run a few tokens: are all layers reached, what reads their outputs, and can they run one at a
-    time?"""
+    """Run a few tokens to learn three things about the model.
+
+    They are whether all layers are reached, which module reads their outputs, and whether layers
+    can run one at a time.
+    """
     model = tap.loaded.model
     if model not in _KNOWN:
         tap.projections = projections = OutputProjections()

@@ -1,8 +1,9 @@
-"""Capture with the whole model at once: for layers that share more than hidden states, or too many
-tokens to hold.
+"""Capture with the whole model at once.
 
-The first pass sums q, k, v and o of all layers; the second, only where a fit reads it, weighs v
-with the query covariance of the whole set, known only then. No row outlives its forward pass.
+This is for layers that share more than hidden states, and for more tokens than can be held between
+layers. The first pass sums q, k, v and o of all layers. The second runs only when a fit reads its
+sums: it weighs v with the query covariance of the whole set, which is known only then. No row
+outlives its forward pass.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Calibration data: any text becomes token sequences in one order, with one hash, apart from
-evaluation sets.
+"""Calibration data: any text becomes token sequences in one order, with one hash.
 
 `sources` finds documents (files, folders, Hugging Face datasets, known names), `encoding` turns
-each into tokens, `packing` cuts the stream into sequences and keeps some out, `overlap` compares
-the text with evaluation sets. The same source, tokenizer and options always give the same tokens.
-The tokens themselves are never published.
+each into tokens, `packing` cuts the stream into sequences and holds some out, and `overlap`
+compares the text with evaluation sets. The same source, tokenizer and options always give the same
+tokens. The tokens themselves are never published.
 """
 
 from oscar_zoo.compute.data.calibration import (

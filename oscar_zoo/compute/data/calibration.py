@@ -1,5 +1,4 @@
-"""One function from any source to the tokens of a calibration, and what a manifest says about
-them."""
+"""From any source to the tokens of a calibration, and to its block in a manifest."""
 
 from __future__ import annotations
 
@@ -96,8 +95,10 @@ class CalibrationData:
 
     @property
     def sequence_sha256(self) -> tuple[str, ...]:
-        """sha256 of each sequence's compact JSON list, in order: moments add up only over disjoint
-        ones."""
+        """The sha256 of each sequence's compact JSON list, in order.
+
+        Moments may be added only when their sequences are disjoint, which these hashes show.
+        """
         return tuple(sequence_sha256(sequence) for sequence in self.sequences)
 
     def facts(self) -> Calibration:
@@ -134,8 +135,7 @@ def load_calibration(
     heldout_tokens: int = 0,
     context: int | None = None,
 ) -> CalibrationData:
-    """Read `source` and pack exactly `tokens` tokens, or all there are, into sequences of
-    `seq_len`.
+    """Read `source` and pack `tokens` tokens, or all there are, into sequences of `seq_len`.
 
     Args:
         source: a file or folder of text or JSON lines, a name known to `sources`, or a Hugging Face
@@ -233,8 +233,10 @@ def shard(data: CalibrationData, rank: int, world: int) -> CalibrationData:
 def _ordered(
     documents: Iterable[Document], seed: int | None, window: int | None
 ) -> Iterable[Document]:
-    """The documents, shuffled if there is a seed; of an endless source, the first `window` of
-    them."""
+    """The documents, shuffled when there is a seed.
+
+    Of an endless source, only the first `window` documents are shuffled.
+    """
     if seed is None:
         return documents
     shuffled = list(islice(documents, window))

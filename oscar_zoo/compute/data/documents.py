@@ -59,8 +59,7 @@ class Document:
 
 
 def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
-    """The documents of a text file, or of a file of JSON lines by its suffix; blank ones are left
-    out.
+    """The documents of a text file, or of a JSON lines file by its suffix, without blank ones.
 
     Args:
         path: UTF-8, with or without a byte-order mark.
@@ -78,16 +77,17 @@ def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Number and content of the lines of a JSONL file, blank ones left out; raises as
-    `read_file`."""
+    """Number and content of the lines of a JSONL file that are not blank; raises as `read_file`."""
     with open_lines(path) as lines:
         yield from _json_lines(lines, path)
 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a text file; what goes wrong while they are read is said in our words, as of
-    `read_file`."""
+    """The lines of a text file.
+
+    Errors while they are read are raised as by `read_file`.
+    """
     if not path.is_file():
         raise PathNotFound.for_path(path, "text file")
     try:
@@ -103,8 +103,10 @@ def open_lines(path: Path) -> Iterator[Iterator[str]]:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The text and JSONL files of `folder` and the folders in it, in the order they are read;
-    hidden ones excluded."""
+    """The text and JSONL files in `folder` and its subfolders, in order of reading.
+
+    Hidden files are left out.
+    """
     found = []
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts

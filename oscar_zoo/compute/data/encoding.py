@@ -22,8 +22,10 @@ _ENDING = 2  # tokens looked at for an end of text: some templates put a line br
 
 
 class Tokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer; chats need its `apply_chat_template` and
-    `chat_template` too."""
+    """The part of a Hugging Face tokenizer that is used.
+
+    Chats also need its `apply_chat_template` and `chat_template`.
+    """
 
     eos_token_id: int | None
 

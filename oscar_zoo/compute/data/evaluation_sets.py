@@ -1,5 +1,4 @@
-"""Evaluation sets as lists of questions, read from files or from copies that are on this machine
-already.
+"""Evaluation sets as lists of questions, from files or from copies already on this machine.
 
 A set known by name is looked for as `evaluation/NAME.jsonl` (or `.txt`, `.csv`) in this program's
 data folder, then in the cache of the Hugging Face client. Nothing is downloaded.
@@ -98,8 +97,10 @@ def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
 
 
 def copies(name: str) -> list[Path]:
-    """The files on this machine that hold the known set `name`: the user's own copy first; often
-    none."""
+    """The files on this machine that hold the known set `name`, often none.
+
+    The user's own copy comes first.
+    """
     suffixes = (*documents.JSONL_SUFFIXES, *documents.TEXT_SUFFIXES, ".csv", ".parquet")
     own = (data_dir() / FOLDER / f"{name}{suffix}" for suffix in suffixes)
     return [path for path in own if path.is_file()][:1] or _cached_files(KNOWN[name])

@@ -114,8 +114,11 @@ def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
 
 
 def _failure(name: DatasetName, error: Exception) -> OscarZooError:
-    """Errors are told apart by their names, which are the same in all versions of the library and
-    its clients."""
+    """Our error for an error of the datasets library.
+
+    Errors are told apart by the names of their types, which are the same in all versions of the
+    library and its clients.
+    """
     cause = _first_line(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "gated" in cause.lower():

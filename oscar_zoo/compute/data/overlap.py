@@ -64,8 +64,10 @@ def words(text: str) -> list[str]:
 
 
 def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
-    """Compare calibration texts with one evaluation set; words in a row are looked for inside one
-    text at a time."""
+    """Compare calibration texts with one evaluation set.
+
+    Runs of equal words are looked for inside one text at a time.
+    """
     items = [words(item) for item in evaluation.items]
     wanted: dict[int, dict[str, set[int]]] = {}
     for at, item in enumerate(items):

@@ -50,8 +50,10 @@ class Budget:
 
     @classmethod
     def of(cls, tokens: int, length: int, heldout_tokens: int) -> Budget:
-        """Hold out at least `heldout_tokens`, in at least `HELDOUT_SEQUENCES` sequences no longer
-        than `length`."""
+        """Hold out at least `heldout_tokens`, in sequences no longer than `length`.
+
+        There are at least `HELDOUT_SEQUENCES` sequences.
+        """
         if heldout_tokens <= 0:
             return cls(tokens, length)
         longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
@@ -130,8 +132,7 @@ def pack(documents: Iterable[Document], encoder: Encoder, budget: Budget) -> Pac
 def _packed(
     placed: Sequence[_Placed], prefix: TokenIds, budget: Budget, cut: int, start: int
 ) -> Packed:
-    """Sequences to calibrate on from the tokens before `cut`, and others from those at `start` and
-    later."""
+    """Calibration sequences from the tokens before `cut`, held-out ones from `start` on."""
     used = [item.encoded for item in placed if item.start < cut]
     stream = islice(chain.from_iterable(encoded.ids for encoded in used), cut)
     sequences = tuple(_sequences(stream, prefix, budget))
@@ -142,8 +143,10 @@ def _packed(
 
 
 def _bodies(tokens: int, length: int, prefix: int) -> int:
-    """Tokens of the stream that a budget takes; those that start every sequence are not of the
-    stream."""
+    """Tokens of the stream that a budget takes.
+
+    The tokens that start every sequence are not part of the stream.
+    """
     full, rest = divmod(tokens, length)
     return full * max(1, length - prefix) + (max(1, rest - prefix) if rest else 0)
 
@@ -151,8 +154,10 @@ def _bodies(tokens: int, length: int, prefix: int) -> int:
 def _read(
     documents: Iterable[Document], encoder: Encoder, wanted: int, needed: int
 ) -> list[_Placed]:
-    """Documents until `wanted` tokens are there, and `needed` more that start with a document if
-    that is near."""
+    """Documents until `wanted` tokens are there, and `needed` more for holding out.
+
+    The second part starts with a new document when one begins nearby.
+    """
     placed: list[_Placed] = []
     seen: set[str] = set()
     total, boundary = 0, None
@@ -192,8 +197,10 @@ def _division(placed: Sequence[_Placed], wanted: int, needed: int) -> tuple[int,
 
 
 def _held_out(placed: Sequence[_Placed], cut: int, start: int) -> tuple[list[int], tuple[str, ...]]:
-    """Tokens from `start` on, without documents that were there before `cut`, and the text of their
-    documents."""
+    """Tokens from `start` on, and the text of their documents.
+
+    Documents that also occur before `cut` are left out.
+    """
     used = {item.digest for item in placed if item.start < cut}
     kept = [
         item
@@ -218,8 +225,10 @@ def _sequences(stream: Iterator[int], prefix: TokenIds, budget: Budget) -> Itera
 
 
 def _equal_sequences(ids: Sequence[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
-    """Held-out sequences, all of one length: shorter than wished rather than fewer than
-    `HELDOUT_SEQUENCES`."""
+    """Held-out sequences of one length.
+
+    They are shorter than wished when there would otherwise be fewer than `HELDOUT_SEQUENCES`.
+    """
     fewest = min(budget.heldout, HELDOUT_SEQUENCES)
     body = max(1, min(budget.heldout_length - len(prefix), len(ids) // max(1, fewest)))
     for at in range(min(budget.heldout, len(ids) // body)):

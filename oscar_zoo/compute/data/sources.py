@@ -82,8 +82,10 @@ def open_source(source: Path | str) -> TextSource:
 
 
 def check_source(source: Path | str) -> None:
-    """Find early what makes `open_source` fail, without reading or fetching anything; raises as it
-    does."""
+    """Find early what would make `open_source` fail, and raise the same error.
+
+    Nothing is read or fetched.
+    """
     found = _resolve(source)
     if isinstance(found, Path) and found.is_dir():
         _folder(found)

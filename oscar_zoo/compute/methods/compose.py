@@ -48,8 +48,9 @@ def hadamard_matrix(d: int, device: torch.device) -> Tensor:
 
 
 def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotations U H P of symmetric `[..., d, d]` float64 matrices and their ascending
-    eigenvalues `[..., d]`.
+    """The rotations U H P of symmetric matrices, and their ascending eigenvalues.
+
+    `[..., d, d]` float64 in; `[..., d, d]` and `[..., d]` out.
 
     Raises:
         UsageError: `d` is not a power of two.

@@ -1,5 +1,4 @@
-"""One side of an orthogonal method: the rotation U H P of each layer's covariance, or of each
-head's."""
+"""Orthogonal methods: the rotation U H P of the covariance of each layer, or of each head."""
 
 from __future__ import annotations
 
@@ -16,8 +15,10 @@ from oscar_zoo.compute.moments import Moments
 
 
 def fit_shared(moments: Moments, k: str, v: str) -> FittedPair:
-    """Format 1: one matrix per layer, from the mean over KV heads of the estimators `k` and `v`,
-    such as `qqt/1`."""
+    """Format 1: one matrix per layer, from the mean over KV heads of an estimator.
+
+    `k` and `v` name the estimators, such as `qqt/1`.
+    """
     return _pair(moments, k, v, 1)
 
 

@@ -1,5 +1,7 @@
-"""`oscar`: one orthogonal matrix per layer and side, R = U H P of the query and of the weighted
-value covariance.
+"""`oscar`: one rotation R = U H P per layer and side, shared by all heads.
+
+U diagonalizes the covariance of the queries for keys, and a weighted covariance of the values for
+values.
 
 Keys target `qqt/1`, values `sst/1`: the mean over KV heads of what the published code computes.
 

@@ -1,8 +1,8 @@
-"""`oscar-exact`: as `oscar`, but values target the covariance that the paper writes instead of the
-one its code uses.
+"""`oscar-exact`: like `oscar`, but values target the covariance that the paper defines.
 
-`oo/1` is V^T S^T S V with the causal softmax scores S: the rows of S V are the outputs of the
-heads, so it streams like any other second moment and needs no second look at the data.
+The published code uses another one. `oo/1` is V^T S^T S V with the causal softmax scores S. The
+rows of S V are the outputs of the heads, so this matrix streams like any other second moment and
+needs no second pass over the data.
 
 Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization (arXiv
 2605.17757).

@@ -1,24 +1,24 @@
-"""`wush-tuned`: WUSH's transforms, moved to where the real quantizer loses least on rows of the
-calibration text.
+"""`wush-tuned`: WUSH's transforms, tuned to the real quantizer on rows of the calibration text.
 
-WUSH is optimal for a model of the quantizer, in which an error depends on the mean energy of rows.
-The real one is a rounding residue times a scale, and the scale is set by the largest and the
-smallest entry of each row. Starting from WUSH's F0, a transform F = F0 N is found by Adam from N =
-I. With rows x of x0 = k F0, and Hs0 = F0^-1 Hs F0^-T,
+WUSH is optimal for a model of the quantizer in which an error depends on the mean energy of rows.
+The real error is a rounding residue times a scale, and the largest and the smallest entry of each
+row set that scale. So this method starts from WUSH's transform F0 and finds F = F0 N with Adam,
+starting at N = I. With rows x0 = k F0, and Hs0 = F0^-1 Hs F0^-T, it minimizes
 
-    loss = mean of e Hs' e^T,    e = r s,    s = (max - min) / 3 of each group of x = x0 N,    Hs' =
-    N^-1 Hs0 N^-T.
+    loss = mean of e Hs' e^T,    where    x = x0 N,    Hs' = N^-1 Hs0 N^-T,
+    e = r s,    s = (max - min) / 3 of each group of x.
 
-The rounding residue r in units of s is taken as it is: a straight-through gradient sees how s
-depends on N, and how N^-1 carries e back. With E = mean of e^T e, and G the gradient by x (0 but at
-the two entries that set a scale),
+The rounding residue r, in units of s, is treated as a constant: a straight-through gradient sees
+how s depends on N, and how N^-1 carries e back. With E = mean of e^T e, and with G the gradient by x,
+which is 0 except at the two entries that set a scale,
 
     d loss / d N = x0^T G - 2 N^-T E Hs'.
 
-Nothing is clipped here: what is tuned without a clip is as good with one as what was tuned for it
-(measured). A head keeps WUSH's transform where the tuned one is no better on rows it was not tuned
-on, or less exact to serve. Rows are drawn in a fixed order, the same for all heads: repeatable bit
-for bit on one machine. Files are WUSH's, with the eigenvalues of the start.
+Nothing is clipped during the tuning. We measured that a transform tuned without a clip is as good
+with a clip as one that was tuned for it. A head keeps WUSH's transform when the tuned one is no
+better on rows that were kept apart, or is less exact to serve. Rows are drawn in a fixed order, the
+same for all heads, so results repeat bit for bit on one machine. Files have the format of WUSH's,
+with the eigenvalues of the start.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ from oscar_zoo.compute.methods.parallel import each_layer
 from oscar_zoo.errors import ComputeFailed
 
 STEPS, BATCH, RATE, SEED = 300, 2048, 2e-2, 0
-"""Steps of Adam, rows of each, size of the first step (falls to 0 linearly), seed of the rows'
-order."""
+"""Steps of Adam, rows per step, step size (it falls linearly to 0), seed of the order of rows."""
 CHECKED = 8
-"""One of so many rows, the last ones, is kept to check the result on."""
+"""The last 1/8 of the rows is kept apart, and the result is checked on it."""
 LEAST_ROWS = 16
-"""Rows per channel below which tuning would follow chance."""
+"""With fewer rows per channel, tuning would fit noise."""
 LAYERS_AT_ONCE = {"cpu": 1, "cuda": 8}
-"""Layers tuned together: a GPU is busy with many small products only."""
+"""Layers tuned together. A GPU needs many small products at once to be busy."""
 _MATRICES: dict[Role, tuple[StatisticName, StatisticName]] = {"k": ("kk", "qq"), "v": ("vv", "wo")}
 
 
@@ -238,8 +237,7 @@ def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
 
 
 def _exact(heads: _Heads) -> Tensor:
-    """Whether the pairs, float32 values, are inverse to each other with room to what verification
-    allows, `[n]`."""
+    """Whether each pair is inverse within half of what verification allows, `[n]` bool."""
     product = heads.forward @ heads.partner.mT
     identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
     return (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2

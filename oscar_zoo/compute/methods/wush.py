@@ -69,8 +69,9 @@ class WushTransforms:
 def transform(
     gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: Damping = DAMPING
 ) -> WushTransforms:
-    """The transforms of M = `gram` and Hs = `hessian`, each `[heads, d, d]` float64, symmetric;
-    scales do not matter.
+    """The transforms of M = `gram` and Hs = `hessian`; scales do not matter.
+
+    Both are `[heads, d, d]` float64 and symmetric.
 
     Raises:
         ComputeFailed: a matrix is singular even with damping.
@@ -97,8 +98,9 @@ def transform(
 
 
 def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 copies of `forward` and of its partner whose product is the identity as nearly as
-    float32 can say it.
+    """Float32 copies of `forward` and of its partner.
+
+    Their product is as close to the identity as float32 allows.
 
     Where outlier channels give a matrix rows of very different size, plain rounding of both makes a
     product that verification refuses. So the partner is that of the rounded `forward`, and rounded
@@ -123,8 +125,9 @@ def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
-    """tr M tr Hs / (sum sigma)^2 per head: what the best transform gains over any rotation;
-    `[heads]`, at least 1.
+    """The largest gain of any transform over the best rotation, per head.
+
+    `[heads]`, tr M tr Hs / (sum sigma)^2, at least 1.
 
     Args:
         gram, hessian: `[heads, d, d]` float64, undamped.

@@ -1,5 +1,4 @@
-"""The report of a job: what was found out on the way, as the numbers behind `report.page`, and the
-files it makes."""
+"""The report of a job: the numbers that were found, and the files that show them."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ def report_of(
 
 
 def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[str, ...]]:
-    """Write `<target>.report.json`, and where methods were compared page and picture: `.html`,
-    `.png`.
+    """Write `<target>.report.json`, and after a comparison also the page and the picture.
 
     Returns:
         The page, or `None`; and what the user should know.

@@ -1,10 +1,9 @@
-"""The numbers behind a report, and nothing else: schema `oscar-zoo.report/1`, a closed JSON
-document.
+"""The numbers behind a report: schema `oscar-zoo.report/1`, a closed JSON document.
 
-Whoever measures fills a `ReportData`; page and picture are functions of it alone, so a report can
-be drawn again years later from its JSON. Every block may be absent: a quick fit has no perplexity,
-a moments file only spectra. Numbers keep six significant digits from the start, so that what is
-read equals what was written. Needs no torch.
+A measurement fills a `ReportData`. Page and picture are functions of it alone, so a report can be
+drawn again years later from its JSON. Every block may be absent: a quick fit has no perplexity, and
+a moments file has only spectra and headroom. Numbers keep six significant digits from the start, so
+a report that is read equals the one that was written. Needs no torch.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class Candidate(Spec):
 
 
 class Comparison(Spec):
-    """The candidates in the order they were tried, the BF16 values they are held against, and why
-    one was kept."""
+    """The candidates in the order of trial, the BF16 values, and the reason of the choice."""
 
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     bf16_perplexity: Perplexity | None = None
@@ -139,8 +137,10 @@ class Spectrum(Spec):
 
     @classmethod
     def of(cls, target: str, eigenvalues: Sequence[Sequence[float]]) -> Self:
-        """From all eigenvalues of every layer, in any order; what rounding made negative counts as
-        0."""
+        """Shares from all eigenvalues of every layer, in any order.
+
+        An eigenvalue that rounding made negative counts as 0.
+        """
         dim = len(eigenvalues[0])
         ranks = kept_ranks(dim)
         layers = []
@@ -159,8 +159,9 @@ class Spectra(Spec):
 
 
 class ClipChart(Spec):
-    """Error against the clip ratio (1 clips nothing), layer by layer; `chosen` is the ratio that is
-    served.
+    """Error against the clip ratio, layer by layer; a ratio of 1 clips nothing.
+
+    `chosen` is the ratio that is served.
 
     `mean` is over layers, as the clip was chosen by. `error` says which error, in a word.
     """
@@ -189,16 +190,20 @@ class ClipCurves(Spec):
 
 
 class Headroom(Spec):
-    """How much less error the best transform could have than the best rotation: a factor per layer,
-    1 for nothing."""
+    """How many times less error the best transform could have than the best rotation.
+
+    One factor per layer; 1 means nothing to gain.
+    """
 
     k: PerLayer
     v: PerLayer
 
 
 class ReportData(Spec):
-    """Everything a report shows. `layers` are the model's indices of the layers that all other
-    blocks go by."""
+    """Everything that a report shows.
+
+    `layers` are the model's indices of the layers; all other blocks have their order.
+    """
 
     schema_: Literal["oscar-zoo.report/1"] = Field(default="oscar-zoo.report/1", alias="schema")
     title: Annotated[str, Field(min_length=1, max_length=300)]
@@ -289,8 +294,10 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def kept_ranks(dim: int) -> tuple[int, ...]:
-    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly on a log axis, with the first and the
-    last."""
+    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly spaced on a log axis.
+
+    The first and the last rank are always kept.
+    """
     if dim <= MAX_POINTS:
         return tuple(range(1, dim + 1))
     wanted = (round(dim ** (step / (MAX_POINTS - 1))) for step in range(MAX_POINTS))

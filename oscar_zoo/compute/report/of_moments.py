@@ -1,5 +1,4 @@
-"""What a moments file alone can show: spectra of what a fit would target, and the headroom over
-rotations."""
+"""The report of a moments file alone: spectra of the targets, and headroom over rotations."""
 
 from __future__ import annotations
 
@@ -32,8 +31,10 @@ def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
 
 
 def spectra_of(moments: Moments) -> Spectra:
-    """Eigenvalues of both targets, mean over heads: `qqt/1`, and `sst/1` or what the moments have
-    in its place."""
+    """Eigenvalues of both targets, mean over heads.
+
+    Keys use `qqt/1`. Values use `sst/1`, or another estimator when the moments lack its sums.
+    """
     layers = moments.layers.values()
     if all(layer.weighted_tokens == layer.tokens for layer in layers):
         value = "sst/1"
@@ -45,8 +46,10 @@ def spectra_of(moments: Moments) -> Spectra:
 
 
 def headroom_of(moments: Moments) -> Headroom | None:
-    """Mean headroom of the heads of each layer; `None` without output weights, or where a matrix is
-    singular."""
+    """Mean headroom of the heads of each layer.
+
+    `None` when output weights are missing or a matrix is singular.
+    """
     if any(layer.wo is None for layer in moments.layers.values()):
         return None
     try:

@@ -1,8 +1,7 @@
-"""What a report says: numbers, the answer and the rows of its table, the same on page, picture and
-charts.
+"""The words of a report: its numbers, its answer and its table, the same on page and picture.
 
-Everything here is plain text; whoever shows it escapes it. A value that was not measured says so,
-it is never a blank or a zero.
+Everything here is plain text, which the page escapes. A value that was not measured says so; it is
+never a blank or a zero.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _TARGETS = {
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of the table: its cells as text, the verdict of the gate, and whether this candidate
-    was kept."""
+    """One row of the table: its cells as text, its gate's verdict, and whether it was kept."""
 
     cells: tuple[str, ...]
     gate: Verdict | None = None
@@ -59,16 +57,17 @@ class _Column:
 
 
 def plain(text: str) -> str:
-    """`text` in one line, without control characters and characters that turn the direction of
-    writing."""
+    """`text` in one line, without control characters and without changes of writing direction."""
     return "".join(
         c for c in " ".join(text.split()) if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co")
     )
 
 
 def significant(value: float, digits: int) -> str:
-    """`value` with so many significant digits and thousands separated: 9.654, 20.50, 4,754; powers
-    when it is huge."""
+    """`value` with that many significant digits: 9.654, 20.50, 4,754.
+
+    Huge values are written as powers of ten.
+    """
     if value == 0:
         return "0"
     if abs(value) >= _HUGE:
@@ -83,8 +82,10 @@ def perplexity(value: float) -> str:
 
 
 def change(percent: float) -> str:
-    """A signed change: +0.22 %, +12.4 %, +49,143 %; from a million percent on, the model is
-    broken."""
+    """A signed change: +0.22 %, +12.4 %, +49,143 %.
+
+    From a million percent on, the model counts as broken.
+    """
     if percent >= BROKEN:
         return "broken"
     decimals = 2 if abs(percent) < 9.995 else 1 if abs(percent) < 99.95 else 0

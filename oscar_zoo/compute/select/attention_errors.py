@@ -1,9 +1,8 @@
-"""What every fit does to attention on held-out rows: clip curves, and errors by layer for the clips
-worth serving.
+"""Errors of every fit in attention, on held-out rows: clip curves, and errors by layer.
 
-Two passes over the layers. The first measures each side alone for every clip of the grid, keys by
-their retrieval error (see `quality` for why), values by their output error; that fixes a clip per
-fit. The second measures both sides together for that clip, for the recipe's and for none.
+Two passes go over the layers. The first measures each side alone for every clip of the grid, keys
+by their retrieval error (`layer_errors` says why), values by their output error; that fixes a clip
+per fit. The second measures both sides together for that clip, for the recipe's clip and for none.
 """
 
 from __future__ import annotations

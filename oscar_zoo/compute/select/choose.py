@@ -1,9 +1,9 @@
-"""`auto`: every method is measured on held-out text in the cache it would be served with, and the
-best one is kept.
+"""`auto`: measure every method in its INT2 cache on held-out text, and keep the best.
 
-First each fit's errors in the attention layers, for every clip of a small grid, which finds its
-clip (`fidelity`). Then perplexity with that clip, the recipe's and none, and with a few more for
-the best. Then recall, of what could still be kept. The rule and its limits are in `select`.
+First come the errors of each fit in the attention layers, for every clip of a small grid, which
+finds its clip (`attention_errors`). Then perplexity is measured with that clip, with the recipe's
+and with none, and for the best method with a few more. Recall is measured last, only for candidates
+that could still be kept. The rule and its limits are in `rule`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ def choose(
 
 @dataclass
 class _Meter:
-    """Counts in one phase after the other; the total of each is known when it starts, and may not
-    be reached."""
+    """Progress over several phases.
+
+    The total of each phase is known when it starts, and may not be reached.
+    """
 
     progress: Progress
     phase: str = ""
@@ -190,8 +192,9 @@ class _Bench:
         return found
 
     def perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> list[Trial]:
-        """The trials with their perplexity, and with `finer` more clips of the best method and
-        those that ask the same.
+        """Measure the perplexity of the trials.
+
+        With `finer`, also with more clips of the best method and of its variants.
 
         They follow theirs.
         """
@@ -220,8 +223,7 @@ class _Bench:
         return found
 
     def questions(self, heldout: HeldOut, number: int) -> Questions:
-        """What to ask for recall, if it is to be asked, of the model and then of `number`
-        trials."""
+        """The recall questions, for the model and then for `number` trials, when it is asked."""
         task = self._recall_task(heldout)
         if task is None:
             return Questions(

@@ -1,10 +1,9 @@
-"""Which clip ratio a fit is served with: a small grid of order statistics, and the error at each,
-layer by layer.
+"""The clip ratio a fit is served with: a small grid, and the error of each layer at each point.
 
 The quantizer clips a row at an index into its sorted absolute values, so the grid is one of
-indices; a ratio is stored as `(index + 0.5) / d`, in the middle of what means that index. The last
-index clips nothing and is stored as 0. Runtimes take one ratio per side: the best one over all
-layers is served, the best one of each layer is only reported.
+indices. A ratio is stored as `(index + 0.5) / d`, the middle of the ratios that mean that index.
+The last index clips nothing and is stored as 0. Runtimes take one ratio per side, so the best one
+over all layers is served, and the best one of each layer is only reported.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ TIE = 1.02
 
 
 def clip_indices(head_dim: int, *also: int | None) -> tuple[int, ...]:
-    """The grid for rows of `head_dim` channels, ascending: the indices of `RATIOS`, of no clipping,
-    and `also`."""
+    """The grid for rows of `head_dim` channels, as ascending indices.
+
+    It holds those of `RATIOS`, that of no clipping, and `also`.
+    """
     grid = {math.floor(ratio * head_dim) for ratio in RATIOS} | {head_dim - 1}
     return tuple(sorted(grid | {index for index in also if index is not None}))
 
@@ -76,8 +77,10 @@ class ClipCurve:
 
     @property
     def best(self) -> int:
-        """The index to serve: of those within `TIE` of the least error, the one that clips
-        least."""
+        """The index to serve.
+
+        Of the indices whose error is within `TIE` of the least, it is the one that clips least.
+        """
         return self.indices[_best(self.mean)]
 
     @property

@@ -109,8 +109,10 @@ class Choice:
 
     @property
     def measured_on(self) -> str:
-        """The text and the positions behind the perplexities: with others they are other
-        numbers."""
+        """The text and the positions behind the perplexities.
+
+        Perplexities of other text are other numbers.
+        """
         first = self.recipe.windows.sink + self.recipe.windows.recent
         text = [len(one) for one in self.heldout.sequences if len(one) > first + 1]
         return (
@@ -157,8 +159,7 @@ class Choice:
 
     @property
     def quality(self) -> dict[str, Any]:
-        """What the block `quality` of the manifest says of the choice; lists go by layer,
-        ascending."""
+        """The `quality` block of the manifest; lists are in ascending order of layers."""
         mine, fidelity = self.trials[self.at].errors, self.errors[self.chosen.method]
         block: dict[str, Any] = {
             "windows": self.recipe.windows.model_dump(),

@@ -79,8 +79,7 @@ class LayerBench:
     windows: Windows
 
     def retrieval(self, sides: Sequence[Side]) -> tuple[tuple[float, ...], float]:
-        """Retrieval error of some K sides, and the sum of weights behind it, to average over layers
-        with."""
+        """Retrieval errors of some K sides, and their weight in an average over layers."""
         lost, focus = [0.0] * len(sides), 0.0
         for one in self.rows.sequences:
             blocks, key = self._blocks(one, one.focused), self._stored(one.key)
@@ -180,8 +179,9 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some queries of a sequence and all that is exact about them; heads of a group are stacked as
-    more queries.
+    """Some queries of a sequence, and the exact results for them.
+
+    Heads of a group are stacked as more queries.
 
     Attributes:
         query: `[num_kv_heads, g * n, d]`, scaled.
@@ -206,8 +206,7 @@ class _Block:
 
     @property
     def focus(self) -> Tensor:
-        """`[num_kv_heads, g * n]` float64: square of the largest weight on one row of the
-        history."""
+        """`[num_kv_heads, g * n]` float64: squared largest weight on one row of the history."""
         return self.weights.amax(-1).double() ** 2
 
     def divergence(self, k_error: Tensor) -> float:
@@ -217,8 +216,10 @@ class _Block:
         return float((kl.double().clamp_min(0) * self.focus).sum())
 
     def cache_errors(self, k_error: Tensor, v_error: Tensor) -> tuple[float, float, float]:
-        """||Y^ - Y||^2 under both errors and under that of the keys alone, and the energy of the
-        logits' error."""
+        """Squared norms of the output error, for both sides together and for the keys alone.
+
+        The third number is the energy of the error of the logits.
+        """
         noise = self.query @ k_error.mT
         more, beside = self._changes(noise)
         more_in_all = more.sum(-1, keepdim=True) + beside * self._weight_beside[..., None]
@@ -245,14 +246,15 @@ class _Block:
         return (1 - self.weights.sum(-1)).clamp_min(0)
 
     def _changes(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """For an error of the logits: `p (exp(e) - 1)` in the history, and `exp(e) - 1` outside of
-        it."""
+        """The change of each weight for an error e of its logit.
+
+        It is `p (exp(e) - 1)` in the history, and `exp(e) - 1` outside of it.
+        """
         mean = (self.weights * noise).sum(-1, keepdim=True)
         more = self.weights * (noise - mean).clamp_(max=LARGEST_NOISE).expm1_()
         return more, (-mean).clamp_(max=LARGEST_NOISE).expm1_()
 
 
 def _error(side: Side, x: Tensor) -> Tensor:
-    """What the cache adds to rows `[num_kv_heads, S, d]` that go through INT2, in the model's own
-    basis."""
+    """The error that INT2 adds to rows `[num_kv_heads, S, d]`, in the model's own basis."""
     return side.restored(fake_quantize(side.rows(x), side.spec)) - x.float()

@@ -1,31 +1,32 @@
-"""The rule by which `auto` keeps one fit, and the gates a fit must pass. Numbers in, verdicts out;
-nothing runs here.
+"""The rule by which `auto` keeps one fit, and the gates that a fit must pass.
 
-Rule `auto/3`. Every candidate is a fit with a clip, measured against BF16 on the same held-out
-text. Perplexity says who is a finalist: whatever equals the lowest, and where none of that passes
-both gates, of every other method the best clip, unless it fails its gate. The best clip has the
-method's lowest perplexity or equals it, and of such clips the least retrieval error, which
-perplexity hardly sees; it comes first where there are too many. Recall is measured for the
-finalists, and then, each step among those that the one before left:
+Numbers go in and verdicts come out; nothing runs here.
 
-1. all but what has a worse verdict than another on the gates; if that is for its recall, it must be
-  below by what
-   step 3 says, too;
-2. the lowest perplexity, and what equals it: within 0.1 %, or within one paired standard error and
-  0.25 %;
-3. all but those whose recall is below another's by half a point and one paired standard error; for
-  more errors there
-   are too few questions, and to keep what forgets costs more than to ask more of an engine for
-   nothing;
-4. the method that asks least of an engine (the order of `table.TABLE`), of methods that ask the
-  same the one with the
-   lowest perplexity, and of its clips, all alike by now but for chance, the least retrieval error;
-   of what is within a tenth of it, the best recall.
+Rule `auto/3`. A candidate is a fit with one clip, measured against BF16 on the same held-out text.
+Two perplexities count as equal when they differ by at most 0.1 %, or by at most one paired standard
+error and 0.25 %.
 
-So what loses recall never wins over what passes both gates, nor by chance over what does not.
-Recall takes no part where it was not measured, or where the model itself fails half of the
-questions. With `fast` (rule `auto-fast/1`) neither is measured: the least output error, or what is
-within 5 % of it and asks less, is kept.
+Perplexity decides who is a finalist: every candidate that equals the lowest one. If none of these
+passes both gates, the best clip of every other method becomes a finalist too, unless it fails its
+gate. The best clip of a method has the method's lowest perplexity or equals it; of several such
+clips it is the one with the least retrieval error, which perplexity hardly shows. When there are
+too many finalists, it comes first. Recall is measured for the finalists. Then each step chooses
+among the candidates that the step before left:
+
+1. Drop a candidate whose verdict on the gates is worse than another's. A verdict that is worse
+   because of recall counts only if recall is lower by the margin of step 3.
+2. Keep the candidates that have the lowest perplexity or equal it.
+3. Drop a candidate whose recall is below another's by half a point and one paired standard error.
+   There are too few questions to ask for a larger margin, and keeping a candidate that forgets
+   costs more than asking more of an engine without need.
+4. Keep the method that asks least of an engine, which is the first in `table.TABLE`. Of variants of
+   one method keep the one with the lowest perplexity. Its clips now differ only by chance: take the
+   least retrieval error, or the best recall among those within a tenth of it.
+
+A candidate that loses recall therefore never beats one that passes both gates. Recall is left out
+when it was not measured, and when the model itself fails half of the questions. With `fast` (rule
+`auto-fast/1`) neither perplexity nor recall is measured. Then the rule keeps the least output
+error, or a candidate within 5 % of it that asks less of an engine.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ class Trial:
 
 
 def finalists(trials: Sequence[Trial]) -> list[int]:
-    """Whose recall to measure: which of `trials`, all with perplexity and in the order of
-    `table.TABLE`."""
+    """Indices of the `trials` whose recall is measured.
+
+    All have a perplexity, and they come in the order of `table.TABLE`.
+    """
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
     lowest = trials[order[0]]
     equal = [at for at in order if _equal(trials[at], lowest)]
@@ -189,8 +192,10 @@ def worst(gates: Sequence[Gate]) -> Verdict:
 
 
 def paired(one: Measurement, other: Measurement) -> tuple[float, float]:
-    """Mean difference per counted token and its standard error over sequences (0 for a single
-    one)."""
+    """Mean difference per counted token, and its standard error over sequences.
+
+    The standard error is 0 for a single sequence.
+    """
     number = sum(n for _, n in one.parts)
     mean = sum(a - b for (a, _), (b, _) in zip(one.parts, other.parts, strict=True)) / number
     if len(one.parts) < 2 or not math.isfinite(mean):
@@ -254,8 +259,10 @@ def _lowest(trials: Sequence[Trial], among: Sequence[int]) -> int:
 
 
 def _best_clips(trials: Sequence[Trial], order: Sequence[int]) -> list[int]:
-    """The one of each method, methods in the order of their lowest perplexity; `order` is ascending
-    in it."""
+    """The best trial of each method, methods in ascending order of their lowest perplexity.
+
+    `order` ascends in perplexity.
+    """
     found = []
     for method in dict.fromkeys(trials[at].method for at in order):
         mine = [at for at in order if trials[at].method == method]

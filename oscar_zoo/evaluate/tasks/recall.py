@@ -182,7 +182,7 @@ class _Writer:
         return tail, stretches
 
     def _range(self, body: int, fact: int) -> tuple[int, int]:
-        """First and last start of a fact of `fact` tokens; the questions begin at position `body`."""
+        """First and last start of a fact of `fact` tokens, if questions begin at `body`."""
         first = max(self.windows.sink, round(SHALLOW * self.length))
         last = min(body - self.windows.recent - fact, round(DEEP * self.length))
         if last + fact - first < self.per_prompt * fact:
