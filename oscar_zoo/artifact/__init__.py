@@ -1,2 +1,4 @@
-"""What an artifact is: names, manifest, formats, reader, writer and verification. Needs neither
-torch nor a network."""
+"""What an artifact is: names, manifest, formats, reader, writer, verification.
+
+Needs neither torch nor a network.
+"""

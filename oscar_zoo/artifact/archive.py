@@ -61,8 +61,9 @@ def _bad(reason: str, message: str) -> NoReturn:
 
 
 def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
-    """The records of an untrusted archive by name, without the root folder: views into `data`,
-    nothing is copied.
+    """The records of an untrusted archive by name, without the root folder.
+
+    They are views into `data`; nothing is copied.
 
     Args:
         data: the whole file.
@@ -102,8 +103,9 @@ def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
 
 
 def write_archive(root: str, records: Iterable[tuple[str, bytes]]) -> bytes:
-    """The one archive of `records` in this order under `root`: stored, aligned, without time
-    stamps.
+    """The only archive of `records` in this order under `root`.
+
+    Records are stored and aligned, without time stamps.
 
     `torch.load` and `read_archive` both read it; the same records give the same bytes everywhere.
     """
@@ -150,8 +152,10 @@ def _directory(data: bytes, what: str) -> tuple[list[_Entry], int]:
 
 
 def _end64(data: bytes, last: int, classic: tuple[int, int, int], what: str) -> int:
-    """Offset of the first byte after the central directory; the zip64 records, if any, must repeat
-    the classic ones."""
+    """Offset of the first byte after the central directory.
+
+    The zip64 records, if there are any, must repeat the classic ones.
+    """
     locator = last - _LOCATOR.size
     if locator < 0 or data[locator : locator + 4] != b"PK\6\7":
         return last
@@ -280,8 +284,10 @@ def _descriptor(data: bytes, entry: _Entry, position: int, directory: int, what:
 
 
 def _named(records: Mapping[bytes, memoryview], what: str) -> dict[str, memoryview]:
-    """Drop the one root folder; check every name against the allow-list and every marker against
-    its content."""
+    """Drop the one root folder from the names.
+
+    Every name is checked against the allow-list, and every marker against its content.
+    """
     result: dict[str, memoryview] = {}
     root = next(iter(records)).split(b"/", 1)[0]
     if root in (b"", b".", b"..") or b"\\" in root:

@@ -1,8 +1,8 @@
-"""Checks of one rotation file that need its numbers and nothing else: finite, invertible, ordered,
-not a placeholder.
+"""Checks of one rotation file that need only its numbers.
 
-Every check returns a `Finding` (what people read) or a `Problem` (why the file must not be used).
-Limits are measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, a
+They ask whether it is finite, invertible, ordered, and no placeholder. Every check returns a
+`CheckFinding`, which people read, or a `Problem`, the reason why the file must not be used. Limits
+are measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, and a
 matrix that went through bf16 is at 1e-3.
 """
 
@@ -101,8 +101,10 @@ def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
 
 
 def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
-    """Ascending, positive at the end, at most noise below zero; all ones exactly in Hadamard
-    files."""
+    """Eigenvalues must ascend and end positive, with at most noise below zero.
+
+    In Hadamard files, and only there, they are all 1.
+    """
     if rotations.layers[0].eigenvalues is None:
         return CheckFinding("no eigenvalues in this file", "warning", ("eigenvalues.missing",))
     ones = rotations.objective == "hadamard"
@@ -138,8 +140,10 @@ def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
 
 
 def content(rotations: RotationSet) -> CheckFinding | Problem:
-    """Matrices are what the objective says: no identity, permutation, plain Hadamard or repeated
-    layer in disguise."""
+    """Matrices must be what the objective says.
+
+    An identity, a permutation, a plain Hadamard matrix or a repeated layer in disguise is refused.
+    """
     h = hadamard(rotations.head_dim)
     declared = rotations.composition or rotations.objective
     seen: dict[bytes, int] = {}
@@ -187,8 +191,9 @@ def content(rotations: RotationSet) -> CheckFinding | Problem:
 
 
 def localisation_score(rotations: RotationSet) -> float | None:
-    """Mean over layers of s = d/3 * mean over columns of sum(W^4), W = R H; `None` where it means
-    nothing.
+    """Mean over layers of s = d/3 * mean over columns of sum(W^4), with W = R H.
+
+    `None` when the score means nothing for this set.
 
     Keys score above 2, values above 1.15 in real files; a random rotation scores 1. A hint, never a
     reason to refuse.
@@ -225,8 +230,10 @@ def localisation(sides: dict[str, RotationSet]) -> CheckFinding:
 
 
 def _distinct(rotations: RotationSet) -> Iterator[LayerTransform]:
-    """Layers without those whose arrays are the very same objects as an earlier one's: a shared
-    record is one check."""
+    """The layers, without those whose arrays are the same objects as those of an earlier layer.
+
+    A shared record is thus checked once.
+    """
     seen: set[tuple[int, ...]] = set()
     for layer in rotations.layers:
         identity = tuple(map(id, _arrays(layer)))
@@ -248,8 +255,9 @@ def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:
 
 
 def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
-    """2 sqrt(sum_k r_ik^2 q_jk^2) at its largest, at least 1, per head: roundings of single terms
-    add like noise.
+    """Per head, the largest 2 sqrt(sum_k r_ik^2 q_jk^2), at least 1.
+
+    Roundings of single terms add up like noise.
 
     In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are, for any
     condition measured.
@@ -278,8 +286,10 @@ def _not_inverse(
 
 
 def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Largest singular value per matrix, at most 8 % too large: Frobenius norm of the Gram matrix's
-    32nd power."""
+    """Largest singular value per matrix, at most 8 % too large.
+
+    It comes from the Frobenius norm of the 32nd power of the Gram matrix.
+    """
     gram = matrix.astype(np.float64)
     gram = np.swapaxes(gram, -2, -1) @ gram
     exponent, log_norm = 1, np.zeros(gram.shape[:-2])

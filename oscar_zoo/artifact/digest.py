@@ -15,8 +15,7 @@ from oscar_zoo.artifact.strict_json import canonical_bytes
 
 @dataclass(frozen=True, order=True)
 class FileDigest:
-    """One payload file: POSIX path relative to the artifact folder, sha256 as 64 hex digits, size
-    in bytes."""
+    """One payload file: its relative POSIX path, sha256 as 64 hex digits, and size in bytes."""
 
     path: str
     sha256: str

@@ -44,8 +44,10 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` to `path` in one step: a reader sees the old content or the new, never a
-    part."""
+    """Write `data` to `path` in one step.
+
+    A reader sees either the old content or the new one, never a part.
+    """
     fresh = temp_path(path.parent)
     try:
         write_new(fresh, data, mode=mode)
@@ -76,8 +78,10 @@ def make_folders(folder: Path, *, mode: int = 0o755) -> None:
 
 @contextlib.contextmanager
 def staged_folder(parent: Path, *, mode: int = 0o755) -> Iterator[Path]:
-    """A fresh `.tmp.<uuid>` folder in `parent`, removed again unless it was renamed to its
-    place."""
+    """A new `.tmp.<uuid>` folder in `parent`.
+
+    It is removed at the end unless it was renamed to its place.
+    """
     folder = temp_path(parent)
     os.mkdir(folder, mode)  # noqa: PTH102
     try:
@@ -110,8 +114,10 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) 
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove `folder` and what is in it; a folder that is gone or cannot be removed is left to
-    `sweep`."""
+    """Remove `folder` and its content.
+
+    A folder that is gone is ignored, and one that cannot be removed is left to `sweep`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -141,8 +147,7 @@ def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turn what the disk says into one `StorageError` line; errors of this library pass
-    unchanged."""
+    """Turn operating system errors into one `StorageError`; our own errors pass unchanged."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,8 @@
-"""Reading files of others: one open that follows no link and waits for nothing, one read, bounded
-sizes."""
+"""Reading files that others wrote.
+
+A file is opened once, without following links and without waiting, and is read once with a bound on
+its size.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,10 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
-    """What hubs and people give in place of any file: reason, words for `it is ...` and a hint; or
-    `None`."""
+    """Recognise content that hubs and people often give in place of a file.
+
+    Returns a reason, words for `it is ...` and a hint, or `None`.
+    """
     head = data[:256].lstrip().lower()
     if not data:
         return "file.empty", "empty", "fetch it again"

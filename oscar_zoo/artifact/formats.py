@@ -99,8 +99,10 @@ class RotationSet:
 
     @property
     def declared_role(self) -> Role | None:
-        """The side the file claims (`qqt_*` is K, `sst_*` is V, format 3 says it), or `None` when
-        it claims none."""
+        """The side that the file claims, or `None` when it claims none.
+
+        An objective `qqt_*` claims K and `sst_*` claims V; format 3 names the side.
+        """
         if self.role is not None:
             return self.role
         head = self.objective.split("_", 1)[0]

@@ -63,8 +63,9 @@ def bit_reversal(d: int) -> NDArray[np.int64]:
 
 
 def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Column order of P: `perm[br(i)] = s[i]` with `s` the indices by descending eigenvalue;
-    `P = I[:, perm]`.
+    """The column order of P: `perm[br(i)] = s[i]`, and `P = I[:, perm]`.
+
+    `s` are the indices by descending eigenvalue.
 
     `X @ P` is `X[:, perm]`. For ascending eigenvalues this is always `perm[j] = d - 1 - br(j)`.
 

@@ -1,11 +1,10 @@
-"""Locks that save work, such as a second download of the same bytes; nothing is correct because of
-them.
+"""Locks that save work, such as a second download of the same bytes.
 
-flock lies or is missing on some network file systems, so whoever takes a lock must do the right
-thing without it too. Lock files are never deleted: two processes would hold locks on two files of
-one name. A killed process holds nothing.
+Correctness never depends on these locks: flock lies or is missing on some network file systems, so
+the holder of a lock must do the right thing without it too. Lock files are never deleted, because
+two processes would then hold locks on two files of one name. A killed process holds nothing.
 
-Names in use: `store`, shared while entries are added and exclusive while `gc` looks; see `STORE`.
+The name in use is `store`: shared while entries are added, exclusive while `gc` looks; see `STORE`.
 """
 
 from __future__ import annotations

@@ -96,8 +96,10 @@ class Transform(Spec):
 
 
 class Estimator(Spec):
-    """The matrix a fit targets, by versioned id such as `qqt/1`; mandatory because paper and code
-    differ."""
+    """The matrix that a fit targets, by versioned id such as `qqt/1`.
+
+    It is mandatory because the paper and its code differ.
+    """
 
     id: Text
     revision: Text | None = None
@@ -137,8 +139,10 @@ class Disjoint(Spec):
 
 
 class Calibration(Spec):
-    """The tokens a fit saw. `prompts_sha256` is over the compact JSON list of token-id lists, in
-    order."""
+    """The tokens that a fit saw.
+
+    `prompts_sha256` covers the compact JSON list of token-id lists, in order.
+    """
 
     dataset: Text | None
     revision: Text | None
@@ -187,8 +191,10 @@ class MomentsFile(Spec):
 
 
 class Fit(Spec):
-    """How the matrices came to be. Everything but `method` may be unknown for imported
-    artifacts."""
+    """How the matrices were made.
+
+    Everything except `method` may be unknown for imported artifacts.
+    """
 
     method: Text
     fit_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None
@@ -202,8 +208,10 @@ class Fit(Spec):
 
 
 class FileEntry(Spec):
-    """One payload file. `sha256` and `size` are null only in packaged manifests of artifacts never
-    pulled."""
+    """One payload file.
+
+    `sha256` and `size` are null only in packaged manifests of artifacts that were never pulled.
+    """
 
     path: Text
     role: FileRole
@@ -349,8 +357,10 @@ class Manifest(Spec):
         return self.model_copy(update={"registry": None})
 
     def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline; nothing that was not set
-        is written."""
+        """The file form: sorted keys, one space of indent, final newline.
+
+        A value that was not set is not written.
+        """
         return strict_json.pretty_bytes(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -394,8 +404,10 @@ class Manifest(Spec):
 
 
 def is_payload(name: str) -> bool:
-    """Whether a file beside which no manifest lists anything belongs to an artifact: a rotation
-    file or statistics."""
+    """Whether a file belongs to an artifact for which no manifest lists its files.
+
+    Rotation files and statistics do.
+    """
     return name.endswith(SUFFIX) or name == STATISTICS_NAME
 
 

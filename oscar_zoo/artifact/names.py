@@ -1,8 +1,8 @@
-"""Names as frozen types: artifact ids `<Model>/<tag>`, references `NAME[:TAG|@sha256:PREFIX]`,
-calibration tags.
+"""Names as frozen types: artifact ids, references, calibration tags.
 
-Names are ASCII, compared without case, and safe as path parts: no `..`, no trailing dot, no device
-names. `str(parse(text))` gives `text` back.
+An id is `<Model>/<tag>`, a reference `NAME[:TAG|@sha256:PREFIX]`. Names are ASCII, compared without
+case, and safe as parts of a path: no `..`, no trailing dot, no device names. `str(parse(text))`
+gives `text` back.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def check_part(text: str, what: str = "name") -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` is written as a path; everything else is a name, also where a folder of that
-    name exists.
+    """Whether `text` is written as a path.
+
+    Everything else is a name, even when a folder of that name exists.
 
     A path begins with `.`, `/` or `~`, ends in `/`, or is a file name that ends in one of
     `FILE_SUFFIXES`.
@@ -71,8 +72,10 @@ def check_digest(text: str) -> str:
 
 
 def parse_digest(text: str) -> str:
-    """A digest as people type it, in any case and with or without `sha256:`, in full; raises
-    `InvalidName`."""
+    """A full digest as people type it, in any case, with or without `sha256:`.
+
+    Raises `InvalidName`.
+    """
     return check_digest("sha256:" + text.lower().removeprefix("sha256:"))
 
 
@@ -109,8 +112,10 @@ class ArtifactId:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user types: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; NAME may carry an organisation:
-    `Qwen/Qwen3-8B`."""
+    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`.
+
+    NAME may carry an organisation, as in `Qwen/Qwen3-8B`.
+    """
 
     name: str
     tag: str | None = None
@@ -146,8 +151,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class CalibrationTag:
-    """A tag that follows the grammar `seq<T>_prompt<N>_group<G>[-variant]`; it labels, it proves
-    nothing."""
+    """A tag of the form `seq<T>_prompt<N>_group<G>[-variant]`; a label, not a proof."""
 
     tokens: int
     prompts: int

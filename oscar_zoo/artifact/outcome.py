@@ -21,8 +21,10 @@ State = Literal["ok", "warning", "failed", "not checked"]
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report: a stage of ARTIFACT verification, what it found, and why it did not
-    run if it did not."""
+    """One line of a report: a stage of verification and what it found.
+
+    It may also say why the stage did not run.
+    """
 
     name: str
     state: State

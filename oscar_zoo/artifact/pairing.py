@@ -44,8 +44,7 @@ def role_of_name(path: str) -> Role | None:
 
 
 def assign(sides: Sequence[PairSide]) -> dict[Role, PairSide]:
-    """Give each of one or two files its own role: by content, then by label, then by what is
-    left."""
+    """Give each of one or two files a role: by content, else by label, else by what is left."""
     roles: list[Role | None] = [side.rotations.declared_role or side.label for side in sides]
     if len(sides) == 2 and roles[0] == roles[1]:
         # Content says the same of both or of neither: the labels decide, and `roles` below judges

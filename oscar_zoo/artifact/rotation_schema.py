@@ -1,10 +1,9 @@
-"""The closed schemas of format_version 1, 2 and 3: plain values of a pickle plus records ->
-`RotationSet`.
+"""The closed schemas of format_version 1, 2 and 3: from a pickle's values to a `RotationSet`.
 
-Version, key set, grouping, tensor rank and objective must all tell the same story; an unknown key,
-a missing companion matrix or a shared record is refused, because a loader that reads only
-`rotation` would serve wrong numbers without an error. Rules that need numbers (finite, orthogonal)
-or a model (which layers) are not here but in `checks` and `verify`.
+Version, key set, grouping, tensor rank and objective must agree. An unknown key, a missing
+companion matrix or a shared record is refused, because a loader that reads only `rotation` would
+serve wrong numbers without an error. Rules that need numbers (finite, orthogonal) or a model (which
+layers) are in `checks` and `verify`.
 """
 
 from __future__ import annotations
@@ -195,8 +194,10 @@ class _Builder:
         return value
 
     def transform(self) -> None:
-        """Set name, orthogonal, centered and role from the objective (format 1, 2) or the transform
-        block (3)."""
+        """The set's name, whether it is orthogonal and centered, and its role.
+
+        Formats 1 and 2 say it in the objective, format 3 in the transform block.
+        """
         self.orthogonal, self.centered = True, False
         self.role: Role | None = None
         hessian, _, composition = self.objective.partition("_")

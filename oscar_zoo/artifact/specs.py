@@ -51,8 +51,10 @@ class Rope(Spec):
 
 
 class Geometry(Spec):
-    """Shape of a model's KV cache. `attention_layers` are the decoder layers that own a
-    full-attention cache."""
+    """Shape of a model's KV cache.
+
+    `attention_layers` are the decoder layers that own a full-attention cache.
+    """
 
     num_layers: Count
     num_q_heads: Count
@@ -71,8 +73,7 @@ class Geometry(Spec):
         return self
 
     def difference(self, other: Geometry) -> str | None:
-        """The first field in which `other` differs, as text for people, or `None` when they are
-        equal."""
+        """The first field in which `other` differs, as text for people; `None` when equal."""
         for name in Geometry.model_fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -151,8 +152,10 @@ class Spread(Spec):
 
 
 class Score(Spec):
-    """One quality claim. Reporters other than `measured` may leave what they did not say as
-    null."""
+    """One quality claim.
+
+    Reporters other than `measured` may leave what they did not say as null.
+    """
 
     task: Text
     metric: Text = "accuracy"

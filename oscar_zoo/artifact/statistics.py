@@ -1,14 +1,13 @@
-"""The statistics fingerprint `oscar-zoo.stats/1`: enough numbers about a covariance to recognise it
-later.
+"""The statistics fingerprint `oscar-zoo.stats/1`: enough numbers to recognise a covariance later.
 
 For every target matrix C of a fit it keeps the trace, the diagonal and two products C w with sign
 vectors w derived from the model, the matrix and the place. A rotation file with eigenvalues implies
-its own C; the fingerprint tells whether it is the one that was measured. That catches transposed,
-shifted, swapped or foreign matrices, which are all perfectly orthogonal. It does not catch a
-publisher who forges both.
+its own C, and the fingerprint tells whether it is the one that was measured. That catches
+transposed, shifted, swapped or foreign matrices, which are all perfectly orthogonal. It does not
+catch a publisher who forges both.
 
-Errors are relative L2 norms: a single diagonal entry far below the largest one is known to float32
-only relative to that largest one, so an elementwise bound would refuse honest files of models with
+Errors are relative L2 norms. A diagonal entry far below the largest one is known to float32 only
+relative to that largest one, so an elementwise bound would refuse honest files of models with
 outlier channels.
 """
 
@@ -177,8 +176,9 @@ def target_matrix(objective: str) -> str | None:
 
 
 def implied_matrix(layer: LayerTransform, objective: str) -> Matrix | None:
-    """The covariance a layer was made from, C = U diag(eigenvalues) U^T with U from undoing the
-    composition.
+    """The covariance from which a layer was made, C = U diag(eigenvalues) U^T.
+
+    U is found by undoing the composition.
 
     Args:
         layer: `forward` `[d, d]` or `[num_kv_heads, d, d]`.
@@ -257,8 +257,10 @@ def sign_vectors(
 def _errors(
     layer: LayerTransform, objective: str, stored: Sequence[Matrix], signs: Matrix
 ) -> Matrix:
-    """Relative errors of trace, diagonal and sketch: `[(heads,) 3]`; the best of the orders that
-    ties allow."""
+    """Relative errors of trace, diagonal and sketch: `[(heads,) 3]`.
+
+    Ties allow several orders of eigenvectors, and the best of them counts.
+    """
     options = [_errors_of(basis, layer, stored, signs) for basis in _bases(layer, objective)]
     return np.asarray(np.min(options, axis=0))
 
@@ -291,8 +293,9 @@ def _basis(layer: LayerTransform, objective: str) -> Matrix | None:
 
 
 def _bases(layer: LayerTransform, objective: str) -> Iterator[Matrix]:
-    """U of `forward`: for ascending eigenvalues, and for the stable order of ties when some are
-    equal.
+    """U of `forward` for ascending eigenvalues.
+
+    When some eigenvalues are equal, U of the stable order of ties is added.
 
     Eigenvalues that differ in float64 may be equal in the file, so the ascending order comes first.
     """

@@ -62,8 +62,10 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The one byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline. Refuses
-    NaN."""
+    """The only byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline.
+
+    Refuses NaN.
+    """
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()

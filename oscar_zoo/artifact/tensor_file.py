@@ -28,8 +28,10 @@ _STORED: Mapping[Dtype, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtyp
 
 
 def write(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The canonical file of `tensors`, float32 or float64, names in sorted order; `metadata` stands
-    in the header."""
+    """The canonical file of float32 or float64 `tensors`, in sorted order of names.
+
+    `metadata` goes into the header.
+    """
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     content: list[bytes] = []
     position = 0
@@ -71,8 +73,9 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
 def read_with_metadata(
     data: bytes, *, what: str, max_header: int
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
-    """Parse an untrusted file of float64 tensors with metadata; at most `max_header` bytes of
-    header are parsed.
+    """Parse an untrusted file of float64 tensors with metadata.
+
+    At most `max_header` bytes of header are parsed.
 
     Returns:
         Read-only arrays by name, which are views of `data`, and the metadata.

@@ -1,5 +1,4 @@
-"""A folder of artifacts, laid out like the zoo (`<Model>/<tag>/files`): which of them belongs to a
-model.
+"""A folder of artifacts, laid out like the zoo (`<Model>/<tag>/files`): find those of a model.
 
 A model is called by its hub id, by its name, or by the folder it lies in; the organisation may be
 left out. Names are compared without case. An `oscar.json` that names the model counts like a folder
@@ -64,8 +63,10 @@ def artifact_of_model(tree: Path, model: str) -> Path:
 
 
 def hub_id(model: str) -> str:
-    """What a model is called, in lower case: `org/name` or `name`; of a folder its name, of a
-    cached one its id."""
+    """The name of a model in lower case: `org/name` or `name`.
+
+    A folder is called by its name, and a cached model by its id.
+    """
     path = Path(model).expanduser()
     if not path.is_dir() and not is_path(model):
         return model.casefold()

@@ -1,9 +1,8 @@
-"""From bytes to one of five outcomes: the stages of verification, in their order, until the first
-failure.
+"""From bytes to one of five outcomes: the stages of verification, until the first failure.
 
 `verify_files` is pure: it sees bytes in memory, the very bytes that are hashed, parsed and later
-served. `verify_path` reads a file or a folder once and hands them over. Nothing here trusts a name,
-a manifest or a file size.
+served. `verify_path` reads a file or a folder once and passes the bytes on. Nothing here trusts a
+name, a manifest or a file size.
 """
 
 from __future__ import annotations
@@ -80,8 +79,9 @@ def verify_path(
     strict: bool = False,
     max_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> Outcome:
-    """Verify one rotation file, or an artifact folder that holds one K/V pair, with or without a
-    manifest.
+    """Verify one rotation file, or an artifact folder that holds one K/V pair.
+
+    A manifest may be absent.
 
     Args:
         path: file or folder; not a symbolic link.
@@ -115,8 +115,7 @@ def verify_path(
 
 
 def find_artifacts(path: Path) -> list[Path]:
-    """Folders below `path` (itself included) that directly hold rotation files or a manifest,
-    sorted.
+    """Folders that directly hold rotation files or a manifest, sorted: `path` and those below.
 
     Hidden folders and symbolic links are skipped. A file, or a folder that does not exist, holds
     none.

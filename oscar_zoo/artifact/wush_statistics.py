@@ -1,5 +1,4 @@
-"""The fingerprint check of WUSH files: whether both companion matrices come from the recorded
-moments.
+"""The fingerprint check of WUSH files: both companion matrices must come from the moments.
 
 With E = H diag(lambda)^(1/2) H, lambda in the order in which eigenvectors met the rows of H
 (ascending, or descending where the manifest says so), and c^2 = (1 + gamma) tr M / tr lambda^(1/2),

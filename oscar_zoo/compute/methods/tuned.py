@@ -9,8 +9,8 @@ starting at N = I. With rows x0 = k F0, and Hs0 = F0^-1 Hs F0^-T, it minimizes
     e = r s,    s = (max - min) / 3 of each group of x.
 
 The rounding residue r, in units of s, is treated as a constant: a straight-through gradient sees
-how s depends on N, and how N^-1 carries e back. With E = mean of e^T e, and with G the gradient by x,
-which is 0 except at the two entries that set a scale,
+how s depends on N, and how N^-1 carries e back. With E = mean of e^T e, and with G the gradient by
+x, which is 0 except at the two entries that set a scale,
 
     d loss / d N = x0^T G - 2 N^-T E Hs'.
 
