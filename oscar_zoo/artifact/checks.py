@@ -35,7 +35,7 @@ _NO_EIGENVECTORS = ("hadamard", "pbr", "h_pbr")
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """What a check found. `warnings` are stable codes."""
+    """The result of a check that passed; `warnings` are stable codes."""
 
     detail: str
     state: State = "ok"
@@ -55,7 +55,7 @@ class Problem:
     limit: float | None = None
 
     def at(self, path: str) -> Problem:
-        """The same problem, of the file `path`."""
+        """This problem, for the file `path`."""
         return replace(self, path=path)
 
 

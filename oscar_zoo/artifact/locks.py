@@ -49,7 +49,7 @@ def held(
 
 @contextlib.contextmanager
 def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[bool]:
-    """The same for the lock file `path`, which is created where that can be."""
+    """Hold the lock file `path`, which is created when possible."""
     descriptor = _open(path)
     if descriptor is None:
         yield False
@@ -60,7 +60,7 @@ def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[b
 
 @contextlib.contextmanager
 def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) -> Iterator[State]:
-    """The same for an open lock file, which is closed at the end.
+    """Hold an open lock file, and close it at the end.
 
     Returns:
         `held`; `late` when others held it until `timeout`; `none` where the file system has no

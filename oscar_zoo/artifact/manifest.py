@@ -37,7 +37,7 @@ SCHEMA = "oscar-zoo.manifest/1"
 FILE_NAME = "oscar.json"
 STATISTICS_NAME = "statistics.safetensors"
 SUFFIX = ".pt"
-"""Of rotation files."""
+"""Formats of rotation files."""
 MAX_PARTS = 4
 """Folders of a payload file's path, and its name."""
 

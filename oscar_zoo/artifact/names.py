@@ -101,7 +101,7 @@ class ArtifactId:
 
     @property
     def reference(self) -> str:
-        """The same thing as people type it: `<Model>:<tag>`."""
+        """The id as people type it: `<Model>:<tag>`."""
         return f"{self.model}:{self.tag}"
 
     @property

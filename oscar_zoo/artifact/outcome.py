@@ -1,4 +1,4 @@
-"""What verification can say: a closed union of five outcomes, nothing else.
+"""The outcomes of verification: a closed union of five.
 
 `Verified.level` is the highest stage that really ran; text for people never says "verified" without
 it.
@@ -128,7 +128,7 @@ WARNINGS = {
     "localisation.v": "V does not look like a calibrated rotation",
     "localisation.order": "V is more localised than K, which no real pair shows",
 }
-"""What each warning code of verification means for a person."""
+"""The meaning of each warning code of verification, in words for people."""
 
 
 def warning_text(code: str) -> str:

@@ -66,7 +66,7 @@ def roles(
     """K is K, V is V, and both come from one fit.
 
     Args:
-        strict: refuse what is only a warning for an imported artifact.
+        strict: refuse findings that are only warnings for an imported artifact.
     """
     problem = _contradiction(sides, manifest) or _different_fits(sides, manifest)
     if problem:
@@ -139,7 +139,7 @@ def layer_set(side: PairSide, geometry: Geometry | None, *, strict: bool) -> Pro
 
 
 def _without_model(side: PairSide) -> CheckFinding:
-    """What can be said of the layers when no model is known; those of a hybrid model have gaps."""
+    """Check layer numbers when no model is known; those of a hybrid model have gaps."""
     ids = side.rotations.layer_ids
     if _without_gaps(ids):
         return CheckFinding("not checked: the model is not known", "not checked")

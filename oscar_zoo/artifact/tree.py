@@ -78,7 +78,7 @@ def hub_id(model: str) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    """What the artifact in `folder` says its model is called, in lower case."""
+    """The model's name in the manifest of `folder`, in lower case."""
     folder = folder.resolve()
     names = {folder.name, folder.parent.name}
     with suppress(OscarZooError):  # no manifest, or a broken one: the folders' names remain

@@ -46,7 +46,7 @@ def verify_files(
     Args:
         files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is
             given.
-        manifest: what the artifact says about itself, from a source other than `files`.
+        manifest: the artifact's manifest, from a source other than `files`.
         expected: digests from a lock or an index; every one of them is compared, and there must be
             no other file.
         expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left

@@ -37,11 +37,11 @@ EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches (COMPUTE 10)."""
 DISK_BYTES_PER_SECOND = 1e9
 SECONDS_PER_FIT = 0.01
-"""Of all methods for one 128 x 128 matrix; 2.1 ms were measured for one method (COMPUTE 10)."""
+"""Seconds of all methods for one 128 x 128 matrix; one method was measured at 2.1 ms."""
 TUNING_EFFICIENCY = {"cpu": 0.25, "cuda": 0.2}
 """Share of the speed of a large matrix product that tuning reaches, of the products alone."""
 SECONDS_PER_STEP = {"cpu": 5e-4, "cuda": 1.5e-3}
-"""Of a step of tuning some layers, however small they are."""
+"""Seconds of one tuning step of some layers, at least, however small they are."""
 LONGEST_TUNING = 300.0
 """Seconds of tuning up to which `auto` tries it."""
 START_SECONDS = 3.0
@@ -53,11 +53,11 @@ _BYTES = {"float32": 4, "float64": 8, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a computation costs.
+    """The cost of a computation.
 
     Attributes:
-        phases: what it does, in order, from reading the weights to the written artifact.
-        weight_bytes: to read, and to download where they are not on this machine.
+        phases: its phases, in order, from reading the weights to the written artifact.
+        weight_bytes: bytes of weights to read, and to download if they are not on this machine.
     """
 
     phases: tuple[Phase, ...]
@@ -70,7 +70,7 @@ class Estimate:
 
 
 def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
-    """What `compute_artifact(options)` will cost; `None` for a model that cannot be outlined.
+    """Estimate the cost of `compute_artifact(options)`; `None` when the model's size is not known.
 
     Args:
         options: what to compute, in one process; of several devices one works at a time.
@@ -134,7 +134,7 @@ def forward_flops(size: ModelSize, block: ModelBlock, length: int) -> float:
 
 
 def attention_flops(block: ModelBlock, length: int) -> float:
-    """Of one query that looks at `length` keys in every layer, as the simulated cache does."""
+    """Operations of one query over `length` keys in every layer of the simulated cache."""
     return (
         2.0
         * len(block.attention_layers)
@@ -145,7 +145,7 @@ def attention_flops(block: ModelBlock, length: int) -> float:
 
 
 def moment_flops(block: ModelBlock) -> float:
-    """Of one token's outer products in float64, in every layer (COMPUTE 5)."""
+    """Operations for the float64 outer products of one token, in every layer."""
     rows = 2 * block.num_q_heads + 4 * block.num_kv_heads
     return 2.0 * len(block.attention_layers) * rows * block.head_dim**2
 

@@ -63,7 +63,7 @@ from oscar_zoo.next_step import AddOption
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
 
 ENOUGH_TOKENS = 5000
-"""About where published fits stop changing; fewer are allowed and remarked on."""
+"""Published fits stop changing near this number of tokens; fewer give a remark."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class ComputeResult:
         artifact_id: `<Model>/<tag>`.
         manifest: content of its `oscar.json`.
         verified: outcome of the full verification.
-        notes: what the user should know, in sentences.
+        notes: remarks for the user, in sentences.
         seconds: duration by phase: `load`, `capture`, `fit` (with choice and verification),
             `write`.
         moments: the file from which every method can be fitted again, or `None` without data.
-        report: the page to look at, or `None` where it could not be drawn.
+        report: the page, or `None` when it could not be drawn.
         choice: of `auto`, else `None`.
     """
 
@@ -96,7 +96,7 @@ class ComputeResult:
 
 @dataclass
 class _Clock:
-    """Seconds by phase, and news of each phase's start."""
+    """Measures seconds by phase, and reports the start of each phase."""
 
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
@@ -128,8 +128,8 @@ def compute_artifact(
 
     Args:
         options: what to compute.
-        progress: told where it is in the phases of `phases.expected_phases`.
-        tell: told what the user should know at once, in sentences.
+        progress: called during the phases of `phases.expected_phases`.
+        tell: called with remarks that the user should see at once, in sentences.
 
     Returns:
         The artifact; `None` in all processes of `torchrun` but the first.
@@ -173,7 +173,7 @@ def _finish(
     captured: Captured | None,
     clock: _Clock,
 ) -> ComputeResult:
-    """From the moments to what is on disk."""
+    """Fit, choose, verify and write, given the moments."""
     with clock.phase(FIT):
         moments = captured.moments if captured else Moments(subject.block, {})
         choice = None
@@ -243,7 +243,7 @@ def _fits(
     moments: Moments,
     progress: Progress,
 ) -> Fits:
-    """Every method's, tuned ones included where that does not take too long."""
+    """The fits of every method; tuned methods are included when they do not take too long."""
     fits = fit_all(moments)
     if not tunes(options) or subject.loaded is None:
         return fits
@@ -324,7 +324,7 @@ def _artifact_id(
 
 
 def _place(options: ComputeOptions, method: Method | None, data: CalibrationData) -> Path:
-    """The folder where nobody named one."""
+    """The folder when the user named none."""
     artifact = _artifact_id(options, method, data)
     return Path(artifact.model) / artifact.tag
 
@@ -386,7 +386,7 @@ def _moments_path(target: Path) -> Path:
 def _save_moments(
     target: Path, subject: _Subject, data: CalibrationData, captured: Captured | None
 ) -> MomentsFile | None:
-    """Write the moments beside the artifact: they are no part of it."""
+    """Write the moments beside the artifact; they are not part of it."""
     if captured is None:
         return None
     durable.make_folders(target.absolute().parent)

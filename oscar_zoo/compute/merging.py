@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What was written.
+    """The result of a merge.
 
     Attributes:
         file: digest and size.

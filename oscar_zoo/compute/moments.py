@@ -29,7 +29,7 @@ WEIGHTED_SUMS = ("sst_num", "sst_den")
 """Sums whose weights come from the queries of the whole token set; they add only for one common
 target."""
 Need = Literal["rows", "weighted", "outputs", "weights"]
-"""What a fit reads: sums of q, k, v; `sst_*`; `oo`; `wo`."""
+"""Kinds of sums that a fit may read: those of q, k and v; `sst_*`; `oo`; `wo`."""
 
 _KEY_VALUE_SUMS = ("kk", "k_sum", "vv", "v_sum")
 

@@ -35,14 +35,14 @@ from oscar_zoo.version import __version__
 FILE_NAME = "moments.safetensors"
 SCHEMA = "oscar-zoo.moments/1"
 KEY = "oscar-zoo.moments"
-"""Of the metadata."""
+"""Largest size of the metadata, in bytes."""
 
 MAX_BYTES = 2 << 30
 MAX_HEADER = 16 << 20
 
 _NAMES = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
 _KEY_SUMS = ("qq", "kk", "k_sum")
-"""As wide as a key; the others are as wide as a value."""
+"""Sums that are as wide as a key; the others are as wide as a value."""
 _VECTORS = ("k_sum", "v_sum", "sst_den")
 _PART: Mapping[str, str] = {**dict.fromkeys(WEIGHTED_SUMS, "weighted_tokens"), "oo": "output_rows"}
 """Sums that a layer may lack -> the count that says whether it has them."""
@@ -66,7 +66,7 @@ class SequenceRecord(Spec):
 
 
 class MomentsInfo(Spec):
-    """What moments were computed from; blocks as in a manifest.
+    """The source of moments, in blocks as in a manifest.
 
     `sequences` are those summed so far, in order; `partial` moments may lack layers, heads, sums or
     tokens, as those of one rank or of an interrupted capture do. `coverage` may be null only then.

@@ -1,4 +1,4 @@
-"""What to compute, and everything that can be found wrong with it before the long work starts."""
+"""What to compute, and the checks of it that need no long work."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class ComputeOptions:
         tensor_parallel: ranks of the sglang engine.
         program: starts the sglang engine; required for `engine="sglang"`.
         force: replace an artifact that stands in the folder.
-        resume: go on from what an interrupted run of the same command left.
+        resume: go on from the state that an interrupted run of the same command left.
         chat_template: see `data.load_calibration`.
         heldout_tokens: kept apart for measuring, with `auto`.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
         allow_poor: write a result that fails its gates.
         fast: `auto` decides by errors of attention alone.
         tune: `auto` tries the methods of `table.TUNED`, where that does not take too long.
-        fixed_clip: the clip of `recipe` is what the user wants; else it is fitted with `auto`.
+        fixed_clip: keep the clip of `recipe`; otherwise `auto` fits it.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
     """

@@ -21,7 +21,7 @@ MEASURED_PASSES: Mapping[str, int] = {
 }
 """How often `auto` reads as many tokens as are held out, in each of its phases."""
 FAST_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 9}
-"""The same with `fast`."""
+"""As `MEASURED_PASSES`, with `fast`."""
 
 
 def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:

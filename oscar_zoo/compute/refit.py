@@ -22,7 +22,7 @@ from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Phase, Progress
 
 PHASES = (Phase("fit", "", 6), Phase("write", "", 2))
-"""Of `refit`; the seconds are shares."""
+"""Phases of `refit`; their seconds are only shares."""
 
 
 def refit(

@@ -75,7 +75,7 @@ class GenerationRequest:
     """One sequence in a server: its cached rows, layer by layer.
 
     Args:
-        model: used as it is; its state does not change.
+        model: its state does not change.
         cache: the INT2 cache, `None` for an exact one.
 
     Raises:
@@ -105,7 +105,7 @@ class GenerationRequest:
         self._sinks = True
 
     def begin_from_cache(self, *, sinks: bool = True) -> None:
-        """From here on this is a new request that found all tokens so far in the prefix cache.
+        """Start a new request that found all tokens so far in the prefix cache.
 
         Its recent window holds nothing that came before. Its first tokens stay exact, because
         requests share them; `sinks` false is a server that has lost them.
@@ -165,7 +165,7 @@ class GenerationRequest:
 
 
 class _Layer(Protocol):
-    """What `Request` asks of a layer; `cache.SimulatedLayer` documents it."""
+    """The layer interface of `GenerationRequest`; see `simulated_cache.SimulatedLayer`."""
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
 

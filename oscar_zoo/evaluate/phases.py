@@ -11,17 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Progress = Callable[[int, int, str], None]
-"""Told `(done, total, name of the phase)`."""
+"""Called with `(done, total, name of the phase)`."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One of them.
+    """One phase.
 
     Attributes:
         name: for people.
-        unit: of what is counted in it, such as `tokens`; empty where nothing is.
-        seconds: how long it is expected to take; only its share counts where nobody can tell.
+        unit: counted unit, such as `tokens`; empty when nothing is counted.
+        seconds: expected duration; when it is not known, only its share of the sum counts.
     """
 
     name: str

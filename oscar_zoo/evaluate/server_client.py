@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from oscar_zoo.errors import ServerFailed, UsageError
 
 MOST_BYTES = 256 << 20
-"""Of one answer; a log-probability takes about 30."""
+"""Largest size of one answer in bytes; a log-probability takes about 30."""
 
 
 INT2 = "oscar_int2"
@@ -27,7 +27,7 @@ INT2 = "oscar_int2"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself.
+    """Facts that a server reports about itself.
 
     Attributes:
         version: of SGLang.
@@ -81,7 +81,7 @@ class ServerClient:
     Args:
         url: `http://HOST:PORT`.
         timeout: seconds that one answer may take.
-        key: of its API, where it wants one.
+        key: API key, if the server requires one.
 
     Raises:
         UsageError: `url` is no such address.

@@ -40,7 +40,7 @@ class Perplexities:
 
     @property
     def deviation(self) -> float:
-        """Of the server from the reference, relative."""
+        """Relative difference of the server from the reference."""
         return self.server / self.reference - 1
 
 
@@ -69,7 +69,7 @@ class ComparisonRow:
             this from other errors.
         reused: tokens that every hit took from the cache.
         recall: `None` when not measured.
-        violations: what is wrong, a line each.
+        violations: one line per violated limit.
     """
 
     facts: ServerFacts
@@ -110,7 +110,7 @@ class ComparisonRow:
 
 
 class ReferenceRun:
-    """What the model in this process says; every question is computed once, whoever asks again.
+    """Answers of the model in this process; each question is computed only once.
 
     Args:
         model: that the servers run.
@@ -276,7 +276,7 @@ def _unlike(what: str, found: Sequence[bool], other: str, want: Sequence[bool]) 
 
 
 def _chance(one: int, other: int) -> float:
-    """That a coin parts `one + other` throws at least as unevenly (two-sided, exact)."""
+    """Exact two-sided probability that a fair coin splits `one + other` throws as unevenly."""
     throws, few = one + other, min(one, other)
     return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
 

@@ -27,7 +27,7 @@ PAGES = 128
 
 @dataclass(frozen=True)
 class ServerQuestions:
-    """What every server is asked.
+    """The questions for every server.
 
     Attributes:
         texts: windows of a text, token ids.
@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What one server answered.
+    """The answers of one server.
 
     Attributes:
         facts: what it is.
@@ -102,7 +102,7 @@ def make_questions(
         tasks: `perplexity`, `recall`, or both.
         exact: high-precision windows; facts lie outside them.
         length: tokens of a window and of a conversation, at most.
-        windows: windows of the text, fewer where they would overlap.
+        windows: windows of the text; fewer are used when they would overlap.
         answers: recall questions, rounded up to whole conversations.
 
     Raises:
@@ -159,7 +159,7 @@ def ask(
     """Ask everything.
 
     Args:
-        client: of the server; nobody else may use it meanwhile.
+        client: of the server, which must have no other user meanwhile.
         tick: called after every measured request.
 
     Raises:

@@ -24,7 +24,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALE = "_scale_inv"
 LARGEST_INDEX = 1 << 27
 BLOCK = (128, 128)
-"""Rows and columns that share one scale, where a configuration does not say it."""
+"""Rows and columns that share one scale, when a configuration does not say it."""
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -51,7 +51,7 @@ class CheckpointFile:
 
     Attributes:
         name: in the file.
-        shape, dtype: of the weights it stands for: bfloat16 where they are stored in float8.
+        shape, dtype: of the weights; the dtype is bfloat16 when they are stored in float8.
         nbytes: of these weights.
     """
 
@@ -77,15 +77,15 @@ class CheckpointFile:
         return LazyTensor.of(self)
 
     def get_dtype(self) -> str:
-        """As `safetensors` names it."""
+        """The dtype as `safetensors` names it."""
         return next(kind for kind, dtype in DTYPES.items() if dtype == self.dtype)
 
     def is_floating_point(self) -> bool:
-        """Of the weights."""
+        """Whether the weights are floating-point numbers."""
         return bool(self.dtype.is_floating_point)
 
     def fetch(self) -> tuple[Tensor, ...]:
-        """What the file holds, in main memory: the tensor, and its scales where it has some."""
+        """The stored tensor, and its scales if it has some, in main memory."""
         return tuple(part.clone() for part in self._parts())
 
     def read(self, device: torch.device, fetched: tuple[Tensor, ...] | None = None) -> Tensor:

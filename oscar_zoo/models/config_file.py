@@ -81,7 +81,7 @@ def says_all(folder: Path) -> bool:
 
 
 def describe_folder(folder: Path, model_id: str) -> ModelBlock:
-    """What the file says of the model; `model_id` is recorded as `id`.
+    """Describe the model from the file; `model_id` is recorded as `id`.
 
     Raises:
         InvalidModel: as `read_config`, or the file leaves out what the class of the model knows.

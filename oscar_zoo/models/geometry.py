@@ -147,7 +147,7 @@ def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
 
 
 def _entry(given: Any, name: str) -> Any:
-    """Of a quantization configuration, which transformers may have parsed."""
+    """A value of a quantization configuration, which transformers may have parsed."""
     return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
 
 

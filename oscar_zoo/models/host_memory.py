@@ -39,7 +39,7 @@ def _kilobytes(path: Path, name: str) -> int | None:
 
 
 def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
-    """What each group may still take; file pages it could give back count as free."""
+    """Bytes that each group may still take; file pages that it could give back count as free."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, inside = line.split(":", 2)
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):

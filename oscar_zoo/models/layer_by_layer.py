@@ -68,7 +68,7 @@ def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
 
 
 def remember_plan(model: Any, plan: ReplayPlan | None) -> None:
-    """What somebody else found out."""
+    """The outcome of an attempt elsewhere."""
     _PLANS[model] = plan
 
 

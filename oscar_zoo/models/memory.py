@@ -20,7 +20,7 @@ FreeMemory = Callable[[torch.device], int]
 """Device -> bytes that this process can still use there."""
 
 RESERVE = 1 << 28
-"""Of a GPU, for the context and workspaces of its libraries."""
+"""Bytes of a GPU for the context and the workspaces of its libraries."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Need:
 
     Attributes:
         weights: all of them, in the type they get in memory.
-        resident: of those, what is no decoder layer.
+        resident: the part of `weights` outside the decoder layers.
         layer: of the largest decoder layer; 0 where layers were not found.
         work: activations, sums and rows.
     """
@@ -40,17 +40,17 @@ class Need:
     work: int
 
     def whole(self) -> int:
-        """With all weights on the device."""
+        """Bytes with all weights on the device."""
         return self.weights + self.work
 
     def streamed(self, device: torch.device) -> int:
-        """With one decoder layer at a time; the next one waits in main memory."""
+        """Bytes with one decoder layer at a time; the next one waits in main memory."""
         return self.resident + self.layer * (2 if device.type == "cpu" else 1) + self.work
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What will run.
+    """The sequences that will run.
 
     Attributes:
         longest: tokens of the longest sequence.
@@ -102,7 +102,7 @@ def free_memory(device: torch.device) -> int:
 def memory_errors(
     model: str, device: torch.device, free: FreeMemory = free_memory
 ) -> Iterator[None]:
-    """What torch and Python say when memory ends, as one line.
+    """Turn the out-of-memory errors of torch and Python into one line.
 
     Raises:
         NotEnoughMemory: in their place.

@@ -1,4 +1,4 @@
-"""What a folder needs to be a model that can be loaded or served, looked at without reading it.
+"""The files that a model folder needs for loading or serving; their content is not read.
 Needs no torch."""
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 
 def driver_models() -> list[str]:
-    """What the kernel's driver calls the GPUs, whether its tool works or not."""
+    """Names of the GPUs from the kernel's driver, also when `nvidia-smi` does not work."""
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         match = re.search(

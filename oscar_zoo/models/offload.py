@@ -85,7 +85,7 @@ def settle(places: Sequence[Slot], device_of: Callable[[str], torch.device]) -> 
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """What no checkpoint holds, such as the frequencies of rotary embeddings."""
+    """Buffers that no checkpoint holds, such as the frequencies of rotary embeddings."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not isinstance(buffer, LazyTensor):
@@ -98,7 +98,7 @@ def spread(model: Any, max_memory: Mapping[int | str, int] | None = None) -> dic
     GPUs are filled first, then main memory, then `disk`.
 
     Args:
-        max_memory: bytes that weights may take, by GPU number and `cpu`; `None` for what is free.
+        max_memory: bytes for weights, by GPU number and `cpu`; `None` for all that are free.
 
     Raises:
         MissingDependency: accelerate is not installed.
@@ -122,7 +122,7 @@ def place(model: Any, device_map: Mapping[str, Any], offload_dir: str | None = N
     Args:
         device_map: path of a module -> GPU number or name of a device, or `disk`; the longest path
             that fits counts.
-        offload_dir: for what is mapped to `disk`.
+        offload_dir: folder for weights that are mapped to `disk`.
     """
 
     def device_of(path: str) -> torch.device:
@@ -153,7 +153,7 @@ class Stream:
     """Decoder layers that are read when they run.
 
     Args:
-        model: with unread weights; what is no decoder layer is read now.
+        model: with lazy weights; everything except the decoder layers is read now.
         layers: of the decoder, in order.
         device: where the model runs.
     """

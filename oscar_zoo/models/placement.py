@@ -23,7 +23,7 @@ from oscar_zoo.models.offload import Slot, Stream, place, slots, spread
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """What the caller wants.
+    """Where the caller wants a model.
 
     Attributes:
         device: a torch device, or `auto`.
@@ -129,7 +129,7 @@ def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
 
 
 def need_of(model: Any, layers: Sequence[nn.Module], workload: Workload) -> Need:
-    """From a model with unread weights; tied ones count once."""
+    """Size of a model with lazy weights; tied weights count once."""
     of_layers = [_bytes(slots(layer)) for layer in layers]
     weights = _bytes(slots(model))
     config = model.config.get_text_config(decoder=True)

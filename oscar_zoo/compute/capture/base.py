@@ -28,7 +28,7 @@ one sequence."""
 
 
 def no_progress(done: int, total: int, where: str) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
 class Meter:
@@ -108,10 +108,10 @@ class Run:
         tokens: in the sequences of all processes.
         world: the processes.
         forward: one pass of the whole model over one sequence, logits left out.
-        listen: who gets the rows of the passes that follow.
+        listen: sets the function that gets the rows of the following passes.
         set_weights: reads the output projection of a layer that has run into its sums.
-        progress: told after every sequence of every step.
-        checkpoint: where to save what is done; `None` saves nothing.
+        progress: called after every sequence of every step.
+        checkpoint: saves finished work; `None` saves nothing.
     """
 
     sums: Sums

@@ -23,7 +23,7 @@ MOST_TOKENS = 16_384
 """Tokens kept: on unseen text values gain 28 % with these and 26 % with half of them (measured, 64
 channels)."""
 MOST_BYTES = 2 << 30
-"""Of main memory, if that is less."""
+"""Largest share of main memory, if that is less."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def collect_rows(
     """Run a model over some of `sequences` and keep their K and V rows.
 
     Args:
-        tick: told `(sequences done, sequences in all)`.
+        tick: called with `(sequences done, sequences in all)`.
 
     Raises:
         ComputeFailed: rows that are not finite.
@@ -96,7 +96,7 @@ def most_tokens(block: ModelBlock, bytes_each: int) -> int:
 
 
 def pick(sequences: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
-    """At most `most` tokens: every n-th sequence, the last of them cut."""
+    """At most `most` tokens from every n-th sequence; the last one is cut."""
     step = -(-sum(map(len, sequences)) // most)
     chosen: list[Sequence[int]] = []
     left = most

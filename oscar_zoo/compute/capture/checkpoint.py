@@ -39,9 +39,9 @@ class Saved:
     """An interrupted capture.
 
     Attributes:
-        position: where it stood.
+        position: how far the capture was.
         layers: its sums, on the CPU.
-        hidden: of every sequence, where they were saved.
+        hidden: hidden states of every sequence, if they were saved.
     """
 
     position: Position
@@ -54,7 +54,7 @@ class Checkpoint:
 
     Args:
         folder: of this process alone; created when it is missing.
-        facts: what the state belongs to, in words.
+        facts: the capture that the state belongs to, in words.
         info: of the partial moments; `sequences` are all of this process.
 
     Raises:
@@ -69,7 +69,7 @@ class Checkpoint:
         self._serial = 0
 
     def load(self) -> Saved | None:
-        """What is there, or `None` when nothing was saved yet; later saves add to it.
+        """The saved state, or `None` when nothing was saved yet; later saves add to it.
 
         Raises:
             OutputExists: it belongs to other facts.
@@ -116,7 +116,7 @@ class Checkpoint:
             position: what is done.
             layers: sums to write.
             sequences: that are in them, from the first on.
-            add: whether they come beside sums of other layers that were saved before.
+            add: whether sums of other layers, saved before, are kept.
             hidden: of every sequence; written when they are few.
 
         Raises:

@@ -26,7 +26,7 @@ class World:
     Attributes:
         rank: of this process; rank 0 writes.
         size: number of processes.
-        device: of what is exchanged: the GPU of this process for NCCL, the CPU for gloo.
+        device: of exchanged tensors: the GPU of this process for NCCL, the CPU for gloo.
     """
 
     rank: int

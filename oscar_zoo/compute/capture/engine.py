@@ -46,7 +46,7 @@ NAMES_ERROR = re.compile(
 
 
 class TokenSequences(Protocol):
-    """What is needed of `compute.data.CalibrationData`."""
+    """The part of `compute.data.CalibrationData` that is used."""
 
     @property
     def sequences(self) -> Sequence[Sequence[int]]:

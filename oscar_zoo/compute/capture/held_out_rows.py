@@ -36,7 +36,7 @@ class Queries:
     """Some queries of a sequence.
 
     Attributes:
-        positions: `[n]` int64, ascending: where they stand.
+        positions: `[n]` int64, ascending: their positions in the sequence.
         rows: `[num_q_heads, n, d]` after norm and RoPE, before scaling.
     """
 
@@ -44,7 +44,7 @@ class Queries:
     rows: Tensor
 
     def to(self, device: torch.device) -> Queries:
-        """The same on another device."""
+        """A copy on another device."""
         return Queries(self.positions.to(device), self.rows.to(device))
 
 
@@ -65,7 +65,7 @@ class SequenceRows:
     value: Tensor
 
     def to(self, device: torch.device) -> SequenceRows:
-        """The same on another device."""
+        """A copy on another device."""
         return SequenceRows(
             self.even.to(device),
             self.focused.to(device),

@@ -18,7 +18,7 @@ from oscar_zoo.models.memory import free_memory
 
 LAYERS = "layers"
 MEMORY_SHARE = 0.6
-"""Of the free memory, what may be held; layers need the rest to run."""
+"""Share of the free memory for hidden states; layers need the rest to run."""
 
 
 def start_states(run: Run, plan: ReplayPlan) -> list[ReplayState] | None:

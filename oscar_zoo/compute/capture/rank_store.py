@@ -1,4 +1,4 @@
-"""What the ranks of an engine have summed so far, in a folder that a killed capture goes on from.
+"""Sums of an engine's ranks so far, in a folder from which a killed capture can be resumed.
 
 Every save is a folder of its own, `sums-<n>`, with a part from each rank (`ranks.py`); the state
 names the last one that is whole (`state.py`). The sums stand where the ranks hold them, so a rank
@@ -50,7 +50,7 @@ class RankStore:
         self._serial = 0
 
     def load(self) -> Done | None:
-        """What was saved last, or `None`.
+        """The last saved sums, or `None`.
 
         Raises:
             OutputExists: it belongs to other facts.

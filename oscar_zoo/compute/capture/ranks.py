@@ -56,14 +56,14 @@ class LayerReport(Spec):
 
 
 class RankReport(Spec):
-    """What one rank says of itself.
+    """The report of one rank.
 
     Attributes:
         geometry: of the whole model; `attention_layers` are those of this rank.
         dtype: of the forward pass, such as `bfloat16`.
         device: name of the GPU, or `cpu`.
         accumulate: how products are summed, see `products.accumulation`.
-        weights: `state.weights_digest` of what this rank holds.
+        weights: `state.weights_digest` of the weights of this rank.
         layers: by decoder layer index.
     """
 
@@ -105,7 +105,7 @@ def write_rank(
 
 
 def read_rank(folder: Path, name: str) -> tuple[RankReport, dict[int, LayerMoments]]:
-    """What rank `name` wrote with `write_rank`, on the CPU.
+    """The report and the sums that rank `name` wrote with `write_rank`, on the CPU.
 
     Raises:
         IntegrityError: it is not all there.

@@ -35,9 +35,9 @@ class StateFile:
 
     Args:
         folder: created when it is missing.
-        schema: name and version of what `save` is given.
-        facts: what the state belongs to, in words.
-        pace: `(MIN_SECONDS, SHARE)` where they are not those of this process.
+        schema: name and version of the state that `save` is given.
+        facts: the capture that the state belongs to, in words.
+        pace: `(MIN_SECONDS, SHARE)`, when they differ from those of this process.
 
     Raises:
         StorageError: the disk refused.
@@ -60,7 +60,7 @@ class StateFile:
 
     @contextmanager
     def opened(self) -> Iterator[dict[str, Any] | None]:
-        """What was saved last, or `None`; the body may read the files that it names.
+        """The last saved state, or `None`; the body may read the files that it names.
 
         Raises:
             OutputExists: it belongs to other facts.

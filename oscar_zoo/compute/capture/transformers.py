@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-# first: it prepares what transformers imports, or says what is missing
+# first: it prepares the imports of transformers, or reports what is missing
 from oscar_zoo.models.loading import LoadedModel
 
 # isort: split
@@ -51,7 +51,7 @@ from oscar_zoo.models.layer_by_layer import remember_plan
 from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay
 
 NAME = "oscar_zoo_capture"
-"""Of the attention implementation, among those of transformers."""
+"""Name of our attention implementation in transformers."""
 
 
 def capture(
@@ -70,10 +70,10 @@ def capture(
     Args:
         loaded: left as it was found; may be spread over devices by accelerate.
         needs: what fits will read; nothing else is computed.
-        progress: told after every sequence of every layer or pass.
-        work: folder for what an interrupted capture needs to go on; `discard` removes that again.
+        progress: called after every sequence of every layer or pass.
+        work: folder for what an interrupted capture needs to go on; `discard` removes it.
             `None` keeps nothing.
-        resume: go on from what is in `work`, if anything is; without it the capture starts anew.
+        resume: go on from what is in `work`, if there is anything; otherwise start again.
 
     Returns:
         Sums on the model's device, with no coverage checked; empty without needs.
@@ -141,7 +141,7 @@ def discard(work: Path) -> None:
 
 
 def numerics(loaded: LoadedModel) -> Numerics:
-    """What the manifest says of how the sums were made."""
+    """The `numerics` block of the manifest."""
     device = loaded.device
     return Numerics(
         forward_dtype=loaded.dtype,
@@ -168,7 +168,7 @@ def check_model(block: ModelBlock) -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """What one short pass told of a model."""
+    """What one short pass showed about a model."""
 
     plan: ReplayPlan | None
     projections: OutputProjections
@@ -186,7 +186,7 @@ def _dispatch(
     attention_mask: Tensor | None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """What `sdpa` computes, seen by the open tap."""
+    """Compute `sdpa` and show its rows to the open tap."""
     result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
         module, query, key, value, attention_mask, **rest
     )
@@ -254,7 +254,7 @@ def _nothing(sums: LayerMoments, layer: int) -> None:
 
 
 def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> None:
-    """With the engine that all processes can use, from where an interrupted run of it stood."""
+    """Run the engine that all processes can use, from where an interrupted run stopped."""
     once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
     states = layerwise.start_states(run, plan) if plan and once else None
     by_layer = bool(run.world.least(int(states is not None)))
@@ -275,7 +275,7 @@ def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bo
 
 
 def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> MomentsInfo:
-    """What moments that are not finished say about themselves."""
+    """The header of moments that are not finished."""
     return MomentsInfo(
         model=loaded.block,
         calibration=None,

@@ -61,10 +61,10 @@ class CalibrationData:
         revision, split, license: of a dataset, where known.
         content: `mixed` when chats hold turns of an assistant.
         chat_template: whether any document went through the model's chat template.
-        disjoint_from: evaluation sets proven apart, or `None` where nothing was compared
+        disjoint_from: evaluation sets proven disjoint, or `None` when nothing was compared
             (`overlap.check_overlap`).
         overlaps_with: evaluation sets known to overlap.
-        texts: what was tokenized, held-out text included: for comparing only, never published.
+        texts: the tokenized texts, held-out text included; for comparison only, never published.
         notes: what the user should know, in sentences.
     """
 

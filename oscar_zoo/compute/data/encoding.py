@@ -42,7 +42,7 @@ class Encoded:
 
     Attributes:
         ids: its tokens with the end of text, or the first of them.
-        text: what was tokenized, as far as `ids` goes or a little further.
+        text: the tokenized text, as far as `ids` goes or a little further.
         whole: whether `ids` is all of it.
         templated: whether the chat template was applied.
         answered: whether it holds a turn of the assistant.
@@ -98,7 +98,7 @@ class Encoder:
         return Encoded(ids, text[:end], whole, messages is not None, answered)
 
     def _messages(self, document: Document) -> tuple[Message, ...] | None:
-        """What goes through the template; `None` for plain text."""
+        """The messages that go through the template; `None` for plain text."""
         if self.chat_template is False:
             return None
         if document.messages is None and self.chat_template:

@@ -93,7 +93,7 @@ def load_library(wanted: str) -> Any:
             f"{wanted} is read through the library datasets, which is not installed.",
             hint=f"pip install 'oscar-zoo[datasets]', {OWN_FILE}",
         ) from None
-    library.disable_progress_bars()  # what is printed is decided by whoever calls
+    library.disable_progress_bars()  # the caller decides what is printed
     return library
 
 
@@ -104,7 +104,7 @@ def _documents(name: DatasetName, builder: Any) -> Iterator[Document]:
 
 
 def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
-    """What `ask` returns, its errors in our words."""
+    """The result of `ask`; its errors become ours."""
     try:
         return ask()
     except (

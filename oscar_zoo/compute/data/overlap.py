@@ -33,7 +33,7 @@ _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 
 @dataclass(frozen=True)
 class Overlap:
-    """What of an evaluation set stands in calibration text.
+    """The part of an evaluation set that occurs in calibration text.
 
     Attributes:
         dataset: name of the set.

@@ -34,7 +34,7 @@ _SHARE = 4
 
 @dataclass(frozen=True)
 class Budget:
-    """What to take from one stream.
+    """The tokens to take from one stream.
 
     Attributes:
         tokens: to calibrate on.
@@ -73,7 +73,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Packed:
-    """What one stream gave.
+    """The sequences that one stream gave.
 
     Attributes:
         sequences, heldout: token ids.

@@ -24,7 +24,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the moments say about the transforms of one side; each `[layers, num_kv_heads]` float64.
+    """Forecasts from the moments for one side; each is `[layers, num_kv_heads]` float64.
 
     Attributes:
         headroom: tr M tr Hs / (sum sigma)^2, the largest gain in quantization error over any
@@ -41,7 +41,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class FittedPair:
-    """What a method makes.
+    """The result of a method.
 
     Attributes:
         k, v: float32 transforms of all layers, without a calibration block.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """What is known of a method without its code.
+    """Facts about a method that need none of its code.
 
     Attributes:
         name: as on the command line and in `fit.method` of a manifest.

@@ -69,12 +69,12 @@ class _Heads:
 
 
 def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -> FittedPair:
-    """Better transforms than WUSH's.
+    """Improve WUSH's transforms on rows.
 
     Args:
         pair: of `wush.fit`.
         rows: of text that the moments were made of.
-        tick: told `(steps done, steps in all)`, where a step is one for all heads of a layer's
+        tick: called with `(steps done, steps in all)`; a step is one for all heads of a layer's
             side.
 
     Raises:
@@ -146,7 +146,7 @@ def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tenso
 def loss(
     rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int
 ) -> Tensor:
-    """What INT2 without clip costs, as it is served: mean of e Hs e^T over rows, `[n]` float32.
+    """Cost of INT2 without a clip, as served: mean of e Hs e^T over rows, `[n]` float32.
 
     Args:
         rows: `[n, T, d]`, as they are cached.

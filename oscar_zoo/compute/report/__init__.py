@@ -1,1 +1,1 @@
-"""What a person looks at after a fit: one page, one picture, and the numbers behind both."""
+"""The report of a fit: one page, one picture, and the numbers behind both."""

@@ -32,7 +32,7 @@ def report_of(
     notes: Sequence[str],
     seconds: Mapping[str, float],
 ) -> ReportData:
-    """What a person should see of a fit."""
+    """The numbers of a fit that its report shows."""
     fit, model = manifest.fit, manifest.model
     facts = [
         Fact(
@@ -122,7 +122,7 @@ def _comparison(choice: Choice) -> Comparison:
 
 
 def _errors(choice: Choice) -> tuple[MethodErrors, ...]:
-    """Of every method with the clip found for it, of the kept one with its own."""
+    """Errors of every method with its best clip; the kept method has its served clip."""
     kept = choice.trials[choice.at]
     shown = {name: found.found for name, found in choice.errors.items()} | {
         kept.method: kept.errors
@@ -131,7 +131,7 @@ def _errors(choice: Choice) -> tuple[MethodErrors, ...]:
 
 
 def _clips(choice: Choice) -> ClipCurves | None:
-    """Of the kept method; `None` where the clip was given."""
+    """Clip curves of the kept method, or `None` when the user gave the clip."""
     found, clip = choice.errors[choice.chosen.method], choice.recipe.clip
     if len(found.k_curve.indices) < 2:
         return None

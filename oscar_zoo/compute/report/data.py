@@ -23,16 +23,16 @@ from oscar_zoo.errors import MalformedFile
 
 SCHEMA = "oscar-zoo.report/1"
 SUFFIX = ".report.json"
-"""Of the file beside an artifact."""
+"""Suffix of the report file beside an artifact."""
 MAX_BYTES = 8 << 20
 MAX_POINTS = 64
-"""Of one spectrum: more cannot be told apart in a chart."""
+"""Points of one spectrum; a chart cannot show more of them apart."""
 
 Verdict = Literal["pass", "warn", "fail"]
 
 
 _LARGEST, _SMALLEST = 1e60, 1e-60
-"""What a chart can show without overflow; smaller is 0."""
+"""Range of numbers that a chart can show; a smaller number becomes 0."""
 
 
 def _short(value: float) -> float:
@@ -110,7 +110,7 @@ class MethodErrors(Spec):
 
     @property
     def worst(self) -> float:
-        """Of the layer with the largest error."""
+        """Error of the layer with the largest error."""
         return max(self.layers)
 
 
@@ -287,7 +287,7 @@ class ReportData(Spec):
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of values that are not negative; 0 when one of them is 0."""
+    """Geometric mean of values that are not negative; 0 when one of them is 0."""
     if min(values) <= 0:
         return 0.0
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))

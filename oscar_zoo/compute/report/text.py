@@ -20,7 +20,7 @@ KEPT = "kept"
 BROKEN = 1e6
 """Percent over BF16 from which a number says nothing more."""
 _HUGE = 1e9
-"""From here on numbers are written as powers of ten."""
+"""Numbers from this size on are written as powers of ten."""
 
 _TARGETS = {
     "qqt/1": "covariance of the queries",
@@ -131,7 +131,7 @@ def sentence(reason: str) -> str:
 
 
 def target(estimator: str) -> str:
-    """What an estimator's matrix is, with its id."""
+    """The matrix of an estimator in words, with its id."""
     known = _TARGETS.get(estimator)
     return f"{known} ({estimator})" if known else plain(estimator)
 

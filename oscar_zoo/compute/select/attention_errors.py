@@ -49,7 +49,7 @@ class ClipErrors:
 
     @property
     def output_worst(self) -> float:
-        """Of the layer with the largest output error."""
+        """Output error of the layer with the largest one."""
         return max(self.output)
 
     @property
@@ -74,11 +74,11 @@ class Fidelity:
 
     @property
     def found(self) -> ClipErrors:
-        """With the clip that was found."""
+        """Errors with the clip that was found."""
         return self.clips[0]
 
     def of(self, clip: Clip) -> ClipErrors | None:
-        """With one clip, if it was measured."""
+        """Errors with one clip, if it was measured."""
         return next(
             (one for one in self.clips if (one.clip.k, one.clip.v) == (clip.k, clip.v)), None
         )
@@ -183,7 +183,7 @@ class _Bench:
         }
 
     def choices(self, k_curve: ClipCurve, v_curve: ClipCurve) -> list[Indices]:
-        """What to measure together: the clip found, the recipe's, none; each once."""
+        """Clips to measure on both sides together: the one found, the recipe's, none; each once."""
         recipes = index_of(self.spec("k")), index_of(self.spec("v"))
         if self.fixed_clip:
             return [recipes]

@@ -41,7 +41,7 @@ RECALL_ANSWERS = 128
 RECALL_WINDOWS = (4, 8)
 """Tokens of a recall prompt, in units of both windows: the first in which the facts have room."""
 RECALL_LEAST = 0.5
-"""Of a model that recalls less by itself, recall is not judged."""
+"""Recall is not gated when the BF16 model itself scores below this value."""
 
 
 def choose(
@@ -65,7 +65,7 @@ def choose(
         fixed_clip: measure with its clip only.
         fast: decide by errors of attention; neither perplexity nor recall is measured.
         allow_poor: keep a result that fails a gate.
-        progress: told where it is in the phases `held-out rows`, `errors`, `perplexity`, `recall`
+        progress: called during the phases `held-out rows`, `errors`, `perplexity`, `recall`
             and `more recall`.
 
     Raises:
@@ -155,7 +155,7 @@ class _Meter:
 
 @dataclass(frozen=True)
 class _Bench:
-    """What candidates are measured with."""
+    """The model and the text that candidates are measured with."""
 
     loaded: LoadedModel
     rows: HeldOutRows
@@ -164,7 +164,7 @@ class _Bench:
     meter: _Meter
 
     def errors(self, *, fixed_clip: bool) -> dict[str, Fidelity]:
-        """Of every fit; `identity` only shows what no transform costs, and is never clipped."""
+        """Candidates of every fit; `identity` is never clipped, it shows the cost of no transform."""
         plain = self.recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
         shown = [name for name in self.fits.results if not TABLE[name].publishable]
         offered = [name for name in self.fits.results if TABLE[name].publishable]
@@ -176,13 +176,13 @@ class _Bench:
         return found
 
     def start_perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> None:
-        """Of BF16, of the trials, and of as many finer clips as there may be."""
+        """Perplexities to measure: BF16, the trials, and as many finer clips as there may be."""
         alike = max(Counter(map(main_method, self.fits.results)).values())
         more = len(FINER_CLIPS) * alike if finer else 0
         self.meter.start(PERPLEXITY, (1 + len(trials) + more) * len(task.prompts))
 
     def own_perplexity(self, task: Task) -> Measurement:
-        """Of the model as it is."""
+        """Perplexity of the model with a BF16 cache."""
         found = self._measure(task, None)
         if not math.isfinite(found.value):
             raise ComputeFailed(

@@ -31,7 +31,7 @@ def clip_indices(head_dim: int, *also: int | None) -> tuple[int, ...]:
 
 
 def ratio_of(index: int, head_dim: int) -> float:
-    """What a recipe says for an index: 0 for the last one, which clips nothing."""
+    """The ratio that a recipe states for an index: 0 for the last one, which clips nothing."""
     return 0.0 if index >= head_dim - 1 else (index + 0.5) / head_dim
 
 
@@ -72,7 +72,7 @@ class ClipCurve:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """What a recipe says for each index."""
+        """The ratio that a recipe states for each index."""
         return tuple(ratio_of(index, self.head_dim) for index in self.indices)
 
     @property
@@ -85,7 +85,7 @@ class ClipCurve:
 
     @property
     def best_by_layer(self) -> tuple[int, ...]:
-        """The same for every layer on its own."""
+        """The best index of every layer on its own."""
         return tuple(self.indices[_best(layer)] for layer in self.layers)
 
     def at(self, index: int) -> tuple[float, ...]:

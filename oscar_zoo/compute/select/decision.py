@@ -1,4 +1,4 @@
-"""What `auto` kept and why, as callers, manifests and reports read it."""
+"""The result of `auto` and its reasons, as callers, manifests and reports read it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Questions:
     """How recall was measured, if it was.
 
     Attributes:
-        task: what was asked.
-        own: what the model as it is answers.
+        task: the questions.
+        own: the answers of the model with a BF16 cache.
         remark: why recall takes no part in the choice; `None` when it does, or when nothing was to
             be measured.
     """
@@ -81,7 +81,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `auto` keeps.
+    """The choice of `auto`.
 
     Attributes:
         result: the fit.
@@ -90,8 +90,8 @@ class Choice:
         at: which of them was chosen.
         reason: why, a sentence without a full stop.
         errors: by method.
-        base: the model as it is, or `None` with `fast`.
-        heldout: what was measured on.
+        base: the model with a BF16 cache, or `None` with `fast`.
+        heldout: the text of the measurements.
         refused: method -> why it was no candidate.
         questions: how recall was measured.
     """
@@ -132,7 +132,7 @@ class Choice:
 
     @cached_property
     def gates(self) -> tuple[Gate, ...]:
-        """Of the chosen one: those that decide, then remarks on its attention output."""
+        """Gates of the chosen fit: first those that decide, then remarks on its attention output."""
         kept = self.trials[self.at]
         baseline = self.errors.get("hadamard")
         if baseline is None or kept.method == "hadamard":

@@ -44,7 +44,7 @@ from oscar_zoo.evaluate.simulated_cache import Side
 from oscar_zoo.next_step import AddOption
 
 LARGEST_NOISE = 60.0
-"""What an error of a logit is cut at: its exponential and sums of it stay within float32."""
+"""Errors of logits are cut here, so their exponentials and sums of these fit into float32."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class LayerBench:
         return tuple(CacheErrors(*row) for row in (lost / energy).tolist())
 
     def _stored(self, rows: Tensor) -> Tensor:
-        """Of `[num_kv_heads, T, d]`, what the last query reads from INT2."""
+        """The rows of `[num_kv_heads, T, d]` that the last query reads from INT2."""
         return rows[
             :, self.windows.sink : max(self.windows.sink, rows.shape[1] - self.windows.recent)
         ]
@@ -187,8 +187,8 @@ class _Block:
         query: `[num_kv_heads, g * n, d]`, scaled.
         logits, weights: `[num_kv_heads, g * n, S]` over the S rows stored for the last query;
             weights are 0 outside the query's own history.
-        history: `[g * n, S]` bool: what is read from INT2.
-        output, beside: `[num_kv_heads, g * n, dv]`, of all rows, and of those outside the history.
+        history: `[g * n, S]` bool: rows that are read from INT2.
+        output, beside: `[num_kv_heads, g * n, dv]` from all rows, and from rows outside the history.
         value: `[num_kv_heads, S, dv]`.
         o_proj: `[hidden, num_q_heads * dv]`.
         number: n.

@@ -53,7 +53,7 @@ EQUAL_RECALL, NEAR = 0.005, 1.1
 FINALISTS = 6
 """Candidates whose recall is measured together, at most."""
 LARGEST = 1e9
-"""What stands for infinity in JSON."""
+"""Stands for infinity in JSON."""
 
 Verdict = Literal["pass", "warn", "fail"]
 VERDICTS: tuple[Verdict, ...] = ("pass", "warn", "fail")
@@ -65,7 +65,7 @@ class Gate:
     """One limit and what was measured against it.
 
     Attributes:
-        name: what is limited.
+        name: the limited quantity.
         value: measured.
         limit: up to which it passes.
         result: the verdict.
@@ -104,7 +104,7 @@ class Trial:
     recall: Measurement | None = None
 
     def gates(self, base: Base | None) -> tuple[Gate, ...]:
-        """What decides, as far as it was measured."""
+        """The gates that decide, as far as they were measured."""
         found = []
         if base is not None and self.perplexity is not None:
             found.append(perplexity_gate(self.perplexity, base.perplexity))
@@ -126,7 +126,7 @@ def finalists(trials: Sequence[Trial]) -> list[int]:
 
 
 def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) -> list[int]:
-    """Whose recall to measure, too: none where one of those `measured` passes all gates."""
+    """Further trials whose recall to measure; none when one of `measured` passes all gates."""
     if any(worst(trials[at].gates(base)) == "pass" for at in measured):
         return []
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
@@ -140,7 +140,7 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
 
     Args:
         trials: the finalists, in the order of `table.TABLE`.
-        base: what they are held against.
+        base: the model with a BF16 cache.
     """
     left = [
         at
@@ -177,7 +177,7 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
 
 
 def best_by_error(trials: Sequence[Trial]) -> tuple[int, str]:
-    """The same when nothing but errors is known."""
+    """As `best`, when only errors are known."""
     errors = [trial.errors.output_geo for trial in trials]
     kept = next(at for at, error in enumerate(errors) if error <= EQUAL_ERROR * min(errors))
     lowest = errors.index(min(errors))

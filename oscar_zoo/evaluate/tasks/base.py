@@ -55,10 +55,10 @@ class Task(Protocol):
         """
 
     def result(self, total: float, number: int) -> float:
-        """From the sums over all prompts to the reported number."""
+        """The reported number, from the sums over all prompts."""
 
     def describe(self) -> Mapping[str, int | float | str]:
-        """What a reader needs to repeat the measurement."""
+        """Facts that a reader needs to repeat the measurement."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def measure(
     """Run every prompt of `task` through the model.
 
     Args:
-        cache: the INT2 cache to simulate at every position, `None` for the model as it is.
+        cache: the INT2 cache to simulate at every position; `None` for a BF16 cache.
         tick: called after each prompt.
 
     Raises:

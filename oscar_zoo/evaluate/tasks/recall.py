@@ -40,7 +40,7 @@ class Recall:
     Attributes:
         prompts: `answers` of each are its questions.
         seed: of names, digits and filler.
-        unit: what is counted: whole answers, or single tokens of answers (a gentler number).
+        unit: counts whole answers, or single tokens of answers (a gentler number).
     """
 
     prompts: tuple[TaskPrompt, ...]
@@ -71,7 +71,7 @@ class Recall:
             per_prompt: questions of one prompt.
             length: tokens of a prompt, at most.
             seed: the same seed gives the same prompts.
-            unit: what is counted.
+            unit: see the class.
 
         Raises:
             UsageError: the text or the prompt is too short for facts outside the windows.
@@ -127,7 +127,7 @@ class _Writer:
     per_prompt: int
 
     def passkeys(self) -> TaskPrompt:
-        """As many codes as questions, evenly spread with some jitter, text between them."""
+        """As many codes as questions, spread evenly with some jitter, and text between them."""
         names, codes = self._facts(self.per_prompt, PASSKEY_DIGITS)
         facts = [
             self.encode(f"\nThe access code of {name} is {code}.\n")

@@ -24,7 +24,7 @@ behind it."""
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a user says, and what is right.
+    """One turn: the user's message, and the right answer.
 
     Attributes:
         says: token ids of every turn; the first holds the context.
