@@ -164,7 +164,7 @@ class _Bench:
     meter: _Meter
 
     def errors(self, *, fixed_clip: bool) -> dict[str, Fidelity]:
-        """Candidates of every fit; `identity` is never clipped, it shows the cost of no transform."""
+        """Candidates of every fit; `identity` shows the cost of no transform and is not clipped."""
         plain = self.recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
         shown = [name for name in self.fits.results if not TABLE[name].publishable]
         offered = [name for name in self.fits.results if TABLE[name].publishable]

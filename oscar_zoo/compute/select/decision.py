@@ -132,7 +132,7 @@ class Choice:
 
     @cached_property
     def gates(self) -> tuple[Gate, ...]:
-        """Gates of the chosen fit: first those that decide, then remarks on its attention output."""
+        """Gates of the chosen fit: those that decide, then remarks on its attention output."""
         kept = self.trials[self.at]
         baseline = self.errors.get("hadamard")
         if baseline is None or kept.method == "hadamard":

@@ -188,7 +188,7 @@ class _Block:
         logits, weights: `[num_kv_heads, g * n, S]` over the S rows stored for the last query;
             weights are 0 outside the query's own history.
         history: `[g * n, S]` bool: rows that are read from INT2.
-        output, beside: `[num_kv_heads, g * n, dv]` from all rows, and from rows outside the history.
+        output, beside: `[num_kv_heads, g * n, dv]`, from all rows and from those outside it.
         value: `[num_kv_heads, S, dv]`.
         o_proj: `[hidden, num_q_heads * dv]`.
         number: n.
