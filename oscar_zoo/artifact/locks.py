@@ -81,7 +81,7 @@ def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) ->
 
 
 def _open(path: Path) -> int | None:
-    """The lock file, created where it is missing, or `None` where that cannot be."""
+    """The lock file, created where it is missing, or `None` when that cannot be."""
     try:
         durable.make_folders(path.parent, mode=0o700)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

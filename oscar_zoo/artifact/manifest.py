@@ -37,9 +37,9 @@ SCHEMA = "oscar-zoo.manifest/1"
 FILE_NAME = "oscar.json"
 STATISTICS_NAME = "statistics.safetensors"
 SUFFIX = ".pt"
-"""Formats of rotation files."""
+"""Suffix of the names of rotation files."""
 MAX_PARTS = 4
-"""Folders of a payload file's path, and its name."""
+"""Most parts of a payload file's path: its folders and its name."""
 
 FileRole = Literal["k_rotation", "v_rotation", "statistics", "moments", "latent_rotation", "gguf"]
 Sha256OfFile = Hex64
@@ -245,7 +245,7 @@ class StatisticsBlock(Spec):
 
 
 class License(Spec):
-    """SPDX identifiers, or null where the source does not say."""
+    """SPDX identifiers, or null when the source does not say."""
 
     artifact: Text | None
     model: Text | None

@@ -139,7 +139,7 @@ def layer_set(side: PairSide, geometry: Geometry | None, *, strict: bool) -> Pro
 
 
 def _without_model(side: PairSide) -> CheckFinding:
-    """Check layer numbers when no model is known; those of a hybrid model have gaps."""
+    """The finding when no model is known; gaps in the layer numbers may be a hybrid model's."""
     ids = side.rotations.layer_ids
     if _without_gaps(ids):
         return CheckFinding("not checked: the model is not known", "not checked")

@@ -153,7 +153,7 @@ def _undamped(matrix: Matrix, formula: _Formula) -> Matrix:
 
 
 def _worst(name: str, layer_ids: tuple[int, ...], errors: Matrix) -> FingerprintMatch:
-    """The verdict on errors `[3, layers, heads]` of trace, diagonal and sketch."""
+    """The largest of the errors `[3, layers, heads]` of trace, diagonal and sketch."""
     trace, diagonal, sketch = (float(error) for error in errors.max(axis=(1, 2)))
     position, head = np.unravel_index(errors.max(axis=0).argmax(), errors.shape[1:])
     return FingerprintMatch(name, trace, diagonal, sketch, layer_ids[int(position)], int(head))

@@ -111,7 +111,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Subject:
-    """The model of a job; `loaded` is `None` where an engine of its own runs it."""
+    """The model of a job; `loaded` is `None` when an engine of its own runs it."""
 
     block: ModelBlock
     tokenizer: Any

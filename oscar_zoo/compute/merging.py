@@ -47,7 +47,7 @@ class MergeResult:
     Attributes:
         file: digest and size.
         info: of the merged moments.
-        notes: what the user should know, in sentences.
+        notes: remarks for the user, in sentences.
     """
 
     file: MomentsFile

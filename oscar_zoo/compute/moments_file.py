@@ -35,7 +35,7 @@ from oscar_zoo.version import __version__
 FILE_NAME = "moments.safetensors"
 SCHEMA = "oscar-zoo.moments/1"
 KEY = "oscar-zoo.moments"
-"""Largest size of the metadata, in bytes."""
+"""Key of the metadata that holds everything except the tensors."""
 
 MAX_BYTES = 2 << 30
 MAX_HEADER = 16 << 20

@@ -68,7 +68,7 @@ def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
 
 
 def remember_plan(model: Any, plan: ReplayPlan | None) -> None:
-    """The outcome of an attempt elsewhere."""
+    """Store the plan of `model` that a caller has already made; `None` means that there is none."""
     _PLANS[model] = plan
 
 

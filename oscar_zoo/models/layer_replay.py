@@ -136,7 +136,7 @@ def plan_replay(
         outline: the same, for passes in which the layers do nothing.
 
     Returns:
-        `None` where layers exchange more than hidden states, or nothing that looks like them was
+        `None` when layers exchange more than hidden states, or nothing that looks like them was
         found.
     """
     probe = ids[:PROBE_TOKENS]

@@ -45,7 +45,7 @@ class LoadedModel:
         dtype: of its weights as loaded, such as `bfloat16`.
         streamed: every decoder layer is read from its file when it runs. Run many sequences through
             one layer before the next, because each run of a layer reads it again.
-        notes: what the user should know about how it was loaded.
+        notes: remarks for the user about how it was loaded.
     """
 
     model: Any

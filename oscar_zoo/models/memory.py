@@ -30,7 +30,7 @@ class Need:
     Attributes:
         weights: all of them, in the type they get in memory.
         resident: the part of `weights` outside the decoder layers.
-        layer: of the largest decoder layer; 0 where layers were not found.
+        layer: of the largest decoder layer; 0 when layers were not found.
         work: activations, sums and rows.
     """
 
@@ -63,13 +63,10 @@ class Workload:
 
 
 def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
-    """About the memory of one running sequence, in bytes.
+    """Memory for everything except the weights, in bytes, about.
 
-    It counts hidden states, the rows of one layer of all sequences, logits and float64 sums.
-
-    Args:
-        config: of the language model, as transformers has it.
-        itemsize: bytes of one number of the forward pass.
+    It counts the activations of one sequence, the hidden states and one layer's rows of all
+    sequences, logits, and float64 sums.
     """
 
     def number(name: str) -> int:

@@ -1,5 +1,7 @@
-"""The files that a model folder needs for loading or serving; their content is not read.
-Needs no torch."""
+"""The files that a model folder needs for loading or serving.
+
+Their content is not read, and no torch is needed.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Placed:
 
     Attributes:
         streamed: weights come from files, layer by layer.
-        notes: what the user should know.
+        notes: remarks for the user.
     """
 
     streamed: bool

@@ -176,8 +176,8 @@ def watch(
     Args:
         see: of a layer and a sequence: layer id, query, key and value rows and scaling, as
             `HeldOutRows.add`.
-        tick: told `(sequences done, sequences in all)`; where all go through a layer together, each
-            counts its share.
+        tick: called with `(sequences done, sequences in all)`; when all sequences go through a
+            layer together, each layer counts as its share of them.
 
     Raises:
         UnsupportedModel: attention that cannot be seen.

@@ -65,7 +65,7 @@ class CalibrationData:
             (`overlap.check_overlap`).
         overlaps_with: evaluation sets known to overlap.
         texts: the tokenized texts, held-out text included; for comparison only, never published.
-        notes: what the user should know, in sentences.
+        notes: remarks for the user, in sentences.
     """
 
     sequences: tuple[TokenIds, ...]

@@ -43,7 +43,7 @@ class TextSource:
         revision, split, license: of a dataset, where known.
         window: how many documents of a stream a seed shuffles; `None` for all.
         overlaps_with: the evaluation set that this is.
-        notes: what the user should know, in sentences.
+        notes: remarks for the user, in sentences.
     """
 
     streams: tuple[Iterable[Document], ...]

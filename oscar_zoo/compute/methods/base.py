@@ -80,7 +80,7 @@ class Method:
         variant: last part of the artifact's tag; `None` for the default method.
         needs: kinds of sums that it reads; empty for a method without data.
         estimators: ids of the matrices that it targets; `None` without data.
-        composition: how eigenvectors become matrices; `None` where that does not apply.
+        composition: how eigenvectors become matrices; `None` when that does not apply.
         fit: from moments with full coverage to transforms.
         tune: improves the result of `fit` with rows of the model, and calls its last argument with
             `(steps done, steps in all)`; `None` when the method reads only moments.

@@ -155,7 +155,7 @@ class _Meter:
 
 @dataclass(frozen=True)
 class _Bench:
-    """The model and the text that candidates are measured with."""
+    """Everything that candidates are measured with."""
 
     loaded: LoadedModel
     rows: HeldOutRows

@@ -81,7 +81,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Base:
-    """The model as it is; `recall` is `None` where it is not to be judged."""
+    """The model as it is; `recall` is `None` when it is not to be judged."""
 
     perplexity: Measurement
     recall: Measurement | None = None

@@ -90,8 +90,8 @@ class Recall:
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
         """Number of right answers and of all answers.
 
-        An answer is right when each of its tokens is predicted. Alternatively, both numbers count
-        tokens of answers.
+        An answer is right when each of its tokens is predicted. With the unit
+        `token`, both numbers count tokens of answers.
         """
         right = logits.argmax(-1).cpu() == prompt.ids[prompt.scored + 1]
         if self.unit == "token":

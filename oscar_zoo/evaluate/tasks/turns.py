@@ -24,7 +24,7 @@ behind it."""
 
 @dataclass(frozen=True)
 class Conversation:
-    """One turn: the user's message, and the right answer.
+    """The user's messages of a conversation, and the right answers.
 
     Attributes:
         says: token ids of every turn; the first holds the context.
