@@ -1,9 +1,9 @@
-"""The whole exception tree.
+"""Every exception that this library raises on purpose.
 
-Seven branches decide the exit code of the command line (`cli/main.py` maps them, a test walks the
-tree); leaves are named by what happened and carry a stable `code`. The wording lives here, in
-builders: cause, what was seen, what to do next. Verification outcomes are values, not exceptions
-(`artifact/outcome.py`).
+Six branches decide the exit code of the command line; `cli/main.py` maps them, and a test walks the
+tree. Each leaf is named by what happened and carries a stable `code`. The builders here word the
+messages: the cause, what was seen, and what to do next. Outcomes of verification are values, not
+exceptions (`artifact/outcome.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _ONLINE = "run it without --offline"
 class OscarZooError(Exception):
     """Base of every error this library raises on purpose.
 
-    No code decides anything by the words of `message` or `hint`: what a caller may want to know is
-    the class, the `code`, or data.
+    The words of `message` and `hint` are for people. A program decides by the class, the `code` and
+    the data.
 
     Args:
         message: one line, cause and value seen; no secrets.
@@ -66,7 +66,7 @@ class UsageError(OscarZooError, ValueError):
 
 
 class NotFoundError(OscarZooError, LookupError):
-    """Something named does not exist."""
+    """Something that was named does not exist."""
 
     code = "not_found"
 
@@ -90,7 +90,7 @@ class AccessError(OscarZooError, PermissionError):
 
 
 class ConflictError(OscarZooError):
-    """Something else already stands where this should be written."""
+    """Something else is already at the place where this should be written."""
 
     code = "conflict"
 
@@ -105,7 +105,7 @@ class UnsupportedModel(OscarZooError):
 
 
 class UnsupportedMachine(OscarZooError):
-    """A machine, or something installed on it, that what was asked for cannot run on."""
+    """This machine, or something installed on it, cannot run what was asked for."""
 
     code = "unsupported.machine"
 
@@ -114,7 +114,7 @@ class UnsupportedMachine(OscarZooError):
 
 
 class InvalidName(UsageError):
-    """A name, tag or digest outside the grammar of ARTIFACT names."""
+    """A name, tag or digest that does not follow the grammar of artifact names."""
 
     code = "usage.name"
 
@@ -134,7 +134,7 @@ class AmbiguousName(UsageError):
 
 
 class NotLocked(UsageError):
-    """Something that the lock file does not have, in locked mode."""
+    """In locked mode, something is needed that the lock file does not have."""
 
     code = "usage.locked"
 
@@ -191,7 +191,7 @@ class ServerNotFound(NotFoundError):
 
 
 class MissingDependency(OscarZooError):
-    """An optional library is needed and absent."""
+    """An optional library is needed and not installed."""
 
     code = "missing_dependency"
 
@@ -202,7 +202,7 @@ class MissingDependency(OscarZooError):
 
 
 class RepositoryNotFound(NotFoundError):
-    """A hub has no such repository, or hides it from this user."""
+    """A hub does not have the repository, or hides it from this user."""
 
     code = "not_found.repository"
 
@@ -249,7 +249,7 @@ class MalformedFile(IntegrityError, ValueError):
 
 
 class UnsupportedFormat(MalformedFile):
-    """A file of a kind we recognise and do not load; `reason` names the kind."""
+    """A file of a kind that is recognised but not loaded; `reason` names the kind."""
 
     code = "integrity.unsupported"
 
@@ -283,7 +283,7 @@ class VerificationFailed(IntegrityError):
 
 
 class RevisionGone(IntegrityError):
-    """The commit that a lock names no longer exists; there is no silent move to another one."""
+    """The commit that a lock names no longer exists. Another commit is never taken silently."""
 
     code = "integrity.revision_gone"
 
@@ -333,7 +333,7 @@ class HubTimeout(NetworkError, TimeoutError):
 
 
 class RateLimited(NetworkError):
-    """A hub asks to slow down."""
+    """A hub limits the rate of requests."""
 
     code = "network.rate_limited"
 
@@ -425,7 +425,7 @@ class StaleRevision(ConflictError):
 
 
 class OutputExists(ConflictError):
-    """The place for the result is taken."""
+    """Something else is at the place where the result should go."""
 
     code = "conflict.output"
 
@@ -467,7 +467,7 @@ class NotEnoughMemory(OscarZooError, MemoryError):
 
 
 class StorageError(OscarZooError, OSError):
-    """The local disk refused: full, read-only, wrong owner."""
+    """The local disk is full or read-only, or belongs to somebody else."""
 
     code = "storage"
 

@@ -1,1 +1,1 @@
-"""Places artifacts are kept, behind one protocol."""
+"""Places where artifacts are kept, behind one protocol."""

@@ -1,5 +1,5 @@
-"""A hub as people write it, `file:PATH`, `hf:ORG/REPO[@REVISION]` or `ms:ORG/REPO[@REVISION]`, and
-those configured."""
+"""Open hubs: one that people wrote as `file:PATH`, `hf:ORG/REPO[@REVISION]` or
+`ms:ORG/REPO[@REVISION]`, or those that are configured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a hub is: artifacts `<Model>/<tag>`, each a flat folder of files, beside an index and a
 model card.
 
-A hub moves bytes and lists them; it verifies nothing. Whoever fetches hashes what arrived. An
+A hub moves bytes and lists them; it verifies nothing. The caller hashes the bytes that arrive. An
 opened hub is one view: the first question pins a commit, and every later answer comes from that
 commit until `refresh`.
 """
@@ -27,8 +27,8 @@ MAX_ROOT_BYTES = 8 << 20
 class HubFile:
     """One file of an artifact as a hub lists it.
 
-    `sha256` is null where the hub does not tell; `git_oid` is the sha1 of the git blob, where the
-    hub tells that only.
+    `sha256` is `None` if the hub does not report it; `git_oid` is the sha1 of the git blob, if the
+    hub reports only that.
     """
 
     path: str
@@ -76,7 +76,7 @@ class Commit:
 
 
 class Hub(Protocol):
-    """A place artifacts are read from and published to.
+    """A place to read artifacts from and to publish them to.
 
     Every method that asks a hub over the network may raise `NetworkError` (it did not answer;
     another hub may be asked), `AccessError` (it refused; no other hub may be asked) or

@@ -1,8 +1,8 @@
-"""Use case: a stored artifact -> plain files in a project folder, in the layout of the public
-rotation hub.
+"""Copy a stored artifact to plain files in a project folder, in the layout of the public rotation
+hub.
 
-`<folder>/<Model>/<tag>/` holds copies, never links into the store, so that whatever happens to them
-there cannot touch it. The scripts of the OSCAR authors take that folder as `ROT_DIR`.
+`<folder>/<Model>/<tag>/` holds copies, never links into the store, so changes to them cannot damage
+the store. The scripts of the OSCAR authors take that folder as `ROT_DIR`.
 """
 
 from __future__ import annotations

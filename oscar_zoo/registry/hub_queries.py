@@ -1,5 +1,5 @@
-"""Hubs as `list` and `info` look at them: all at once, each with little time, and never a failure
-of one for all."""
+"""Look at several hubs at once, for `list` and `info`. Each hub has little time, and a hub that
+fails does not stop the others."""
 
 from __future__ import annotations
 

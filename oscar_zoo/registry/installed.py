@@ -1,4 +1,4 @@
-"""Names that mean an artifact already in the local store: the same grammar as on a hub, no hub
+"""Find what a name means in the local store. Names follow the same rules as on a hub, and no hub is
 asked."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Use case: artifacts of one hub -> the same bytes on another, each verified first, both listings
-compared at the end.
+"""Copy artifacts from one hub to another, byte for byte.
 
-What the source's index says about an artifact (status, scores, aliases) goes along, and where it
-came from.
+Each artifact is verified before it is written, and the listings of both hubs are compared at the
+end. What the source's index says about an artifact (status, scores, aliases, origin) is copied
+too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Use case: a verified folder -> one new version on a hub, in one commit, read back and tagged.
+"""Publish a verified folder as one new version on a hub: one commit, which is read back and tagged.
 
-A version never changes: the same content again is success, other content under the same id is
-refused. The commit is the truth; index entry, card and tag can be repaired by publishing the same
-folder again.
+A version never changes. Publishing the same content again succeeds, and other content under the
+same id is refused. The commit counts: if the index entry, the card or the tag is missing,
+publishing the same folder again repairs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Use case: an artifact of the first hub that has it -> a verified entry of the store.
+"""Fetch an artifact from the first hub that has it, verify it and put it into the store.
 
-Every file is hashed as it arrives and again whenever it is used. Bytes that fail verification, or
-that break a promise (see `trust`), never reach the store. What the project's lock names and the
-store has costs no request.
+Every file is hashed when it arrives and again whenever it is used. Bytes that fail verification, or
+that break a promise (see `trust`), never reach the store. An artifact that the project's lock names
+and the store has costs no request.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.errors import (
-    ArtifactNotAsked,
     DigestMismatchError,
-    IntegrityError,
     MalformedFile,
     NetworkError,
     NotFoundError,
     NotLocked,
     OfflineError,
-    OscarZooError,
     RevisionGone,
     RevisionNotFound,
 )
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.failover import first_answer, own_zoo
+from oscar_zoo.registry.failover import first_answer
 from oscar_zoo.registry.fetch import fetch_files, refuse, verify_payload
 from oscar_zoo.registry.index import Index, IndexFile
 from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.pins import Pin
+from oscar_zoo.registry.pull_errors import explained
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.resolve import find
 from oscar_zoo.registry.store import EntryOrigin, Store, StoredArtifact
@@ -48,8 +46,6 @@ __all__ = ["PullResult", "plan", "pull", "refuse", "verify_stored"]
 
 T = TypeVar("T")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHOWN = 3
-"""Names that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,9 @@ def pull(
                 told = (*status, *(warning for warning in result.warnings if warning not in status))
                 result = replace(result, warnings=told)
         except (NetworkError, NotFoundError) as error:
-            raise job.explained(error, offline=offline) from error.__cause__
+            raise explained(
+                error, job.reference, store, job.hubs, job.catalog, offline=offline
+            ) from error.__cause__
     return replace(result, notes=notes)
 
 
@@ -208,44 +206,6 @@ class _Job:
             return None
         stored = _open_intact(self.store, record)
         return None if stored is None else _present(stored, stored.record.source)
-
-    def explained(self, error: OscarZooError, *, offline: bool = False) -> OscarZooError:
-        """`error` of hubs that could not help, in view of the copy that is here: intact, damaged,
-        or none."""
-        record = find_installed(self.reference, self.store, self.catalog)
-        if record is None:
-            return self._missing(error, offline)
-        try:
-            self.store.open(record.digest, record.id)
-        except IntegrityError as damage:
-            damage.advise(f"it could not be fetched again: {error.message}")
-            return damage
-        if isinstance(error, NetworkError):
-            again = f"oscar-zoo pull {self.reference} --offline"
-            error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
-        return error
-
-    def _missing(self, error: OscarZooError, offline: bool) -> OscarZooError:
-        """`error` about something that is not here, beginning with that; and what is here, or was
-        meant."""
-        name, known = str(self.reference), self.catalog.recipe(self.reference.name) is not None
-        if offline and known and all(hub.name == own_zoo() for hub in self.hubs):
-            if not isinstance(error, OfflineError):
-                error = ArtifactNotAsked.for_name(name)
-        elif not isinstance(error, NetworkError):
-            return error
-        there = sorted({record.id.reference for record in self.store.installed()})
-        more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
-        here = (
-            f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "nothing is installed yet"
-        )
-        if offline:
-            error.advice = "; ".join(filter(None, (error.advice, here)))
-            return error
-        error.message = f"{name} is not on this machine and could not be fetched: {error.message}"
-        error.args = (error.message,)
-        error.advice = here if error.suggestions else f"check the network; {here}"
-        return error
 
     def remember_copy(self, record: Record) -> None:
         """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""

@@ -1,7 +1,6 @@
-"""Use case: an artifact of a hub is yanked, deprecated or offered again; only the index (and the
-card) change.
+"""Yank or deprecate an artifact of a hub, or offer it again; only the index and the card change.
 
-The bytes stay: a yanked version is no longer found by name, and still served by its exact digest.
+The bytes stay. A yanked version is no longer found by name, but its exact digest still finds it.
 """
 
 from __future__ import annotations

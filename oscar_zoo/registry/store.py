@@ -186,8 +186,8 @@ class Store:
 
     @contextlib.contextmanager
     def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
-        """Take back the blobs of an entry that could not be stored: a full disk would keep them for
-        nobody."""
+        """Remove the blobs of an entry that could not be stored: nothing links them, and the disk
+        may be full."""
         try:
             yield
         except BaseException:

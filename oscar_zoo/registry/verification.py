@@ -1,5 +1,4 @@
-"""`verify` of paths and of names in the store: what the command line and `oscar_zoo.verify`
-share."""
+"""Verify what lies at a path, or what a name means in the local store."""
 
 from __future__ import annotations
 
@@ -160,7 +159,7 @@ def existing_path(path: Path) -> Path:
 
 
 def suggest_path(place: Path, error: OscarZooError) -> None:
-    """Let `error` of a name that is not known ask whether `place` was meant."""
+    """Let `error`, about an unknown name, ask whether `place` was meant."""
     kind = "folder" if place.is_dir() else "file"
     error.advise()
     error.suggestions = (SuggestedPath(path_text(place), kind),)

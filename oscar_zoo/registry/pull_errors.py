@@ -1,0 +1,94 @@
+"""What an error of hubs that could not help means for an artifact, in view of the copy in the
+store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.errors import (
+    ArtifactNotAsked,
+    IntegrityError,
+    NetworkError,
+    OfflineError,
+    OscarZooError,
+)
+from oscar_zoo.hubs.base import Hub
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.failover import own_zoo
+from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.store import Store
+
+_SHOWN = 3
+"""How many installed names an error lists."""
+
+
+def explained(
+    error: OscarZooError,
+    reference: Reference,
+    store: Store,
+    hubs: Sequence[Hub],
+    catalog: Catalog,
+    *,
+    offline: bool,
+) -> OscarZooError:
+    """`error` with what the user can do: use the copy in the store, or fetch it again.
+
+    Args:
+        error: what the hubs said.
+        reference: what was asked for.
+        store: where a copy may be.
+        hubs: which hubs were asked.
+        catalog: which names are known.
+        offline: whether no hub could be asked over the network.
+
+    Returns:
+        The same error with other advice, or the error that says what is wrong with the copy.
+    """
+    record = find_installed(reference, store, catalog)
+    if record is None:
+        return _missing(error, reference, store, hubs, catalog, offline=offline)
+    try:
+        store.open(record.digest, record.id)
+    except IntegrityError as damage:
+        damage.advise(f"it could not be fetched again: {error.message}")
+        return damage
+    if isinstance(error, NetworkError):
+        again = f"oscar-zoo pull {reference} --offline"
+        error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
+    return error
+
+
+def _missing(
+    error: OscarZooError,
+    reference: Reference,
+    store: Store,
+    hubs: Sequence[Hub],
+    catalog: Catalog,
+    *,
+    offline: bool,
+) -> OscarZooError:
+    """`error` about an artifact that is not here. Its message begins with that, and its advice
+    lists what is installed."""
+    known = catalog.recipe(reference.name) is not None
+    if offline and known and all(hub.name == own_zoo() for hub in hubs):
+        if not isinstance(error, OfflineError):
+            error = ArtifactNotAsked.for_name(str(reference))
+    elif not isinstance(error, NetworkError):
+        return error
+    here = _installed(store)
+    if offline:
+        error.advice = "; ".join(filter(None, (error.advice, here)))
+        return error
+    error.message = f"{reference} is not on this machine and could not be fetched: {error.message}"
+    error.args = (error.message,)
+    error.advice = here if error.suggestions else f"check the network; {here}"
+    return error
+
+
+def _installed(store: Store) -> str:
+    there = sorted({record.id.reference for record in store.installed()})
+    if not there:
+        return "nothing is installed yet"
+    more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
+    return f"installed: {', '.join(there[:_SHOWN])}{more}"

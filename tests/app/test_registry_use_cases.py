@@ -1,0 +1,132 @@
+"""The use cases around the registry: typed requests in, typed results out, nothing printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hub_folders import HARD, hub_with
+from tiny_artifacts import artifact_files, write_folder
+
+import oscar_zoo
+from oscar_zoo.app.artifacts import open_artifact
+from oscar_zoo.app.browse import ListRequest, describe, list_artifacts
+from oscar_zoo.app.cache import check, remove, stored
+from oscar_zoo.app.progress import SILENT
+from oscar_zoo.app.publish import PublishRequest, publish_all
+from oscar_zoo.app.pull import pull_all
+from oscar_zoo.app.pull_request import Offered, Pulled, PullRequest
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import parse, parse_name, parse_named
+from oscar_zoo.app.verify import VerifyRequest, verify_all
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.errors import ArtifactNotFound, OutputExists, UsageError
+
+
+@pytest.fixture(autouse=True)
+def prints_nothing(capfd: pytest.CaptureFixture[str]) -> object:
+    yield
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    return Sources(f"file:{hub.root}")
+
+
+def test_pull_gives_one_result_per_target_in_order(sources: Sources, tmp_path: Path) -> None:
+    targets = tuple(map(parse_named, ("nowhere", HARD.model, "nowhere")))
+    offered = pull_all(PullRequest(targets, sources, dry_run=True)).results[1]
+    assert isinstance(offered, Offered) and len(offered.files) == 2
+    assert not offered.already_present and stored().records == ()
+    report = pull_all(PullRequest(targets, sources, output=tmp_path / "out"))
+    assert len(report.results) == 2  # a target that is named twice is pulled once
+    missing, pulled = report.results
+    assert isinstance(missing, ArtifactNotFound) and isinstance(pulled, Pulled)
+    assert pulled.output == tmp_path / "out" / HARD.model / HARD.tag and report.new_lock is None
+    again = pull_all(PullRequest((), sources, everything=True)).results
+    assert len(again) == 1 and isinstance(again[0], Pulled) and again[0].result.already_present
+
+
+def test_a_pull_that_contradicts_itself_is_refused(sources: Sources) -> None:
+    with pytest.raises(UsageError, match="name artifacts"):
+        pull_all(PullRequest((), sources))
+    target = parse_named(HARD.model)
+    with pytest.raises(UsageError, match="--locked needs the lock"):
+        pull_all(PullRequest((target,), sources, lock=False, locked=True))
+
+
+def test_python_pulls_into_a_folder_and_hears_of_bytes(sources: Sources, tmp_path: Path) -> None:
+    heard: dict[str, int] = {}
+
+    def progress(file: str, done: int, total: int) -> None:
+        heard[file] = done
+
+    artifact = oscar_zoo.pull(
+        HARD.model, hubs=list(sources.named), output=tmp_path / "out", progress=progress
+    )
+    assert artifact.id == str(HARD) and artifact.path == tmp_path / "out" / HARD.model / HARD.tag
+    assert set(artifact.files) - {"oscar.json"} == set(heard)
+    (artifact.path / "oscar.json").write_text("{}")
+    with pytest.raises(OutputExists):
+        oscar_zoo.pull(HARD.model, hubs=list(sources.named), output=tmp_path / "out")
+
+
+def test_an_artifact_is_one_type_wherever_it_comes_from(sources: Sources, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", artifact_files())
+    from_folder = open_artifact(parse(folder), Sources(), SILENT)
+    from_hub = open_artifact(parse(HARD.reference), sources, SILENT)
+    assert (from_folder.label, from_folder.digest) == (from_hub.label, from_hub.digest)
+    assert (from_folder.installed, from_hub.installed) == (False, True)
+    assert from_folder.hub is None and from_hub.hub == sources.named[0]
+    assert isinstance(from_folder.verified, Verified) and from_hub.verified.k is not None
+    (listed,) = oscar_zoo.installed(HARD.model)
+    assert listed.outcome is None and listed.verified.digest == from_hub.digest
+    assert len(listed.rotations()) == 2
+
+
+def test_verify_gives_values(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tree" / "one", artifact_files())
+    write_folder(tmp_path / "tree" / "two", artifact_files(seed=1))
+    results = verify_all(VerifyRequest((parse(tmp_path / "tree"),)))
+    assert [isinstance(checked.outcome, Verified) for checked in results] == [True, True]
+    with pytest.raises(UsageError, match="--digest goes with exactly one"):
+        verify_all(VerifyRequest((parse(folder), parse(folder)), digest="0" * 64))
+
+
+def test_a_later_hub_that_fails_leaves_what_was_done(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "out", artifact_files())
+    (tmp_path / "first").mkdir()
+    hubs = (f"file:{tmp_path}/first", f"file:{tmp_path}/missing")
+    report = publish_all(PublishRequest(folder, hubs))
+    assert [written.hub for written in report.done] == [hubs[0]] and report.error is not None
+    with pytest.raises(type(report.error)):
+        publish_all(PublishRequest(folder, hubs[1:]))
+
+
+def test_the_store_is_listed_checked_and_emptied(sources: Sources) -> None:
+    pull_all(PullRequest((parse_named(HARD.model),), sources))
+    (record,) = stored().records
+    assert [found.problem for found in check()] == [None]
+    blob = next(path for path in record.path.iterdir() if path.suffix == ".pt")
+    blob.chmod(0o644)
+    blob.write_bytes(b"x")
+    (found,) = check()
+    assert found.problem and found.repair == f"oscar-zoo pull {HARD.reference}"
+    with pytest.raises(ArtifactNotFound):
+        remove([parse_name(HARD.model), parse_name("nowhere")])
+    assert len(remove([parse_name(HARD.model)])) == 1 and stored().records == ()
+
+
+def test_what_is_known_is_typed(sources: Sources) -> None:
+    listing = list_artifacts(ListRequest(sources))
+    assert [row["id"] for row in listing.rows] == [str(HARD)] and listing.unreachable == ()
+    assert list_artifacts(ListRequest(sources, installed=True)).rows == ()
+    assert list_artifacts(ListRequest(sources, model="qwen3-9b")).close
+    found = describe(parse_name(HARD.model), sources, gpu_memory=24 * 10**9)
+    assert [offer.id for offer in found.offered] == [HARD] and found.installed == ()
+    assert [manifest.artifact_id for manifest in found.manifests] == [HARD]
+    with pytest.raises(ArtifactNotFound) as caught:
+        describe(parse_name("tiny-qwen3-hart"), sources)
+    assert HARD.model in caught.value.suggestions
