@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
@@ -84,3 +86,12 @@ def both_sides(artifact: Artifact) -> tuple[RotationSet, RotationSet]:
             hint="give the folder that holds both",
         )
     return k, v
+
+
+def model_argument(model: str) -> str:
+    """A model for another command line: a folder as a path, else its name."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return quote(model)
+    text = path_text(path)
+    return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")

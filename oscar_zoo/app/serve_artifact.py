@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from oscar_zoo.app import targets
+from oscar_zoo.app.artifact_model import model_argument
 from oscar_zoo.app.artifacts import Artifact, open_artifact, open_reference
 from oscar_zoo.app.compute_plan import (
     ComputeWish,
@@ -59,7 +60,7 @@ def open_to_serve(
         ask = wish.ask and isinstance(error, ArtifactNotFound)
         plan = plan_computing(choice, wish, error, observer) if wish.compute or ask else None
         if plan is None or not (wish.compute or observer.confirm(plan.question)):
-            at = "" if model is None else f" --model {_model_argument(model)}"
+            at = "" if model is None else f" --model {model_argument(model)}"
             command = compute_command("serve", target.text) + at
             raise refusal(error, command, choice) from None
     made = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)
@@ -92,12 +93,3 @@ def _one_of_tree(target: Target, model: str | None, observer: Observer) -> Targe
         raise UsageError(f"{target} holds {len(found)} artifacts.", hint=hint)
     wanted = model if Path(model).is_dir() else targets.parse_model(model, observer).model_id
     return replace(target, path=artifact_of_model(target.path, wanted))
-
-
-def _model_argument(model: str) -> str:
-    """A model for another command line: a folder as a path, else its name."""
-    path = Path(model).expanduser()
-    if not path.is_dir():
-        return quote(model)
-    text = path_text(path)
-    return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")

@@ -1,8 +1,7 @@
-"""A model without weights and an artifact without data: enough to measure speed, worthless for
-anything else.
+"""A model without weights and an artifact without data, for measurements of speed.
 
-Neither cache looks at the numbers it holds, so tokens take as long with random weights and any
-orthogonal rotation as with trained ones; only experts of a mixture are loaded more evenly.
+The time per token does not depend on the numbers in the cache, so random weights and any orthogonal
+rotation are as good as trained ones. One thing differs: experts of a mixture get equal load.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from oscar_zoo.models import config_file
 from oscar_zoo.registry.recipe import ModelRecipe
 
 ROOM = 128
-"""Positions beyond the longest request; SGLang keeps a few for itself."""
+"""Positions beyond the longest request, because SGLang keeps a few for itself."""
 
 
 def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
     """A `config.json` with the shapes of a model of the zoo.
 
     Raises:
-        UsageError: the zoo does not know them all.
+        UsageError: the zoo does not know all shapes.
     """
     shapes, cache = recipe.weights, recipe.geometry
     if shapes is None:

@@ -1,9 +1,8 @@
-"""Many streaming clients at once, of which some hang up in the middle: what they ask, and what
-became of it.
+"""Many streaming clients at once, some of which hang up: their requests, and the outcomes.
 
 A client sends one request after the other until time is over. Prompts are random tokens; most begin
 with one of a few shared prefixes, cut anywhere, so that the prefix cache is hit at every length.
-Clients are threads: they wait nearly all of their time.
+Clients are threads, because they wait nearly all of their time.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from oscar_zoo.evaluate.server_client import ServerClient
 
 PREFIXES = 8
 FRESH_SHARE = 0.1
-"""Of the prompts that share nothing."""
+"""Share of the prompts that have no shared prefix."""
 MOST_MESSAGES = 20
-"""Different errors that are kept."""
+"""Number of different errors that are kept."""
 END = b"data: [DONE]"
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients do.
+    """What the clients do.
 
     Attributes:
-        clients: at the same time.
-        seconds: how long they begin new requests.
+        clients: number of clients at the same time.
+        seconds: how long they start new requests.
         longest: tokens of the longest prompt.
-        new_tokens: that the longest answer has.
+        new_tokens: tokens of the longest completion.
         aborts: share of the requests whose client hangs up.
         vocabulary: token ids below this one are sent; every model has as many.
         seed: the same seed gives the same requests, though not the same timing.

@@ -1,5 +1,4 @@
-"""Memory of a server while it works: of its processes, and of the GPUs. Linux only, as servers
-are."""
+"""Memory of a server while it works: of its processes and of the GPUs. Linux only."""
 
 from __future__ import annotations
 
@@ -16,15 +15,19 @@ from oscar_zoo.models import nvidia_smi
 
 PROC = Path("/proc")
 PAUSE = 1.0
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes over a run: medians of a stretch in its middle and of its last part, and the most ever
-    seen.
+    """Bytes in use over a run.
 
-    A server still fills its caches in the first third, which is left out.
+    The first third is left out, because a server still fills its caches then.
+
+    Attributes:
+        early: median of a stretch in the middle.
+        late: median of the last part.
+        peak: maximum.
     """
 
     early: int
@@ -33,12 +36,12 @@ class Usage:
 
     @property
     def growth(self) -> int:
-        """Bytes by which the end is above the middle."""
+        """Bytes that the end is above the middle."""
         return self.late - self.early
 
 
 def usage(samples: Sequence[int]) -> Usage | None:
-    """From equally spaced `samples`; `None` without any."""
+    """The usage that equally spaced `samples` show, or `None` without samples."""
     if not samples:
         return None
     n = len(samples)
@@ -58,21 +61,21 @@ def group_memory(group: int, proc: Path = PROC) -> int:
 
 
 def gpu_memory(numbers: range) -> int | None:
-    """Bytes in use on the GPUs with these numbers, by the driver's own tool; `None` without them.
+    """Bytes in use on the GPUs with these numbers, as `nvidia-smi` says; `None` without them.
 
-    Whoever uses them is counted; other GPUs, which other programs may have, are not.
+    All users of these GPUs are counted.
     """
     found = nvidia_smi.visible(nvidia_smi.gpus())[numbers.start : numbers.stop]
     return sum(gpu.memory - gpu.free for gpu in found) if found else None
 
 
 class Watch:
-    """Looks at a server's memory in a thread of its own while the block runs.
+    """Samples the memory of a server in a thread while the block runs.
 
     Args:
         group: process group of the server.
-        gpus: numbers of those it runs on.
-        pause: seconds between two looks.
+        gpus: numbers of the GPUs that it runs on.
+        pause: seconds between two samples.
     """
 
     def __init__(self, group: int, gpus: range = range(0), pause: float = PAUSE) -> None:
@@ -84,12 +87,12 @@ class Watch:
 
     @property
     def host(self) -> Usage | None:
-        """Of the processes."""
+        """Memory of the processes."""
         return usage(self._host)
 
     @property
     def gpu(self) -> Usage | None:
-        """Of its GPUs; `None` where there are none."""
+        """Memory of the GPUs, or `None` without GPUs."""
         return usage(self._gpu)
 
     def __enter__(self) -> Watch:

@@ -1,8 +1,8 @@
 """A server under load, from its first request to its end: what is measured, and what must hold.
 
-Requests fail only where their client hung up; memory is flat; all token slots are free again
-afterwards; answers are what they were before; and SIGTERM lets running requests finish, turns new
-ones away, and ends the server in time.
+Only requests whose client hung up may fail. Memory must not grow, all token slots must be free
+afterwards, and the same prompts must have the same completions as before. SIGTERM must let running
+requests finish, turn new ones away, and end the server in time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from oscar_zoo.evaluate.server_client import ServerClient
 
 SCHEMA = "oscar-zoo.bench-load/1"
 SETTLE = 120.0
-"""Seconds in which requests of clients that are gone must have ended."""
+"""Seconds after which no request of a client that is gone may still run."""
 DRAINED = 16
-"""Requests that run when the server is told to end, at most."""
+"""Maximum number of requests that run when the server is told to end."""
 PAUSE, VISIT = 0.2, 1.0
-"""Seconds between two tries, and from SIGTERM to somebody who did not hear of it."""
+"""Seconds between two tries, and from SIGTERM to the visit of a client that does not know it."""
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """What is still fine.
+    """What is allowed.
 
     Attributes:
         growth: bytes that processes, and GPUs, may take more at the end than in the middle.
@@ -46,16 +46,16 @@ class LoadLimits:
 
 @dataclass(frozen=True)
 class Drain:
-    """After SIGTERM.
+    """What happened after SIGTERM.
 
     Attributes:
-        running: requests that ran then.
-        finished: those of them that got all their tokens.
+        running: requests that ran at that time.
+        finished: how many of them got all their tokens.
         seconds: until the server was gone, or the limit.
-        ended: whether it was gone.
+        ended: whether the server was gone.
         status: how it ended, in words.
-        turned_away: whether `/health` told others to stay away.
-        late_request: what became of a request that came then.
+        turned_away: whether `/health` was no longer healthy.
+        late_request: what happened to a request that came later.
     """
 
     running: int
@@ -85,7 +85,7 @@ class LoadReport:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What does not hold, a line each."""
+        """Everything that did not hold, one line each."""
         wrong = [
             f"{count} requests failed: {message}"
             for message, count in self.tally.errors.most_common()
@@ -121,7 +121,7 @@ class LoadReport:
         return wrong
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the schema's name."""
+        """The whole report in plain values, with the name of its schema."""
         tally, firsts = self.tally, self.tally.first_token_s
         return {
             "schema": SCHEMA,
@@ -145,8 +145,8 @@ class LoadReport:
 
 
 FINE_ENDS = ("status 0", "killed by SIGKILL")
-"""SGLang 0.5.17 ends itself with SIGKILL when it has drained; that requests finished is seen by
-their clients."""
+"""SGLang 0.5.17 ends itself with SIGKILL when it has drained. The clients see whether their
+requests finished."""
 
 
 def measure(
@@ -162,11 +162,11 @@ def measure(
 
     Args:
         child: the server; it is gone afterwards, unless it did not end in time.
-        client: of the same server, which nobody else uses.
-        gpus: numbers of those it runs on.
+        client: a client of the server, which nobody else uses.
+        gpus: numbers of the GPUs that it runs on.
 
     Raises:
-        ServerFailed: it stopped answering.
+        ServerFailed: the server stopped answering.
     """
     calls = load_clients.probes(load)
     answers = [_alone(client, call) for call in calls]
@@ -197,14 +197,13 @@ def _tell(progress: Progress, tally: Tally, seconds: float, load: Load) -> None:
 
 
 def _alone(client: ServerClient, call: ClientCall) -> tuple[int, ...]:
-    """The likeliest answer, with nothing to reuse and nobody else in the batch."""
+    """The greedy completion, with an empty prefix cache and nothing else in the batch."""
     client.flush()
     return client.generate(call.prompt, call.new_tokens).ids
 
 
 def _free_when_idle(client: ServerClient) -> tuple[int, ...] | None:
-    """Free tokens with an empty prefix cache, once nothing runs any more; `None` when that does not
-    come."""
+    """Free tokens with an empty prefix cache once nothing runs; `None` if something still runs."""
     deadline = time.monotonic() + SETTLE
     while True:
         try:
@@ -217,7 +216,7 @@ def _free_when_idle(client: ServerClient) -> tuple[int, ...] | None:
 
 
 def _drain(child: Server, client: ServerClient, load: Load, limits: LoadLimits) -> Drain:
-    """SIGTERM while requests run and one more comes."""
+    """Send SIGTERM while requests run, and one more request later."""
     outcomes: list[Outcome] = []
     number = min(load.clients, DRAINED)
     ready = threading.Semaphore(0)
@@ -255,7 +254,7 @@ def _drain(child: Server, client: ServerClient, load: Load, limits: LoadLimits) 
 
 
 def _visit(client: ServerClient, seen: list[str]) -> None:
-    """What somebody finds who comes after SIGTERM."""
+    """Ask the server after SIGTERM as a client that does not know of it."""
     time.sleep(VISIT)
     seen.append("healthy" if client.healthy() else "turned away")
     outcome = load_clients.call(client, ClientCall((11, 12, 13), 1))

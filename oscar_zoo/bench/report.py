@@ -24,13 +24,13 @@ class Report:
     """Both sides over the same cases.
 
     Attributes:
-        model: that was measured.
+        model: name of the model.
         random_weights: whether its weights were random.
         artifact: label and digest of the rotations of the INT2 side.
         device: name of the machine's GPU, or `CPU`.
         new_tokens: of every request.
-        cases: in order.
-        sides: results by cache, in the order they ran.
+        cases: the cases in order.
+        sides: results by cache, in the order in which they ran.
         bulk: the job after the cases, or `None`.
         stopped: the signal that ended it early, `SIGINT` or `SIGTERM`.
     """
@@ -47,7 +47,7 @@ class Report:
 
     @property
     def not_compared(self) -> str | None:
-        """Why there are no ratios, or `None` where there are."""
+        """Why the report has no ratios, or `None` if it has."""
         return NO_RATIO if self.device == "CPU" else None
 
     @property
@@ -57,7 +57,7 @@ class Report:
 
     @property
     def capacity_ratio(self) -> float | None:
-        """How many times the tokens of BF16 the INT2 cache holds."""
+        """Tokens in the INT2 cache per token in the BF16 cache."""
         bf16, int2 = (
             getattr(self.sides.get(cache), "capacity", None) for cache in ("bf16", "int2")
         )
@@ -69,7 +69,7 @@ class Report:
         return "not measured" if result is None else result.refused
 
     def speedup(self, case: Case) -> float | None:
-        """How many times as fast as BF16 one decode step of INT2 is."""
+        """Time of one decode step with BF16 over the time with INT2."""
         bf16, int2 = self._result("bf16", case), self._result("int2", case)
         slow, fast = _number(bf16, "ms_per_token"), _number(int2, "ms_per_token")
         return self._ratio(slow, fast)
@@ -81,22 +81,22 @@ class Report:
         return turns[number] if number < len(turns) else None
 
     def job_seconds(self, cache: Cache) -> float | None:
-        """How long the job took, all turns; `None` when it was not measured."""
+        """Seconds of all turns of the job, or `None` when it was not measured."""
         side = self.sides.get(cache)
         return None if side is None or side.bulk is None else side.bulk.seconds
 
     @property
     def job_speedup(self) -> float | None:
-        """How many times the throughput of BF16 INT2 has over the job."""
+        """Throughput of INT2 over the throughput of BF16 in the whole job."""
         return self._ratio(self.job_seconds("bf16"), self.job_seconds("int2"))
 
     def turn_speedup(self, number: int) -> float | None:
-        """The same for one turn of it."""
+        """The same for one turn of the job."""
         bf16, int2 = self.turn("bf16", number), self.turn("int2", number)
         return self._ratio(bf16.seconds, int2.seconds) if bf16 and int2 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the schema's name."""
+        """The whole report, with the name of its schema."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -115,7 +115,7 @@ class Report:
         }
 
     def to_csv(self) -> str:
-        """One line per side and case; numbers in full, empty where there is none."""
+        """One line per side and case; a missing number is empty."""
         stream = io.StringIO()
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -140,7 +140,7 @@ class Report:
         return stream.getvalue()
 
     def _ratio(self, above: float | None, below: float | None) -> float | None:
-        """`above / below` where both were measured and the machine says something about INT2."""
+        """`above / below`, if both were measured and the machine can be compared."""
         return above / below if above and below and self.not_compared is None else None
 
     def _result(self, cache: Cache, case: Case) -> CaseResult | None:

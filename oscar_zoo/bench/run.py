@@ -1,8 +1,7 @@
-"""One side of the comparison: start its engine, follow the news, keep what was measured, leave
-nothing behind.
+"""One side of a comparison: start its engine, read its news, and keep what was measured.
 
-A side that fails keeps the cases it had and says in one line why it ended. Signals, the process
-group and a parent that is killed are `server.running`'s business.
+A side that fails keeps the cases it measured and says in one line why it ended. `server.running`
+handles signals, the process group and a parent that is killed.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from oscar_zoo.errors import ServerFailed
 
 POLL_SECONDS = 0.1
 Progress = Callable[[int, int, str], None]
-"""Called with (tokens done, tokens in all, what is being done); a total of 0 is work of unknown
-length."""
+"""Called with the tokens done, the tokens in all and what is done; a total of 0 means unknown."""
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What came of one case: `figures`, or `refused` with the cause for which this engine cannot
-    run it."""
+    """The result of one case: `figures`, or `refused` with the reason why this engine cannot run
+    it."""
 
     case: Case
     figures: Figures | None = None
@@ -38,8 +36,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """One turn of the bulk: how long it took, and the share of its prompts that came from the
-    prefix cache."""
+    """One turn of the bulk: its seconds, and the share of its prompts from the prefix cache."""
 
     seconds: float
     reused: float
@@ -47,29 +44,29 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class BulkResult:
-    """What came of the bulk: every one of its `turns`, or `refused` with the cause."""
+    """The result of the bulk: all of its `turns`, or `refused` with the reason."""
 
     turns: tuple[TurnResult, ...] = ()
     refused: str | None = None
 
     @property
     def seconds(self) -> float | None:
-        """Of all turns; `None` when it was refused."""
+        """Seconds of all turns, or `None` when the bulk was refused."""
         return sum(turn.seconds for turn in self.turns) if self.turns else None
 
 
 @dataclass
 class SideResult:
-    """What came of one side; without `error` it holds every case of the job.
+    """The result of one side; without `error` it holds every case of the job.
 
     Attributes:
         up_s: seconds until the engine was ready.
-        capacity: tokens its cache holds, as the engine reports.
-        sglang: its version.
+        capacity: tokens that its cache holds, as the engine reports.
+        sglang: version of SGLang.
         engine: settings in force, as text.
-        cases: in the order of the job.
-        bulk: of the job that has one.
-        error: why it ended early, one line without a full stop.
+        cases: results in the order of the job.
+        bulk: result of the bulk, if the job has one.
+        error: why the side ended early, in one line without a full stop.
     """
 
     up_s: float | None = None
@@ -107,11 +104,11 @@ def measure(
         job: its `news` file is read here.
         log: gets everything the child prints.
         limit: seconds for the start, and then for each case.
-        progress: told often.
-        into: filled as results come, so that they outlive Ctrl-C and SIGTERM.
+        progress: called often.
+        into: filled as results arrive, so that they survive Ctrl-C and SIGTERM.
 
     Returns:
-        What was measured; failures are in it. `into`, where it is given.
+        What was measured, failures included; `into`, if it is given.
 
     Raises:
         KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM; the child is gone, and `into` says what
@@ -146,14 +143,14 @@ def measure(
         result.error = error.message.rstrip(".")
         return result
     except (KeyboardInterrupt, SystemExit):
-        for item in news:  # what it said after the last look
+        for item in news:  # written since the last read
             _take(item, result)
         result.error = f"{_doing(result, job)} was interrupted"
         raise
 
 
 def _take(item: dict[str, Any], result: SideResult) -> bool:
-    """Put one piece of news into `result`; whether it ends the time of something."""
+    """Put one item of news into `result`; return whether a timed step ended with it."""
     if "up" in item:
         result.up_s, result.capacity = float(item["up"]), int(item["capacity"])
         result.sglang, result.engine = item["sglang"], item["engine"]
@@ -185,7 +182,7 @@ def _doing(result: SideResult, job: OfflineJob) -> str:
 
 
 class _News:
-    """Whole lines of a growing file, each once; iterating ends at the present end."""
+    """The complete lines of a growing file, each once; an iteration ends at its current end."""
 
     def __init__(self, path: Path) -> None:
         path.touch()

@@ -1,9 +1,8 @@
-"""The two engines of a comparison as command lines: the same model, prompts and flags, another
-cache. Pure.
+"""The two engines of a comparison as command lines: only the cache differs. Pure.
 
 Prompts are random token ids, so neither side loads a tokenizer, and the prefix cache is off: every
-prompt is computed. A run with conversations has it, and the order of requests that finds most in a
-cache too small for all of them.
+prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
+in a cache that is too small for all of them.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ REFUSED_FLAGS = {
     "--revision": "use oscar-zoo bench serve --revision",
 }
 ORDERED = 128
-"""Waiting requests that SGLang orders by what the prefix cache has of them, at most."""
+"""Maximum number of waiting requests that SGLang orders by their cached prefixes."""
 BASELINE_ROWS = 256
-"""Requests of a job that the BF16 side runs at a time: its rows cost next to nothing."""
+"""Concurrent requests of a job on the BF16 side, whose rows cost almost no memory."""
 NO_PLUGIN = "none"
 """Value of SGLANG_PLUGINS that names no plugin: the BF16 side is stock SGLang alone."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """What both sides share, and what the INT2 side needs.
+    """What both sides share, and what only the INT2 side needs.
 
     Attributes:
         model: local folder or Hugging Face id.
@@ -56,10 +55,10 @@ class Engines:
         device: `cuda` or `cpu`.
         baseline: attention backend of the BF16 side.
         kernels: private folder of compiled kernels.
-        cases: to be measured.
-        new_tokens: that every request generates.
-        requests: that run at a time, or as many as the largest case has.
-        port: a free one; engines take the ports of their workers from its neighbourhood.
+        cases: the cases to measure.
+        new_tokens: tokens that every request generates.
+        requests: number of concurrent requests, unless the largest case has more.
+        port: a free port; engines take the ports of their workers near it.
         revision: commit of the model on its hub.
         extra: engine flags of the user, for both sides.
         bulk: the job after the cases, or `None`.
@@ -148,8 +147,8 @@ def command(
 
 
 def _rows(cache: Cache, engines: Engines) -> int:
-    """Requests at a time. One more than the largest batch: of 128 requests in 128 rows one waited,
-    on both sides."""
+    """Number of concurrent requests: one more than the largest batch, because with 128 rows one of
+    128 requests waited on both sides."""
     limit = (
         max(engines.requests, BASELINE_ROWS)
         if cache == "bf16" and engines.device != "cpu"
@@ -161,7 +160,7 @@ def _rows(cache: Cache, engines: Engines) -> int:
 
 
 def _pool_flags(engines: Engines) -> dict[str, str]:
-    """Slots of the pool on a CPU: there is no memory fraction that fits all cases."""
+    """The slots of the pool on a CPU, where no memory fraction fits all cases."""
     needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
     need = max([*needs, engines.bulk.longest if engines.bulk else 1])
     usual = int(CPU_FLAGS["--max-total-tokens"])

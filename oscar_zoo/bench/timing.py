@@ -1,8 +1,7 @@
 """From arrival times of streamed tokens to the figures of a case. Pure.
 
-Decoding is timed while all requests of a batch run: from the moment the last of them has its first
-token to the moment the first of them ends. Of the tokens in between, the first quarter is left out,
-in which an engine settles.
+Decoding is timed while all requests of a batch run: from the first token of the last request to the
+end of the first one. The first quarter of the tokens in between is left out as warm-up.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Arrivals = Sequence[tuple[float, int]]
-"""Of one request: seconds since all were sent, and tokens it had by then; ascending in both."""
+"""One request: pairs of seconds since all were sent and tokens by then; both ascend."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One case, measured.
+    """The figures of one case.
 
     Attributes:
         ttft_s: seconds until the last request of the batch has its first token.

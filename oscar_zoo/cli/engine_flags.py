@@ -1,4 +1,4 @@
-"""SGLang's flags given in front of `--`: the error shows the command line that works."""
+"""SGLang's flags in front of `--`: the error shows the command line that works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = {
     "--background": ("--detach", None),
     "--daemon": ("--detach", None),
 }
-"""Flag of another program, our option that does the same, and a remark."""
+"""Flags of other programs: our option that does the same, and a remark."""
 SWITCHES = (
     "--enable-",
     "--disable-",
@@ -42,15 +42,15 @@ KNOWN = frozenset(
     " --schedule-conservativeness --max-queued-requests --stream-interval --watchdog-timeout"
     " --base-gpu-id --enable-lora".split()
 )
-"""Flags of SGLang that people use most: none of them is a misspelt option of ours, and only they
-are suggested."""
+"""The most common flags of SGLang. None is a misspelt option of ours, and only these are
+suggested."""
 
 
 class EngineCommand(click.Command):
     """A command whose arguments behind `--` go to SGLang."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; an unknown option is told with the command line that was meant."""
+        """Parse; the error for an unknown option shows the command line that was meant."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -117,8 +117,10 @@ def _renamed(given: Sequence[str], flag: str, option: str) -> list[str]:
 
 
 def _sorted(given: Sequence[str], options: Set[str]) -> tuple[list[str], list[str]]:
-    """`given` as arguments of ours, and as flags for SGLang: everything behind `--`, and unknown
-    options."""
+    """Split `given` into our arguments and flags for SGLang.
+
+    Flags for SGLang are unknown options, and everything behind `--`.
+    """
     cut = given.index("--") if "--" in given else len(given)
     words, front, moved = list(given[:cut]), [], list(given[cut + 1 :])
     while words:

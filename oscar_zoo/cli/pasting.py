@@ -25,12 +25,6 @@ def pasted(path: Path | str) -> str:
     return quote(typed(path))
 
 
-def model_argument(text: str) -> str:
-    """The MODEL that somebody gave, for another command line: a folder as a path, else the name."""
-    path = Path(text).expanduser()
-    return pasted(path) if path.is_dir() else quote(text)
-
-
 def saved(folder: Path, manifest: Manifest) -> str:
     """The line about an artifact that was written to `folder`; its id stands there unless the
     folder says it."""

@@ -1,5 +1,4 @@
-"""The comparison of two caches as a table: a row per case and cache, then why there are gaps, then
-capacities."""
+"""The comparison of two caches as a table: a row per case and cache, then notes and capacities."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def _cells(report: Report, cache: Cache, case: Case) -> list[str]:
 
 
 def _notes(report: Report) -> list[str]:
-    """Why there are gaps in the table; sides that ended early have said so."""
+    """Why the table has gaps; sides that ended early are reported by `print_failures`."""
     return [
         f"{LABELS[cache]} {result.case}: {terminal.clean(result.refused)}"
         for cache, side in report.sides.items()
@@ -92,7 +91,7 @@ def _job(report: Report) -> list[str]:
 
 
 def _turn(report: Report, number: int) -> str:
-    """How long one turn took on each side, and how much of it was in the prefix cache."""
+    """How long one turn took on each side, and the share that was in the prefix cache."""
     parts = [
         f"{LABELS[cache]} {turn.seconds:,.1f} s, {100 * turn.reused:.0f}% reused"
         for cache in report.sides

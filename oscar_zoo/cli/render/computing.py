@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.cli.pasting import model_argument, pasted, saved, typed
+from oscar_zoo.app.artifact_model import model_argument
+from oscar_zoo.cli.pasting import pasted, saved, typed
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.choice import print_choice
 from oscar_zoo.cli.render.course import duration

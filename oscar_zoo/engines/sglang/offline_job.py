@@ -21,11 +21,10 @@ class Case(Spec):
 
 
 class Bulk(Spec):
-    """Requests that are all there at once and wait for their turn: how long until the last one has
-    its answer?
+    """Requests that are all sent at once, timed until the last one is answered.
 
-    With several `turns` each of them goes on as a conversation: when all have their answers, every
-    prompt is sent again with its answer and `FOLLOW_UP` new tokens behind it.
+    With several `turns`, each request continues as a conversation: when all are answered, every
+    prompt is sent again with its completion and `FOLLOW_UP` new tokens behind it.
     """
 
     requests: Count
@@ -54,7 +53,7 @@ class Bulk(Spec):
         )
 
     def warm(self, new_tokens: int) -> Bulk:
-        """What runs before, so that nothing is compiled while the clock runs."""
+        """The warm-up before it, so that nothing is compiled while it is timed."""
         smaller = {
             "requests": min(2, self.requests),
             "new_tokens": min(new_tokens, self.new_tokens),

@@ -1,9 +1,9 @@
-"""The program that holds one SGLang engine and streams the cases of a `Job` through it:
+"""The program that holds one SGLang engine and streams the cases of an `OfflineJob` through it:
 `python -m ... JOB.json`.
 
-`run.py` starts it and reads the news it appends to a file, one JSON object per line: `up` once,
-`progress`, one `case` per case, `bulk` if there is one, and `done` or `error` at the end. Times are
-taken here, where the tokens arrive.
+`bench/run.py` starts it and reads the news that it appends to a file, a JSON object per line: `up`
+once, `progress`, one `case` per case, `bulk` if there is one, and `done` or `error` at the end.
+Times are taken here, where the tokens arrive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FACTS = (
     "disable_radix_cache",
     "schedule_policy",
 )
-"""Settings of the engine that go into the report."""
+"""Settings of the engine that the report shows."""
 
 
 def _main() -> None:
@@ -80,7 +80,7 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
 
 
 class Room:
-    """What fits into the engine at once."""
+    """The capacity of the engine."""
 
     def __init__(self, tokens: int, requests: int) -> None:
         self.tokens = tokens

@@ -1,8 +1,8 @@
 """Engine flags that an INT2 cache refuses, told from the command line before SGLang reads it.
 
-The rows are those of `refusals`. There they see what SGLang made of all flags; here they see the
-text of the user's flags alone, so a flag that SGLang sets for another one is found at start-up
-only. Needs neither torch nor sglang.
+The rows are those of `refusals`, which checks what SGLang made of all flags. This module sees only
+the text of the user's flags, so a flag that SGLang itself sets is found at start-up. Needs neither
+torch nor sglang.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_flags(extra: Sequence[str], device: str) -> None:
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Refuse variables that the server would refuse; `environ` is its whole environment.
+    """Refuse variables that the server would refuse; `environ` is the server's whole environment.
 
     Returns:
         Warnings, one sentence each.

@@ -35,8 +35,8 @@ class ServeOptions:
 
     Attributes:
         model: local folder or Hugging Face id.
-        rotations: where the plugin finds them.
-        rotations_sha256: artifact digest; the plugin compares it with what it read.
+        rotations: where the plugin finds the rotations.
+        rotations_sha256: artifact digest; the plugin compares it with the bytes that it read.
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
@@ -69,8 +69,14 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A child process to be: argument list, whole environment, where it will answer, and what we
-    set of the former."""
+    """A child process to start.
+
+    Attributes:
+        argv: its argument list.
+        env: its whole environment.
+        url: where it will answer, without `/v1`.
+        sets: the part of `env` that we set.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)

@@ -1,8 +1,7 @@
-"""What can be known to go wrong before a server starts, from a few files and flags. Needs neither
-torch nor sglang.
+"""Checks before a server starts, from a few files and flags. Needs neither torch nor sglang.
 
-Memory is judged by a lower bound: what passes may still be too large for SGLang, which then says so
-itself; what is refused here could not have worked.
+Memory is judged by a lower bound. A server that is refused here could not have worked; one that
+passes may still be too large, and SGLang then says so.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ UNKNOWN_WEIGHTS = (
     "--pp-size",
     "--json-model-override-args",
 )
-"""Flags after which the files of a model no longer tell what its weights take."""
+"""Flags with which the size of the weights cannot be told from the files of a model."""
 ALL_OF_A_GPU = 0.95
 LIKELY_ENOUGH = (2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one device has to hold at least, in bytes.
+    """The least that one device has to hold, in bytes.
 
     Attributes:
-        weights: of the model on this device.
+        weights: weights of the model on this device.
         row: windows of one request.
-        requests: at a time; one row more is SGLang's own.
+        requests: number of concurrent requests; SGLang keeps one more row for itself.
     """
 
     weights: int
@@ -53,26 +52,26 @@ class Demand:
 
     @property
     def total(self) -> int:
-        """Everything."""
+        """Weights and windows."""
         return self.weights + self.windows
 
 
 @dataclass(frozen=True)
 class ServerDemand:
-    """A server to be, as far as its memory goes.
+    """What decides the memory of a server.
 
     Attributes:
         model: name, for messages.
-        geometry: of the model; its windows are not known without.
+        geometry: of the model.
         windows: of the recipe.
-        weights: bytes of all weights in the type they are stored in, or `None` when nobody knows.
+        weights: bytes of all weights in the type they are stored in, or `None` if unknown.
         itemsize: bytes of one number as stored; `None` for quantized weights, which keep their
             size.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
         tensor_parallel: number of GPUs.
         extra: engine flags of the user.
-        memory: bytes of the smallest GPU, all of them; `None` when nobody knows.
+        memory: total bytes of the smallest GPU, or `None` if unknown.
     """
 
     model: str
@@ -94,7 +93,7 @@ class ServerDemand:
 
     @property
     def layout(self) -> Layout:
-        """How it is spread over GPUs."""
+        """How the server is spread over GPUs."""
         return Layout.of_flags(self.extra, tp=self.tensor_parallel)
 
     @property
@@ -109,7 +108,7 @@ class ServerDemand:
 
     @property
     def usual_requests(self) -> int:
-        """Its `--max-running-requests` when nobody says."""
+        """The `--max-running-requests` of a server whose flags do not say one."""
         on_cpu = device_flags(self.device).get("--max-running-requests")
         if on_cpu is not None:
             return int(on_cpu)
@@ -160,7 +159,7 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     """Refuse a server that cannot fit.
 
     Args:
-        free: bytes that are unused on every device it runs on; `None` when nobody knows.
+        free: unused bytes on every device that it runs on, or `None` if unknown.
 
     Raises:
         NotEnoughMemory: how much is needed, and what to lower.
@@ -182,8 +181,7 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
 def free_memory(
     device: str, gpu: int, number: int, environ: Mapping[str, str] = os.environ
 ) -> int | None:
-    """Bytes that are free on the CPU, or on the fullest of `number` GPUs from `gpu` on; `None` when
-    nobody knows.
+    """Free bytes on the CPU, or on the fullest of `number` GPUs from `gpu` on; `None` if unknown.
 
     Raises:
         UsageError: there are fewer GPUs.
@@ -216,7 +214,7 @@ def _fraction(server: ServerDemand) -> float:
 
 
 def _ways(server: ServerDemand, need: Demand, free: int, usable: int) -> list[str]:
-    """Changes that would each be enough."""
+    """Changes each of which would be enough."""
     ways = []
     requests = (usable - need.weights) // need.row - 1
     if requests >= 1:

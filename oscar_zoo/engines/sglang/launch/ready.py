@@ -1,4 +1,4 @@
-"""What a running INT2 server says of itself, for the people who will ask it. Torch-free."""
+"""What a running INT2 server says of itself. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.server_client import INT2, ServerClient
 
 PLAIN_BYTES = 2
-"""Of one number of a BF16 cache."""
+"""Bytes of one number in a BF16 cache."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class ReadyFacts:
 
     Attributes:
         model: id that requests name.
-        version: of SGLang.
+        version: version of SGLang.
         capacity: tokens that the cache holds, over all data-parallel workers.
         plain_capacity: tokens that a BF16 cache of the same memory would hold; `None` where the
             capacity was limited by a flag.
         bits: per cached element, scales and offsets included.
         sink, recent: tokens kept uncompressed.
         k_clip, v_clip: ratios in force; 0 is no clipping.
-        requests: at a time, over all data-parallel workers.
+        requests: concurrent requests, over all data-parallel workers.
         context: tokens of the longest request.
     """
 
@@ -47,7 +47,7 @@ def read_facts(client: ServerClient) -> ReadyFacts:
     """Ask a running server.
 
     Raises:
-        ServerFailed: it does not answer, or it has no INT2 cache.
+        ServerFailed: the server does not answer, or has no INT2 cache.
     """
     info, models = client.get("/server_info"), client.get("/v1/models")
     try:
@@ -79,6 +79,6 @@ def read_facts(client: ServerClient) -> ReadyFacts:
 
 
 def _plain_tokens(memory: Mapping[str, Any], bits: float) -> int:
-    """Tokens that the memory found for the cache would hold uncompressed."""
+    """Uncompressed tokens that would fit into the memory found for the cache."""
     elements = round(8 * int(memory["slot_bytes"]) / bits)
     return int(memory["found_bytes"]) // (PLAIN_BYTES * elements)

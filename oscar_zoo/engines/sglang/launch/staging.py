@@ -1,8 +1,8 @@
-"""The private copy a server loads: written by us from verified arrays, never the downloaded file.
+"""The private copy that a server loads: written from verified arrays, never a downloaded file.
 
-Files are mode 0400 in a 0700 folder. The digest over them goes to the plugin, which compares it
-with what it read, and is checked once more when the server is ready, so that what was verified is
-what is served. Needs neither torch nor sglang.
+Files have mode 0400 in a 0700 folder. The plugin compares their digest with the bytes that it read,
+and the digest is checked again when the server is ready, so the verified bytes are the served ones.
+Needs neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
 def private_folder() -> Iterator[Path]:
     """A new 0700 folder in the temporary directory; gone afterwards.
 
-    Its name carries process id and pid namespace: what a killed process left behind (a key file may
-    be in it) goes at the next start, what a process of another container uses stays.
+    Its name holds the process id and the pid namespace. The next start removes what a killed
+    process left, which may hold a key file, and keeps the folders of other containers.
     """
     _sweep(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_namespace()}-{os.getpid()}-"))
@@ -43,11 +43,12 @@ def private_folder() -> Iterator[Path]:
 
 
 def kernels_folder() -> Path:
-    """Where compiled kernels stay from one start to the next: a folder of the cache that only this
-    user may enter.
+    """The folder of compiled kernels, which stay from one start to the next.
+
+    Only this user may enter it.
 
     Raises:
-        StorageError: it cannot be made, or others could put code there.
+        StorageError: it cannot be made, or others could put code into it.
     """
     folder = paths.cache_dir() / "kernels"
     with storage_errors(f"cannot make {folder}"):
@@ -75,7 +76,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _namespace() -> int:
-    """Inode of the namespace in which our process ids mean something."""
+    """Inode of the pid namespace of this process."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
@@ -99,7 +100,7 @@ def stage_rotations(verified: Verified, folder: Path) -> str:
 
 
 def write_key_file(folder: Path, api_key: str) -> Path:
-    """Write the engine's configuration file with the API key, mode 0600; its path."""
+    """Write the engine's configuration file with the API key, mode 0600, and return its path."""
     path = folder / "engine.yaml"
     quoted = api_key.replace("\\", "\\\\").replace('"', '\\"')
     write_new(path, f'api-key: "{quoted}"\n'.encode(), mode=0o600)
@@ -107,7 +108,7 @@ def write_key_file(folder: Path, api_key: str) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """Digest over the staged files as they are on disk now."""
+    """Digest of the staged files as they are on disk now."""
     return artifact_digest(_entries(folder))
 
 

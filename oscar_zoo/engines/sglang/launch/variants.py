@@ -1,8 +1,8 @@
-"""Ways to run one INT2 server that must not change its results: chunk and page size, prefix cache,
-tensor parallel.
+"""Settings of an INT2 server that must not change its results: chunk and page size, prefix cache
+and tensor parallelism.
 
-A sweep covers every pair of values with as few servers as a greedy choice finds; differences that
-need three values at once are for the full product. Pure.
+A sweep covers every pair of values with as few servers as a greedy choice finds. A difference that
+needs three values at once shows only in the full product. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ServerVariant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """For the engine's command line."""
+        """Flags for the engine's command line."""
         flags = (
             f"--chunked-prefill-size={self.chunk}",
             f"--page-size={self.page_size}",
@@ -60,7 +60,7 @@ class ServerVariant:
         return flags if self.radix else (*flags, "--disable-radix-cache")
 
     def environment(self, device: str) -> dict[str, str]:
-        """Variables that the engine needs for it: on a CPU, which core is whose."""
+        """Variables that the engine needs for it: on a CPU, the core of every rank."""
         if device != "cpu" or self.tp == 1:
             return {}
         return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.tp)))}
@@ -74,8 +74,9 @@ def variants(
     *,
     full: bool = False,
 ) -> tuple[ServerVariant, ...]:
-    """Servers that have every pair of the given values, or every combination with `full`; the first
-    has the first ones.
+    """Servers that together have every pair of the given values, or every combination with `full`.
+
+    The first server has the first values.
 
     Raises:
         UsageError: a chunk is not a whole number of pages, or there are too many combinations.
@@ -102,8 +103,7 @@ def variants(
 
 
 def _cover(parts: Sequence[set[tuple[Any, ...]]], order: Sequence[int]) -> list[int]:
-    """The first of `order`, then always the one with the most parts that none before has, until all
-    are there."""
+    """The first of `order`, then always the one with the most missing parts, until all are in."""
     chosen = [order[0]]
     missing = set().union(*parts) - parts[order[0]]
     while missing:
@@ -113,7 +113,7 @@ def _cover(parts: Sequence[set[tuple[Any, ...]]], order: Sequence[int]) -> list[
 
 
 def _parts(row: Sequence[Any], differing: Sequence[int]) -> set[tuple[Any, ...]]:
-    """Pairs of values of what differs; where only one thing does, its value."""
+    """Pairs of the values that differ, or single values if only one setting differs."""
     values = [(i, row[i]) for i in differing]
     return set(itertools.combinations(values, min(2, len(values)))) - {()}
 
