@@ -14,7 +14,7 @@ from pathlib import Path
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest file that is read where nobody says otherwise."""
+"""Largest file that is read by default, in bytes."""
 MAX_PAYLOAD_BYTES = 256 << 20
 """Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have
 2 to 17 MB."""

@@ -1,10 +1,10 @@
 """The manifest `oscar-zoo.manifest/1`: what an artifact is, where it came from, how to serve it.
 
-Two parts. `oscar.json` beside the payload is immutable. The `registry` block (status, scores,
-aliases, hubs) is mutable, lives in packaged manifests and indexes only, and never in `oscar.json`.
-A field that is not known is null and shown as "not reported"; checksums are never invented, so
-`digest` and the files' `sha256` and `size` are null in packaged manifests of artifacts nobody has
-pulled yet.
+A manifest has two parts. `oscar.json` beside the payload is immutable. The `registry` block
+(status, scores, aliases, hubs) is mutable; it occurs only in packaged manifests and indexes, never
+in `oscar.json`. A field that is not known is null and shown as "not reported". Checksums are never
+invented, so `digest` and the files' `sha256` and `size` are null in packaged manifests of artifacts
+that were never pulled.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Status(Spec):
 
 
 class HubLocation(Spec):
-    """A place in a hub; `revision` is a commit once somebody pinned it."""
+    """A place in a hub; `revision` is a commit once it is pinned."""
 
     repo: Text
     revision: Text | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from oscar_zoo.artifact.digest import FileDigest
 
-if TYPE_CHECKING:  # numpy, which a pull of what is here already does not need
+if TYPE_CHECKING:  # formats need numpy, and a pull of an installed artifact does not
     from oscar_zoo.artifact.formats import RotationSet
 
 Level = Literal["structural", "numeric", "statistics", "probe"]

@@ -1,8 +1,8 @@
 """Which file is K and which is V, whether the two belong together, and whether they fit a model.
 
-Content decides a role before any label does. A file name proves nothing: one that disagrees alone
-is a warning; two files that contradict their labels, or one that contradicts its manifest, are
-swapped and refused.
+Content decides a role before any label does, because a file name proves nothing. One file name that
+disagrees is a warning. Two files that contradict their labels, or one that contradicts its
+manifest, are swapped and refused.
 """
 
 from __future__ import annotations

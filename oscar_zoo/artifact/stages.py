@@ -1,7 +1,8 @@
 """The stages of verification in their order, on bytes in memory, until the first failure.
 
-Each stage returns what it found or why the artifact must not be used; `Verification.run` turns that
-into an outcome with one `Check` per stage, the ones that were not reached included.
+Each stage returns what it found, or the reason why the artifact must not be used.
+`Verification.run` turns that into an outcome with one `Check` per stage, including the stages that
+were not reached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One bounded JSON reader and one canonical writer.
 
-Python's own reader takes duplicate keys, NaN, 1e999, lone surrogates and endless nesting; this one
-takes none of them. Used for manifests, indexes, locks and hub listings: everything that may come
-from somebody else.
+Python's own reader accepts duplicate keys, NaN, 1e999, lone surrogates and endless nesting; this
+one refuses them all. It reads manifests, indexes, locks and hub listings, which may all come from
+other people.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
             "json.syntax",
             f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
         ) from None
-    _check_text(value, what)  # what stands in no object
+    _check_text(value, what)  # text outside of any object
     return value
 
 

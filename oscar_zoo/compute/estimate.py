@@ -1,9 +1,8 @@
-"""How long a computation will take, said before it starts.
+"""An estimate of the duration of a computation, before it starts.
 
-The work is counted from the model's outline and the token budget, without reading weights; the
-speed of matrix products is measured on the device in a fraction of a second. What that leaves out
-(slow disks, downloads, other users of the machine) makes it an estimate: it is meant to tell
-minutes from hours.
+The work is counted from the model's outline and the token budget, without reading weights. The
+speed of matrix products is measured on the device in a fraction of a second. Slow disks, downloads
+and other users of the machine are left out, so the result only tells minutes from hours.
 """
 
 from __future__ import annotations

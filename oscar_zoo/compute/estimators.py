@@ -1,9 +1,9 @@
 """The matrices that fits target, by versioned id, from moments.
 
-The id names what is computed, not what a paper writes: `sst/1` weighs each value by its key's
-energy along the mean query covariance (the published code), while the paper's formula is the second
-moment of attention outputs, `oo/1`. All results are float64, per KV head, symmetric to the bit; the
-layer form is the mean over heads.
+The id names what is computed, not what a paper writes. `sst/1` weighs each value by its key's
+energy along the mean query covariance, as the published code does. The paper's formula is the
+second moment of attention outputs, `oo/1`. All results are float64, per KV head, and symmetric to
+the bit; the form of a layer is the mean over its heads.
 """
 
 from __future__ import annotations

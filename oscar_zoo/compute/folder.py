@@ -1,7 +1,7 @@
 """Writing an artifact folder in one step: everything beside the target first, then one rename.
 
-The target is either as it was, or complete. Only folders that hold an artifact and nothing else are
-ever replaced, so a wrong path cannot cost other files.
+The target is either as it was, or complete. Only a folder that holds an artifact and nothing else
+is ever replaced, so a wrong path cannot destroy other files.
 """
 
 from __future__ import annotations

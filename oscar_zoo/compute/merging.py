@@ -1,9 +1,10 @@
 """Several moments files become one: other tokens add, other layers unite, other heads join.
 
-What a file holds decides which of the three it is. Parts of the same sequences are ranks of one
-capture and must differ in layers or heads; parts of different sequences must have none in common,
-or tokens would count twice. Weighted sums (`sst`) know only the queries of their own sequences, so
-sums over different sequences lose them: every other method fits from the result.
+The content of a file decides which of the three applies. Parts of the same sequences are ranks of
+one capture and must differ in layers or heads. Parts of different sequences must have no sequence
+in common, or tokens would count twice. Weighted sums (`sst`) know only the queries of their own
+sequences, so a sum over different sequences loses them; every other method can still be fitted from
+the result.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class ComputeOptions:
         engine: what runs them.
         tensor_parallel: ranks of the sglang engine.
         program: starts the sglang engine; required for `engine="sglang"`.
-        force: replace an artifact that stands in the folder.
+        force: replace an artifact that is already in the folder.
         resume: go on from the state that an interrupted run of the same command left.
         chat_template: see `data.load_calibration`.
         heldout_tokens: kept apart for measuring, with `auto`.

@@ -1,12 +1,12 @@
 """Products of rows, chunk by chunk, summed in float64: the only arithmetic behind the moments.
 
 Rows of any float dtype are cast to float64 before the product, so sums of bfloat16 rows are exact
-up to rounding order. On a GPU, 16-bit rows go through its matrix units as they lie in memory: their
+except for the order of rounding. On a GPU, 16-bit rows go through its tensor cores directly. Their
 products are exact in float32, `SHORT_CHUNK` of them are summed there, and the sums of
-`TOKENS_AT_ONCE` rows are added in float64 (`accumulation` names which it was).
-BLAS rounds the two halves of x^T x differently: the lower triangle of a sum is the sum, and
-`symmetric` mirrors it. A file keeps no more than that triangle, and what continues from a file has
-the same bits as what was never saved.
+`TOKENS_AT_ONCE` rows are added in float64; `accumulation` names the way that was used. BLAS rounds
+the two halves of x^T x differently. Only the lower triangle of a sum counts, and `symmetric`
+mirrors it. A file keeps only that triangle, so sums that continue from a file have the same bits as
+sums that were never saved.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def refit(
         model_name: first part of the artifact id.
         target: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that stands there.
-        progress: told when each of `PHASES` begins.
+        progress: called when each of `PHASES` begins.
 
     Raises:
         UsageError: no such method, or one that needs the model.

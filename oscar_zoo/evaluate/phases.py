@@ -1,8 +1,8 @@
 """The phases of a long piece of work, known before it starts. Needs no torch.
 
-Whoever works tells `(done, total, name)`: where it is in the phase of that name, in the phase's own
-unit. A total of 0 says only that the phase has begun. The total of a phase never changes; a phase
-may end early, and may be left out.
+The working function calls `Progress` with `(done, total, name)`, counted in the unit of the phase
+of that name. A total of 0 says only that the phase has begun. The total of a phase never changes. A
+phase may end early, and may be left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where torch runs: what was asked for, once it is known to be there, or the best there is."""
+"""The device that torch runs on: a checked choice of the user, or the best one available."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """From a model's configuration to the manifest's model block, without weights.
 
-Only layers that own a full-attention cache count; what a configuration does not say stays `None`.
-Models whose cache is not one K row and one V row per token and head are refused by name.
+Only layers that own a full-attention cache count. A value that the configuration does not state
+stays `None`. Models whose cache is not one K row and one V row per token and head are refused by
+name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How to run the layers of any model one at a time, learned from the model itself.
 
-With layers that do nothing in place of its own, one pass of a model gives every argument that each
-layer would get; the layers can then run whenever hidden states are there. That only works where
-layers need nothing but hidden states from each other: `plan_replay` proves it with a short
-sequence, to the bit, or says no.
+One pass of the model, with layers that do nothing in place of its own, gives every argument that
+each layer would get. The layers can then run whenever their hidden states are ready. That works
+only when layers need nothing except hidden states from each other. `plan_replay` proves it bit for
+bit with a short sequence, or returns no plan.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _replaced(
 
 
 def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, LayerCall]:
-    """Hidden states and the rest of what a layer was called with."""
+    """Split the arguments of a layer into hidden states and the rest."""
     positional = bool(args)
     rest = {name: value for name, value in kwargs.items() if positional or name != HIDDEN}
     hidden = args[0] if positional else kwargs.get(HIDDEN)
@@ -232,7 +232,7 @@ def _harmless(value: Any) -> bool:
 
 
 def _hidden(output: Any) -> Tensor:
-    """Hidden states out of what a layer returned."""
+    """The hidden states in the result of a layer."""
     first, *rest = output if isinstance(output, tuple) and output else (output,)
     if not isinstance(first, Tensor) or any(one is not None for one in rest):
         raise Entangled

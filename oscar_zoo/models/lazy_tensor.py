@@ -60,7 +60,7 @@ class LazyTensor(Tensor):  # type: ignore[misc]
 
     @classmethod
     def of(cls, source: TensorSource) -> LazyTensor:
-        """The tensor that stands in a file."""
+        """The lazy tensor of a tensor in a file."""
         return cls(torch.empty(source.shape, dtype=source.dtype, device="meta"), source)
 
     @classmethod

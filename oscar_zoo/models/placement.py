@@ -1,8 +1,9 @@
 """Decide where a model runs before its weights are read, and read them there.
 
-The whole model on one device if it fits; over several with `auto`; decoder layer by decoder layer
-from its files when that is asked for, or when nothing else fits and nobody forbade it. What fits
-nowhere is one line that says how much.
+The whole model goes on one device if it fits, and over several with `auto`. It is read from its
+files decoder layer by decoder layer when the caller asks for that, or when nothing else fits and
+the caller does not forbid it. A model that fits nowhere is refused with one line that states the
+missing amount.
 """
 
 from __future__ import annotations

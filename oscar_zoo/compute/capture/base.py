@@ -1,7 +1,7 @@
 """What every capture engine does: token sequences in, moments of all full-attention layers out.
 
-The order of work differs (layer by layer, or sequence by sequence in two passes); both add the rows
-of one sequence at a time and in order, so the sums over rows are the same to the bit.
+The order of work differs: layer by layer, or sequence by sequence in two passes. Both orders add
+the rows of one sequence at a time and in order, so the sums over rows are equal bit for bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several processes, one capture: each runs its own sequences, and sums add.
 
-Started by `torchrun`, which sets the environment this reads. A single process needs nothing of it
-and pays nothing. Every process must make the same calls in the same order; the first of them opens
-the process group, the end of the process closes it.
+`torchrun` starts the processes and sets the environment that is read here. A single process needs
+none of it and pays nothing for it. Every process must make the same calls in the same order. The
+first call opens the process group, and the end of the process closes it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Rows of held-out sequences: what the quality of a fit is measured on, never what it is fitted on.
+"""Rows of held-out sequences, on which the quality of a fit is measured; no fit ever sees them.
 
-One forward pass shows the rows of all layers. Of the queries two kinds are kept: evenly spaced
-ones, which stand for all, and the ones that look hardest at a single INT2 row. The latter are few,
-but they are what retrieves a fact from far back, and an average over all queries hardly sees what
-becomes of them. Rows wait in main memory in the model's dtype (two bytes per channel: 1.2 GB for
-8,192 tokens of an 8B model) and come to the device layer by layer.
+One forward pass shows the rows of all layers. Two kinds of queries are kept: evenly spaced ones,
+which represent all queries, and those that put the most weight on a single INT2 row. The second
+kind is rare, but it retrieves facts from far back, and an average over all queries hardly shows its
+errors. Rows wait in main memory in the model's dtype (two bytes per channel: 1.2 GB for 8,192
+tokens of an 8B model) and come to the device layer by layer.
 """
 
 from __future__ import annotations

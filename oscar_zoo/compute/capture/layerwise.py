@@ -1,8 +1,8 @@
 """Capture layer by layer: all sequences go through one layer before the next.
 
-So the queries of the whole set are known while the keys and values of that layer are still on the
-device, and one pass over the tokens is enough. In memory: the hidden states of all sequences, and
-the keys and values of one layer.
+The queries of the whole set are therefore known while the keys and values of that layer are still
+on the device, and one pass over the tokens is enough. Memory holds the hidden states of all
+sequences, and the keys and values of one layer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which weights read the attention output: found by watching, not by name.
 
-The first matrix a layer applies after its attention function returned is the output projection. It
-is looked up once per layer, during the first sequence.
+The output projection is the first matrix that a layer applies after its attention function
+returned. It is found once per layer, during the first sequence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sums of an engine's ranks so far, in a folder from which a killed capture can be resumed.
 
 Every save is a folder of its own, `sums-<n>`, with a part from each rank (`ranks.py`); the state
-names the last one that is whole (`state.py`). The sums stand where the ranks hold them, so a rank
-that reads its part again has the same bits as one that never stopped.
+names the last complete one (`state.py`). Sums are stored exactly as the ranks hold them, so a rank
+that reads its part again continues with the same bits.
 """
 
 from __future__ import annotations

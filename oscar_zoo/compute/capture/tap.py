@@ -1,7 +1,7 @@
-"""The attention of one model, seen call by call.
+"""The attention calls of one model, watched one by one.
 
-Whatever routes the calls of a model's attention here decides what the model computes; the tap only
-looks, refuses by name what cannot be calibrated, and passes rows on to whoever listens.
+The caller routes the calls of a model's attention here and decides what the model computes. The tap
+only watches: it refuses by name what cannot be calibrated, and passes rows on to a listener.
 """
 
 from __future__ import annotations

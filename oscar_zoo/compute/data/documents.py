@@ -1,7 +1,7 @@
 """Files and records become documents: plain text, or the messages of a chat.
 
-Files are read line by line as documents are asked for, so a large file costs no more than what is
-taken from it. Everything that is wrong is named with its file and line.
+Files are read line by line as documents are asked for, so only the needed part of a large file is
+read. Every error names its file and line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Documents become tokens: plain text as it stands, chats through the model's own template.
 
-An end-of-text token follows each document, unless the template has just written one. What a
-tokenizer puts before any text (a begin-of-text token for some models) starts every sequence, not
-every document.
+An end-of-text token follows each document, unless the template has just written one. Some
+tokenizers put a begin-of-text token before any text; here it starts every sequence, not every
+document.
 """
 
 from __future__ import annotations

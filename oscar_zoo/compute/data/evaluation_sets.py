@@ -22,12 +22,12 @@ from oscar_zoo.paths import data_dir
 FOLDER = "evaluation"
 """In the data folder: copies that the user put there."""
 QUESTION_FIELDS = ("question", "problem", "prompt", "question_content", "text", "messages")
-"""Where the question stands in a record of no known set; upper and lower case are the same."""
+"""Fields that may hold the question in a record of an unknown set, in any case."""
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Questions nobody should calibrate on.
+    """Questions that must not be in calibration text.
 
     Attributes:
         name: as manifests call it.

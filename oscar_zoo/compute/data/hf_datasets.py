@@ -1,7 +1,7 @@
 """Rows of Hugging Face datasets, streamed through the optional library `datasets`.
 
-Nothing but the rows taken is downloaded, in the order of the dataset. The commit they came from is
-recorded, so that the same rows can be asked for again.
+Only the needed rows are downloaded, in the order of the dataset. Their commit is recorded, so the
+same rows can be requested again.
 """
 
 from __future__ import annotations

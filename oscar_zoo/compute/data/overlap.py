@@ -1,9 +1,9 @@
 """Whether calibration text holds questions of an evaluation set.
 
 Both are compared as words: case, punctuation and spacing do not count, and a character of a script
-without spaces is a word. A question overlaps when 13 of its words in a row stand in the calibration
-text, or all of them when it has fewer. Questions of fewer than 6 words would be found anywhere, and
-are not compared.
+without spaces is a word. A question overlaps when 13 of its consecutive words occur in the
+calibration text, or all of its words when it has fewer than 13. Questions of fewer than 6 words are
+not compared, because they would be found anywhere.
 
 Source: 13-grams are the measure of contamination of "Language Models are Few-Shot Learners",
 appendix C.

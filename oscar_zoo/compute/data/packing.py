@@ -1,11 +1,11 @@
 """Tokens become sequences of one length, and some are kept out for measuring.
 
-The documents of a stream, one after another, are cut into sequences until the budget is spent. What
-is held out is cut from the documents after the one in which the budget ended, so the sequences to
-calibrate on are the same whatever is held out. Only data that ends too early changes that: then
-about a quarter of it at most, from its end, is held out, and what is left to calibrate on is the
-first part of what it would have been. A document is divided between both only when whole ones do
-not suffice, and one that was calibrated on is not held out when it comes again.
+The documents of a stream, one after another, are cut into sequences until the budget is spent.
+Held-out text comes from the documents after the one in which the budget ended, so holding out text
+does not change the calibration sequences. The exception is data that ends too early. Then at most
+about a quarter of it, from its end, is held out, and the calibration part is the beginning of what
+it would have been. A document is divided between the two parts only when whole documents do not
+suffice. A document that was calibrated on is never held out when it occurs again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where calibration text comes from: a path, a name known here, or a Hugging Face dataset.
 
 An existing path wins over a name. A source is one or more streams of documents, opened as they are
-read, and what is known of it for the manifest.
+read, together with the facts about it for the manifest.
 """
 
 from __future__ import annotations

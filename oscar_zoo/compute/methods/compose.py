@@ -1,8 +1,8 @@
 """From a covariance to a rotation: R = U H P.
 
-U makes the error weight diagonal; H makes it flat, every diagonal entry of (U H)^T C (U H) is
-tr(C)/d; P puts strong and weak columns in turn, which matters only when a row has several
-quantization groups. All in float64.
+U makes the error weight diagonal. H makes it flat: every diagonal entry of (U H)^T C (U H) is
+tr(C)/d. P alternates strong and weak columns, which matters only when a row has several
+quantization groups. Everything is float64.
 
 Source: composition `r_h_pbr` of OSCAR (arXiv 2605.17757).
 """

@@ -1,8 +1,8 @@
 """`oscar-per-head`: the rotation of `oscar`, one per KV head instead of one per layer.
 
-Where the heads of a layer look at different channels, their mean covariance is nearly flat and a
-shared rotation gains nothing; one matrix per head costs memory and rules out formats that share
-one.
+When the heads of a layer attend to different channels, their mean covariance is nearly flat and a
+shared rotation gains nothing. One matrix per head costs memory, and formats that share one matrix
+cannot hold it.
 
 Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization (arXiv
 2605.17757).

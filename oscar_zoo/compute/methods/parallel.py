@@ -1,8 +1,8 @@
 """Small factorizations, many at once: one thread each, one layer per worker.
 
-Threads inside a 128 x 128 factorization cost more than they save, and the number of threads changes
-its last bits. One thread each makes a fit independent of the number of cores, so that the same
-moments give the same artifact.
+Threads inside a 128 x 128 factorization cost more than they save, and their number changes its last
+bits. With one thread each, a fit does not depend on the number of cores, and the same moments give
+the same artifact.
 """
 
 from __future__ import annotations

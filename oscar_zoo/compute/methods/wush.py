@@ -10,11 +10,11 @@ attains it at gamma = 0; a rotation leaves tr M tr Hs. Keys: M = `kk/1`, Hs = 2 
 queries of q^T q. Values: M = `vv/1`, Hs = 2 sum over the group's heads of W_j^T W_j, from weights
 only. All in float64. In the row form of files `rotation` is T^T and its partner T^-1.
 
-Two choices differ from the paper. Eigenvectors meet the rows of H in descending order: the constant
-row of H turns the strongest direction into a shift of the whole row, which the offset of an
-asymmetric quantizer stores for nothing. And damping adds a share of the diagonal, not of the
-identity, so that rescaled channels (k by D and q by D^-1) store the same rows; with the identity,
-outlier channels drown the weak ones that the loss depends on.
+Two choices differ from the paper. First, eigenvectors meet the rows of H in descending order. The
+constant row of H then turns the strongest direction into a shift of the whole row, and the offset
+of an asymmetric quantizer stores that shift without error. Second, damping adds a share of the
+diagonal instead of the identity, so rescaled channels (k by D and q by D^-1) store the same rows.
+With the identity, outlier channels drown the weak ones on which the loss depends.
 
 Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3 and 4).
 """

@@ -1,8 +1,8 @@
 """How much error an INT2 cache puts into an attention layer, on held-out rows.
 
-History is what a server reads from INT2: key position at or after the sink and at least `recent`
-before the query. Everything else stays exact, in the model's own basis, and so does the side that
-is not looked at. Three numbers:
+The history is the part that a server reads from INT2: key positions at or after the sink and at
+least `recent` before the query. Everything else stays exact, in the model's own basis; so does the
+side that is not being measured. There are three numbers:
 
 * output error `||Y^ - Y||^2 / ||Y||^2` after the output projection, over evenly spaced queries;
 * logit error: the same ratio for the logits of the history, the mean of each query removed (softmax
@@ -11,9 +11,9 @@ is not looked at. Three numbers:
   with the square of the largest weight on a single row of the history: queries that fetch one row
   count, others hardly do.
 
-The first two fall with stronger clipping long after perplexity and recall have begun to rise:
-clipping shrinks a key along the very query that looks for it, which an average over all queries
-does not see and the third number does.
+With stronger clipping the first two keep falling long after perplexity and recall have begun to
+rise. Clipping shrinks a key along the very query that looks for it. An average over all queries
+does not show this, but the third number does.
 
 With p the exact weights and e what the error of the keys adds to a logit (0 outside the history),
 less its mean sum p e, the weights become p exp(e) / Z, where Z = 1 + sum p (exp(e) - 1) is at least
