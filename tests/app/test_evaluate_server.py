@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from oscar_zoo.app import evaluate_server
-from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure, sweep
+from oscar_zoo.app import evaluate_server, server_answers
+from oscar_zoo.app.evaluate_server import ServerEvaluation, sweep
 from oscar_zoo.app.progress import Note, Silent
+from oscar_zoo.app.server_answers import ServerFailure
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.errors import ServerFailed
 
@@ -53,11 +54,11 @@ class Servers:
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, wanted: list[ServerVariant], servers: Servers) -> Any:
-    monkeypatch.setattr(evaluate_server, "_wanted_server", lambda variant, *_: variant)
-    monkeypatch.setattr(evaluate_server, "own_server", servers.start)
-    monkeypatch.setattr(evaluate_server, "_ask", lambda client, *_, radix: (client, radix))
+    monkeypatch.setattr(server_answers, "_wanted_server", lambda variant, *_: variant)
+    monkeypatch.setattr(server_answers, "own_server", servers.start)
+    monkeypatch.setattr(server_answers, "_ask", lambda client, *_, radix: (client, radix))
     seen, subject = Recorder(), SimpleNamespace(questions=None)
-    runs, failures = evaluate_server._ask_own_servers(wanted, subject, (), 1.0, seen)  # type: ignore[arg-type]
+    runs, failures = server_answers.ask_own_servers(wanted, subject, (), 1.0, seen)  # type: ignore[arg-type]
     return runs, failures, seen.notes
 
 

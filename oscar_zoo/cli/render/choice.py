@@ -1,4 +1,4 @@
-"""How `auto` chose, as people see it."""
+"""How `auto` chose a method, as people see it."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def choice_lines(choice: Choice) -> list[RenderableType]:
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
-    """A number that may not have been measured, or is as good as infinite."""
+    """A number; `-` where none was measured, and `broken` where it is as good as infinite."""
     return "-" if value is None else "broken" if value >= 1e6 else f"{value:{form}}{unit}"

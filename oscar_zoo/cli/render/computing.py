@@ -1,4 +1,4 @@
-"""A computation that is planned, and what it made, as people and programs see them."""
+"""A planned computation and its result, as people and programs see them."""
 
 from __future__ import annotations
 

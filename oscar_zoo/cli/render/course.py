@@ -1,9 +1,8 @@
-"""Where a long piece of work stands: which phase, how much of it in its own unit, and how much of
-everything.
+"""The state of a long piece of work: its phase, the count within the phase, and the share of all.
 
-All phases are known at the start, with the share of the time that each is expected to take, so what
-is to do never grows: a phase that is left out or ends early brings the end nearer. Nothing is
-printed here.
+All phases are known at the start, with the share of the time that each is expected to take. So the
+total never grows: a phase that is left out or ends early brings the end nearer. Nothing is printed
+here.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from itertools import accumulate
 from oscar_zoo.evaluate.phases import Phase
 
 EVERY_SECONDS = 30.0
-"""Between two lines about work that goes on, where nobody watches a terminal."""
+"""Seconds between two lines about the same work where stderr is no terminal."""
 MOST_BY_TIME = 0.9
-"""Share of a phase that is taken for done by its expected time alone, where nothing is counted in
-it."""
+"""Largest share of a phase that counts as done because of its expected time alone, in a phase that
+counts nothing."""
 LEAST_TO_TELL = 0.05
-"""Share of everything that must be done before the rest is told from it, where nobody could say
-before."""
+"""Share of all work that must be done before the time left is derived from it, where there was no
+estimate."""
 
 
 class Course:
-    """A piece of work on its way.
+    """A piece of work in progress.
 
     Args:
         phases: all of them, in order.
         clock: seconds.
-        timed: whether the seconds of the phases are an estimate for this machine, and not shares
-            only.
+        timed: whether the seconds of the phases are an estimate for this machine; otherwise they
+            are only shares.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Course:
         self._name, self._done, self._total = "", 0, 0
 
     def update(self, done: int, total: int, name: str) -> bool:
-        """News of a phase, as `phases.Progress`; whether it has just begun."""
+        """Take news of a phase, as `phases.Progress`; returns whether the phase has just begun."""
         began = name != self._name
         if began:
             self._name, self._phase_began = name, self._clock()
@@ -56,13 +55,13 @@ class Course:
 
     @property
     def name(self) -> str:
-        """The phase, and its place among all."""
+        """The phase, and its number among all phases."""
         place = self._places.get(self._name)
         return self._name if place is None else f"{self._name} ({place + 1} of {len(self.phases)})"
 
     @property
     def count(self) -> str:
-        """How much of the phase is done, in its unit; empty where nothing is counted."""
+        """How much of the phase is done, in its unit; empty in a phase that counts nothing."""
         if not self._total:
             return ""
         place = self._places.get(self._name)
@@ -71,7 +70,7 @@ class Course:
 
     @property
     def share(self) -> float:
-        """How much of everything is done, 0 .. 1; never falls."""
+        """How much of all work is done, 0 .. 1; it never falls."""
         place = self._places.get(self._name)
         if place is not None:
             seconds = self.phases[place].seconds
@@ -83,7 +82,7 @@ class Course:
 
     @property
     def left(self) -> str:
-        """About how long it will take from now on; empty where that cannot be told."""
+        """About how much time is left; empty where that is unknown."""
         share, elapsed = self.share, self._clock() - self._began
         if self._timed:  # what was expected counts for less, the more is done
             expected = (1 - share) * self._expected + elapsed
@@ -95,7 +94,7 @@ class Course:
 
     @property
     def line(self) -> str:
-        """All of it."""
+        """All of the above in one line."""
         place = f"{self.name}: {self.count}" if self.count else self.name
         return ", ".join(
             part for part in (place, f"{100 * self.share:.0f} % of all", self.left) if part
@@ -108,8 +107,8 @@ class Course:
 
 
 class Rarely:
-    """True once every `EVERY_SECONDS`, the first time that long after it was made; `now` starts the
-    wait again."""
+    """True once every `EVERY_SECONDS`, first that long after it was made; `now` restarts the
+    wait."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last = clock, clock()
@@ -121,12 +120,12 @@ class Rarely:
         return due
 
     def now(self) -> None:
-        """As if it had just been true."""
+        """Restart the wait, as if a call had just returned true."""
         self._last = self._clock()
 
 
 def duration(seconds: float) -> str:
-    """A time nobody should take for exact."""
+    """A duration in words, rounded up so that it does not look exact."""
     if seconds <= 50:
         return f"{10 * max(1, math.ceil(seconds / 10))} s"
     if seconds < 90 * 60:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure
+    from oscar_zoo.app.evaluate_server import ServerEvaluation
+    from oscar_zoo.app.server_answers import ServerFailure
     from oscar_zoo.evaluate.server_comparison import ComparisonRow, Perplexities
 
 

@@ -1,0 +1,153 @@
+"""What servers answer: one that runs already, or servers of our own, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.app.server_start import StartObserver
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch.variants import ServerVariant
+from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
+from oscar_zoo.evaluate.server_client import ServerClient
+from oscar_zoo.registry.model_names import ModelChoice
+
+if TYPE_CHECKING:
+    from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun
+    from oscar_zoo.models.loading import Dtype
+
+POOL_TOKENS = 1 << 18
+"""Least size of the cache of a server on a GPU. A small cache starts quickly and leaves memory to
+other processes."""
+
+
+@dataclass(frozen=True)
+class ServerSubject:
+    """What is served, with what, and what it is asked.
+
+    Attributes:
+        artifact: it holds both sides.
+        choice: the model.
+        revision: of a model on a hub.
+        recipe: serving recipe in force.
+        device, gpu: kind of device, and number of the first GPU.
+        dtype: of the server's weights.
+        questions: what every server is asked.
+    """
+
+    artifact: Artifact
+    choice: ModelChoice
+    revision: str | None
+    recipe: ServingRecipe
+    device: str
+    gpu: int
+    dtype: Dtype
+    questions: ServerQuestions
+
+
+@dataclass(frozen=True)
+class ServerFailure:
+    """A server that gave no answers.
+
+    Attributes:
+        variant: which one.
+        error: why.
+    """
+
+    variant: ServerVariant
+    error: OscarZooError
+
+
+def ask_running(client: ServerClient, subject: ServerSubject, observer: Observer) -> ServerRun:
+    """Ask a server that runs already.
+
+    Raises:
+        UsageError: it has other settings than the recipe.
+        ServerFailed: it does not answer.
+    """
+    _check_recipe(client, subject.recipe)
+    return _ask(client, subject.questions, observer, radix=True)
+
+
+def ask_own_servers(
+    wanted: Sequence[ServerVariant],
+    subject: ServerSubject,
+    extra: tuple[str, ...],
+    timeout: float,
+    observer: Observer,
+) -> tuple[list[ServerRun], list[ServerFailure]]:
+    """Start one server after the other and ask each; the failure of one of several is a result."""
+    runs: list[ServerRun] = []
+    failures: list[ServerFailure] = []
+    for variant in wanted:
+        server = _wanted_server(variant, subject, extra, timeout)
+        try:
+            with own_server(server, StartObserver(str(variant), observer)) as started:
+                observer.begin((), timed=False)
+                runs.append(_ask(started.client, subject.questions, observer, radix=variant.radix))
+        except ServerFailed as error:
+            if len(wanted) == 1:
+                raise
+            failures.append(ServerFailure(variant, error))
+            text = f"{variant}: {error.message}"
+            observer.note(Note("server.failed", text, {"code": error.code, "hint": error.hint}))
+    return runs, failures
+
+
+def _wanted_server(
+    variant: ServerVariant, subject: ServerSubject, extra: tuple[str, ...], timeout: float
+) -> WantedServer:
+    tokens = max(POOL_TOKENS, 2 * subject.questions.longest)
+    pool = () if subject.device == "cpu" else (f"--max-total-tokens={tokens}",)
+    return WantedServer(
+        log=log_file("eval-server"),
+        environment=variant.environment(subject.device),
+        model=subject.choice.source,
+        revision=subject.revision,
+        verified=subject.artifact.verified,
+        recipe=subject.recipe,
+        device=subject.device,
+        flags=(*variant.flags, f"--dtype={subject.dtype}", *pool, *extra),
+        timeout=timeout,
+        gpu=subject.gpu,
+    )
+
+
+def _check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
+    """Refuse a running server whose settings differ from those of the reference."""
+    windows, clip = recipe.windows, recipe.clip
+    ours = {"sink": windows.sink, "recent": windows.recent, "k_clip": clip.k, "v_clip": clip.v}
+    told = client.facts().recipe
+    for name, value in ours.items():
+        if told.get(name, value) != value:
+            raise UsageError(
+                f"the server has {name} {told[name]}, the artifact's recipe says {value}.",
+                hint="give the artifact that it serves, or its clip ratios with --clip",
+            )
+
+
+def _ask(
+    client: ServerClient, questions: ServerQuestions, observer: Observer, *, radix: bool
+) -> ServerRun:
+    from oscar_zoo.evaluate.server_tasks import ask, requests_of
+
+    run = ask(client, questions, counter(observer, "requests", requests_of(questions, radix=radix)))
+    observer.begin((), timed=False)
+    return run
+
+
+def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
+    """A callback that counts one more of `total`."""
+    done = 0
+    observer.advance(label, done, total)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        observer.advance(label, done, total)
+
+    return tick
