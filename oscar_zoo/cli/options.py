@@ -266,3 +266,11 @@ def parse_memory(text: str) -> int:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 24
+
+
+def apart(artifact: str | None, flags: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The artifact and the engine flags; click takes the first flag for the artifact if none was
+    named."""
+    if artifact is not None and artifact.startswith("-"):
+        return None, (artifact, *flags)
+    return artifact, flags

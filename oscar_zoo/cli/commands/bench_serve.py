@@ -1,0 +1,177 @@
+"""`oscar-zoo bench serve`: a BF16 cache against an INT2 cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oscar_zoo.cli import completing, options
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.bench.report import Report
+
+
+@click.command("serve", short_help="Compare stock SGLang with a BF16 cache and with an INT2 cache.")
+@click.argument(
+    "artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths
+)
+@options.engine_flags_argument
+@click.option(
+    "--batch", default="1,16", show_default=True, metavar="N,...", help="Requests at the same time."
+)
+@click.option(
+    "--context",
+    default="8000,30000",
+    show_default=True,
+    metavar="N,...",
+    help="Tokens of a prompt.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(8, 100_000),
+    default=96,
+    show_default=True,
+    metavar="N",
+    help="Tokens every request generates.",
+)
+@click.option(
+    "--job",
+    metavar="NxPROMPTxANSWER",
+    help=(
+        "Also time N requests that all come at once, such as 64x30000x512, until the last is"
+        " answered."
+    ),
+)
+@click.option(
+    "--turns",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help=(
+        "Turns of the job: every request goes on as a conversation, 64 tokens longer with each"
+        " turn."
+    ),
+)
+@click.option(
+    "--dummy-weights",
+    metavar="NAME|DIR",
+    help=(
+        "Measure a model of this shape with random weights: a name of the zoo, or a folder with a"
+        " config.json."
+    ),
+)
+@options.served_model_options
+@click.option(
+    "--baseline",
+    metavar="BACKEND",
+    help="Attention backend of the BF16 side. [default: flashinfer; torch_native on a CPU]",
+)
+@click.option(
+    "--csv",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the figures to this file.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Also draw them; needs matplotlib.",
+)
+@options.start_timeout_option("How long the start of an engine may take, each case, and the job.")
+@options.offline_option
+@options.hubs_option
+@options.device_option
+@options.quiet_option
+@options.json_option
+def serve_command(
+    artifact: str | None,
+    engine_flags: tuple[str, ...],
+    batch: str,
+    context: str,
+    job: str | None,
+    turns: int,
+    csv: Path | None,
+    plot: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **choices: Any,
+) -> int:
+    """Start SGLang with a BF16 cache, then with an INT2 cache, and send both the same prompts.
+
+    For every batch and context: the time until the last request of the batch has its first token,
+    milliseconds per token (median over the last three quarters of the new tokens, while all
+    requests run), tokens per second of the whole batch, and how many tokens the cache holds. Before
+    a case is timed, a batch of the same shape runs, so that compiling is not counted. Prompts are
+    random tokens; the prefix cache is off, unless --turns asks for conversations.
+
+    The artifact is found and verified as for oscar-zoo serve. With --dummy-weights nothing needs to
+    be there: weights are random, and without an artifact the rotation is a Hadamard matrix. The
+    speed depends on neither.
+
+    Everything after -- goes to both engines, except flags that would make them differ. A side that
+    fails is reported and the other still runs; the exit code is 1 then.
+
+    \b
+    Examples:
+      oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x16000x256 --turns 2
+      oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
+    """
+    if choices["offline"]:
+        options.go_offline()  # before the libraries below are imported
+    from oscar_zoo.app import bench
+    from oscar_zoo.cli.render.bench import print_failures, print_report
+    from oscar_zoo.cli.render.progress import TerminalObserver
+
+    artifact, engine_flags = options.apart(artifact, engine_flags)
+    cases, bulk = options.cases_of(batch, context), options.bulk_of(job, turns)
+    request = bench.BenchRequest(artifact, cases=cases, bulk=bulk, extra=engine_flags, **choices)
+    bench.check(request)
+    _check_files(csv, plot)
+    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        report = bench.compare(request, observer)
+    _save(report, csv, plot)
+    if as_json:
+        terminal.emit_json(report.to_json())
+    else:
+        print_report(report)
+        for path in (csv, plot):
+            terminal.note(f"Saved {path}", quiet=quiet or path is None)
+    print_failures(report)
+    if report.stopped is not None:
+        return 128 + signal.Signals[report.stopped]
+    return 1 if report.errors else 0
+
+
+def _check_files(csv: Path | None, plot: Path | None) -> None:
+    """Refuse files that could not be written in the end; raises `UsageError` and its kin."""
+    from oscar_zoo.app.files import check_file
+
+    if plot is not None:
+        if plot.suffix.lower() != ".png":
+            raise UsageError(f"--plot {plot} is not a PNG file.", hint="end its name in .png")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise MissingDependency.for_extra("matplotlib", "compute")
+    check_file(csv)
+    check_file(plot)
+
+
+def _save(report: Report, csv: Path | None, plot: Path | None) -> None:
+    from oscar_zoo.app.files import write_file
+
+    if csv is not None:
+        write_file(csv, report.to_csv().encode())
+    if plot is not None:
+        from oscar_zoo.bench.chart import render_png
+
+        write_file(plot, render_png(report))
