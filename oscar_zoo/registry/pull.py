@@ -35,7 +35,7 @@ from oscar_zoo.registry.index import Index, IndexFile
 from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.pins import Pin
-from oscar_zoo.registry.pull_errors import explained
+from oscar_zoo.registry.pull_errors import explained, pinned_missing
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.resolve import find
 from oscar_zoo.registry.store import EntryOrigin, Store, StoredArtifact
@@ -128,6 +128,10 @@ def pull(
                 told = (*status, *(warning for warning in result.warnings if warning not in status))
                 result = replace(result, warnings=told)
         except (NetworkError, NotFoundError) as error:
+            lock = job.trust.lock
+            if job.pin is not None and lock is not None:
+                told_error = pinned_missing(error, job.reference, job.pin, lock.path, store)
+                raise told_error from error.__cause__
             raise explained(
                 error, job.reference, store, job.hubs, job.catalog, offline=offline
             ) from error.__cause__

@@ -4,6 +4,8 @@ store."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
 
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import (
@@ -17,6 +19,7 @@ from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import own_zoo
 from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.store import Store
 
 _SHOWN = 3
@@ -56,6 +59,45 @@ def explained(
     if isinstance(error, NetworkError):
         again = f"oscar-zoo pull {reference} --offline"
         error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
+    return error
+
+
+def pinned_missing(
+    error: OscarZooError, reference: Reference, pin: Pin, lock: Path, store: Store
+) -> OscarZooError:
+    """`error` about a version that a lock pins. Its message begins with the lock and the version,
+    and its advice says where the version was and which other versions are here.
+
+    Args:
+        error: what the hubs said.
+        reference: what was asked for.
+        pin: what the lock says `reference` means.
+        lock: the file of the lock.
+        store: where copies may be.
+
+    Returns:
+        The same error with another message, or the error that says what is wrong with the copy.
+    """
+    others = []
+    for record in store.installed():
+        if record.id.key == pin.artifact_id.key:
+            if pin.same_bytes(record.digest, record.manifest_sha256):
+                try:
+                    store.open(record.digest, record.id)
+                except IntegrityError as damage:
+                    damage.advise(f"it could not be fetched again: {error.message}")
+                    return damage
+        elif record.id.model.casefold() == pin.artifact_id.model.casefold():
+            others.append(record.id.reference)
+    name = pin.artifact_id.reference
+    error.message = (
+        f"{lock} pins {reference} to {name}, which is not on this machine and could not be fetched:"
+        f" {error.message}"
+    )
+    error.args = (error.message,)
+    fetch = f"fetch it from where it was: oscar-zoo pull {name} --hub {quote(pin.hub)}"
+    use = f"; or name the version that is here: {sorted(others)[0]}" if others else ""
+    error.advise(f"{fetch}{use}")
     return error
 
 

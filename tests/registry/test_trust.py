@@ -12,6 +12,7 @@ from tiny_artifacts import FILE_NAME, artifact_files, payload
 from oscar_zoo import paths
 from oscar_zoo.artifact.digest import artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,
@@ -366,6 +367,32 @@ def test_a_lock_names_the_hub_that_is_asked_first(
     assert result.hub == two.name
     moved = pull(NAME, [one], Store(tmp_path / "fresher"), trust=trust)
     assert moved.hub == one.name
+
+
+def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
+    store: Store, lock: PinFile, tmp_path: Path
+) -> None:
+    home = hub_with(tmp_path / "home", payload())
+    pull(NAME, home, store, trust=Trust(lock=lock))
+    trust = Trust(lock=lock, write_lock=False)
+    other = LocalHub(tmp_path / "other", must_exist=False)
+    newer = ArtifactId(HARD.model, "newer")
+    put_version(other, newer, payload())
+    for hubs, failure in (
+        (other, NotFoundError),
+        (troubled(tmp_path / "dead"), NetworkError),
+        ((), OfflineError),
+    ):
+        fresh = Store(tmp_path / f"without-{failure.__name__}")
+        pull(newer.reference, other, fresh)
+        with pytest.raises(failure) as caught:
+            pull(NAME, hubs, fresh, trust=trust, offline=not hubs)
+        assert f"{lock.path} pins {NAME} to {HARD.reference}" in caught.value.message
+        assert f"oscar-zoo pull {HARD.reference} --hub {home.name}" in str(caught.value.hint)
+        assert newer.reference in str(caught.value.hint)
+        assert "--offline" not in str(caught.value.hint)
+        assert pull(newer.reference, (), fresh, trust=trust, offline=True).already_present
+        assert not pull(HARD.reference, home, fresh, trust=trust).already_present
 
 
 # --- offline ---
