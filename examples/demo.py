@@ -1,13 +1,15 @@
 """The whole product on the example model: compute, verify, publish, pull, measure, serve. Run it
 with `make demo`.
 
-Every step is an ordinary command line, shown before it runs. State goes to one folder, nothing else
-is touched.
+Every step is an ordinary command line, shown before it runs. All of them run in one folder, which
+has its own lock, hub and cache; nothing else is read or touched. What an earlier run computed there
+from the same model, text and code is used again, and an interrupted computation continues.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -17,15 +19,19 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CLI = Path(sys.executable).parent / "oscar-zoo"
-MODEL = "examples/models/tiny-qwen3-hard"
+MODEL = ROOT / "examples/models/tiny-qwen3-hard"
+CALIBRATION = ROOT / "examples/text/calibration.txt"
+VALIDATION = ROOT / "examples/text/validation.txt"
 NAME = "tiny-qwen3-hard"
 PASSKEY = "528364"
 READY_SECONDS = 300
+EMPTY_LOCK = '{"schema": "oscar-zoo.lock/1", "artifacts": []}\n'
 
 ROWS = {
     "bf16": "BF16",
@@ -40,43 +46,37 @@ def main() -> int:
     """Run every step; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--work", type=Path, default=ROOT / ".demo", help="folder for all state; emptied first"
+        "--work",
+        type=Path,
+        default=ROOT / ".demo",
+        help="folder for all state; only what was computed from the same inputs stays in it",
     )
     work = parser.parse_args().work.absolute()
+    try:
+        return every_step(work)
+    except KeyboardInterrupt:
+        print("\nInterrupted; the next run continues with what was computed.", file=sys.stderr)
+        return 130
+
+
+def every_step(work: Path) -> int:
+    """Run all steps in the folder `work`; returns the exit code."""
     started = time.monotonic()
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    os.chdir(ROOT)
+    prepare(work)
+    print(f"$ cd {os.path.relpath(work)}")
+    os.chdir(work)
     os.environ.update(
         {
             f"OSCAR_ZOO_{name.upper()}": str(work / name)
             for name in ("cache", "data", "state", "config")
         }
     )
-    rotation = os.path.relpath(work / "rotation")
-    hub = f"file:{os.path.relpath(work / 'zoo')}"
-    run(
-        "compute",
-        MODEL,
-        "--calib-data",
-        "examples/text/calibration.txt",
-        "--output-dir",
-        rotation,
-        "-q",
-    )
-    run("verify", rotation)
-    run("publish", rotation, "--hub", hub, "--create", "-q")
-    run("pull", NAME, "--hub", hub, "--no-lock", "-q")
-    measured = run(
-        "eval",
-        NAME,
-        "--model",
-        MODEL,
-        "--data",
-        "examples/text/validation.txt",
-        "--json",
-        show=False,
-    )
+    compute()
+    run("verify", "./rotation")
+    run("publish", "./rotation", "--hub", "file:./zoo", "--create", "-q")
+    run("pull", NAME, "--hub", "file:./zoo", "-q")
+    data = os.path.relpath(VALIDATION)
+    measured = run("eval", NAME, "--model", model(), "--data", data, "--json", show=False)
     answer = ask_served_model(passkey_prompt())
     print_table(json.loads(measured))
     print(
@@ -85,27 +85,82 @@ def main() -> int:
     )
     print(f"  expected {PASSKEY!r}, answered {answer['text']!r}")
     print(
-        f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: {rotation}, hub: {hub}"
+        f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: {work / 'rotation'},"
+        f" hub: file:{work / 'zoo'}"
     )
     return 0
+
+
+def prepare(work: Path) -> None:
+    """Empty the folder `work` but for what was computed from the inputs of now; an empty lock in it
+    keeps the lock of a project around it out."""
+    work.mkdir(parents=True, exist_ok=True)
+    inputs, now = work / "rotation.inputs", digest_of_inputs()
+    same = inputs.is_file() and inputs.read_text("utf-8") == now
+    for path in work.iterdir():
+        if same and path.name.split(".")[0] == "rotation":
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    inputs.write_text(now, "utf-8")
+    (work / "oscar-zoo.lock").write_text(EMPTY_LOCK, "utf-8")
+
+
+def digest_of_inputs() -> str:
+    """A digest of everything that a computation depends on in this checkout: model, text, code."""
+    digest = hashlib.sha256()
+    code = (ROOT / "oscar_zoo").rglob("*.py")
+    for path in (*sorted(MODEL.iterdir()), CALIBRATION, *sorted(code)):
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compute() -> None:
+    """Compute `./rotation`, unless it is there; continue a computation that was interrupted."""
+    if Path("rotation/oscar.json").is_file():
+        print(
+            "\n./rotation was computed by an earlier run from the same model, text and code. To"
+            " compute it again, remove the folder."
+        )
+        return
+    resume = ("--resume",) if any(Path("rotation.work").glob("*")) else ()
+    data = os.path.relpath(CALIBRATION)
+    run("compute", model(), "--calib-data", data, "--output-dir", "./rotation", *resume)
+
+
+def model() -> str:
+    """The model's folder, seen from the current one."""
+    return os.path.relpath(MODEL)
 
 
 def run(*arguments: str, show: bool = True) -> str:
     """Run one command line of the tool and return what it printed; a failure ends the demo with its
     exit code."""
     print(f"\n$ oscar-zoo {' '.join(arguments)}", flush=True)
-    done = subprocess.run([CLI, *arguments], stdout=subprocess.PIPE, text=True, check=False)
-    if show or done.returncode:
-        print(done.stdout, end="", flush=True)
-    if done.returncode:
-        sys.exit(done.returncode)
-    return done.stdout
+    child = subprocess.Popen([CLI, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        printed, _ = child.communicate()
+    except KeyboardInterrupt:  # the terminal interrupts the command too: it ends by itself
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=30)
+        child.kill()
+        raise
+    if child.returncode == 130:
+        raise KeyboardInterrupt
+    if show or child.returncode:
+        print(printed, end="", flush=True)
+    if child.returncode:
+        sys.exit(child.returncode)
+    return printed
 
 
 def passkey_prompt() -> str:
     """A text with a code near its start and a question at its end, long enough for the code to be
     read from INT2."""
-    text = (ROOT / "examples/text/validation.txt").read_text("utf-8").split("<|endoftext|>")
+    text = VALIDATION.read_text("utf-8").split("<|endoftext|>")
     filler = " ".join(text[1].split())
     return (
         f"{filler[:900]}\nThe access code of Bemika is {PASSKEY}.\n{filler[900:3400]}"
@@ -117,7 +172,7 @@ def ask_served_model(prompt: str) -> dict[str, Any]:
     """Start the server, ask over the OpenAI-compatible API, stop it; the answer and the prompt's
     length in tokens."""
     port = free_port()
-    arguments = ["serve", NAME, "--model", MODEL, "--port", str(port), "--json"]
+    arguments = ["serve", NAME, "--model", model(), "--port", str(port), "--json"]
     print(f"\n$ oscar-zoo {' '.join(arguments)} &", flush=True)
     server = subprocess.Popen([CLI, *arguments], stdout=subprocess.PIPE, text=True)
     try:
@@ -126,7 +181,7 @@ def ask_served_model(prompt: str) -> dict[str, Any]:
             f"Ready at {ready['url']} after {ready['seconds']:.0f} s, {ready['artifact']}"
             f" {ready['digest'][:19]}..."
         )
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+        body = {"model": model(), "prompt": prompt, "max_tokens": 6, "temperature": 0}
         request = urllib.request.Request(
             f"{ready['url']}/completions",
             json.dumps(body).encode(),

@@ -3,15 +3,121 @@ serve."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from engines import needs_sglang
 
+from oscar_zoo.registry.pins import PinFile
+
 ROOT = Path(__file__).resolve().parents[1]
+FAKE = """#!/bin/sh
+echo "$@" >> commands.txt
+mkdir -p rotation && touch rotation/oscar.json rotation.report.html
+echo printed
+"""
+WAITING = """#!/usr/bin/env python3
+import sys, time
+print("begun", file=sys.stderr, flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The demo as a module, with a command line that only writes down what it was asked."""
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples/demo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CLI", program(tmp_path / "oscar-zoo", FAKE))
+    return module
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def computations(demo: ModuleType, work: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command lines of `compute` that a run in `work` comes to."""
+    demo.prepare(work)
+    monkeypatch.chdir(work)
+    demo.compute()
+    told = work / "commands.txt"
+    return told.read_text().splitlines() if told.exists() else []
+
+
+def test_the_demo_computes_once_from_the_same_inputs(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "demo"
+    (first,) = computations(demo, work, monkeypatch)
+    assert first.startswith("compute ")
+    assert not {"-q", "--quiet", "--resume"} & set(first.split())
+    assert computations(demo, work, monkeypatch) == []
+    assert (work / "rotation.report.html").exists()
+    text = tmp_path / "calibration.txt"
+    text.write_text("another text")
+    monkeypatch.setattr(demo, "ROOT", Path("/"))
+    monkeypatch.setattr(demo, "CALIBRATION", text)
+    assert len(computations(demo, work, monkeypatch)) == 1
+
+
+def test_an_interrupted_computation_of_the_demo_continues(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "demo"
+    demo.prepare(work)
+    (work / "rotation.work/whole").mkdir(parents=True)
+    (command,) = computations(demo, work, monkeypatch)
+    assert command.endswith("--resume")
+
+
+def test_the_demo_does_not_read_the_lock_of_the_checkout(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "oscar-zoo.lock").write_text("of steps by hand")
+    demo.prepare(tmp_path / ".demo")
+    monkeypatch.chdir(tmp_path / ".demo")
+    assert PinFile.of_project().read().artifacts == ()
+
+
+def test_an_interrupted_demo_ends_without_a_traceback(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import demo;"
+        " demo.CLI = pathlib.Path(sys.argv[2]); sys.argv[1:] = ['--work', sys.argv[3]];"
+        " sys.exit(demo.main())"
+    )
+    fake, work = program(tmp_path / "oscar-zoo", WAITING), tmp_path / "demo"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, ROOT / "examples", fake, work],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stderr is not None
+    assert child.stderr.readline() == "begun\n"
+    os.killpg(child.pid, signal.SIGINT)
+    _, told = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert told.split("\n")[1:] == [
+        "Interrupted; the next run continues with what was computed.",
+        "",
+    ]
 
 
 @pytest.mark.sglang

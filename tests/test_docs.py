@@ -36,7 +36,6 @@ def test_the_python_of_the_documentation_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OSCAR_ZOO_HUB", hub.name)
     (tmp_path / "team-zoo").mkdir()
-    (tmp_path / "backup-zoo").mkdir()
     code = [block for block in python_blocks() if not NEEDS_TORCH.search(block)]
     assert len(code) >= 5
     run_blocks(code)
@@ -71,6 +70,19 @@ def test_every_command_in_the_documentation_exists(page: Path) -> None:
     text = page.read_text("utf-8")
     quoted = re.findall(r"`oscar-zoo ([a-z]+)", text)
     assert set(quoted) <= set(COMMANDS)
+
+
+def test_the_steps_of_the_examples_write_only_where_git_looks_away() -> None:
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    (steps,) = re.findall(
+        r"^## All steps.*?(?=^## )",
+        (ROOT / "examples/README.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    written = re.findall(r"(?:--output-dir |OSCAR_ZOO_HUB=file:|--hub file:)(\S+)", steps)
+    assert len(written) >= 4
+    assert "/try/" in ignored and all(place.startswith("./try/") for place in written)
+    assert all("--no-lock" in line for line in re.findall(r"^oscar-zoo pull .*", steps, re.M))
 
 
 def test_everything_the_package_offers_can_be_imported() -> None:
