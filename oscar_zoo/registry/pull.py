@@ -130,8 +130,9 @@ def pull(
         except (NetworkError, NotFoundError) as error:
             lock = job.trust.lock
             if job.pin is not None and lock is not None:
-                told_error = pinned_missing(error, job.reference, job.pin, lock.path, store)
-                raise told_error from error.__cause__
+                raise pinned_missing(
+                    error, job.reference, job.pin, lock.path, store
+                ) from error.__cause__
             raise explained(
                 error, job.reference, store, job.hubs, job.catalog, offline=offline
             ) from error.__cause__
