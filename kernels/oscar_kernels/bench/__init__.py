@@ -1,1 +1,1 @@
-"""Timing the kernels against what their bytes allow."""
+"""Benchmarks of the kernels against the time that their bytes need."""

@@ -23,7 +23,7 @@ from oscar_kernels.decode_attention.reference import attend
 
 WORKSPACE_BYTES = 384 << 20
 ATOL = 0.03
-"""Of outputs of size one, in bfloat16."""
+"""Absolute tolerance for outputs of size one, in bfloat16."""
 
 Calls = list[Callable[[], Tensor]]
 
@@ -46,7 +46,7 @@ class Rows:
 
 
 class Baseline(Protocol):
-    """Attention over 16-bit rows; a call per layer, nothing but launches in it."""
+    """Attention over 16-bit rows, with one call per layer that only launches kernels."""
 
     name: str
 
@@ -54,25 +54,26 @@ class Baseline(Protocol):
         """One query token per request."""
 
     def extend(self, rows: Rows) -> Calls:
-        """One request: the query is that of its last tokens, rows are taken in order."""
+        """One request, whose query rows belong to its last tokens; its rows lie in order."""
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
-        """All of the query over all rows, and its log-sum-exp where the kernel gives one."""
+        """Attention of all of the query over all rows, with its log-sum-exp if the kernel gives
+        one."""
 
     def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
-        """Causal attention of new tokens over themselves, likewise."""
+        """Causal attention of new tokens over themselves; results as for `whole`."""
 
 
 def available() -> Baseline:
-    """FlashInfer where it is installed and has a GPU, else PyTorch."""
+    """FlashInfer if it is installed and there is a GPU, else PyTorch."""
     if cases.DEVICE == "cuda" and importlib.util.find_spec("flashinfer"):
         return FlashInfer(importlib.import_module("flashinfer"))
     return Sdpa()
 
 
 def rows(heads: Heads, lengths: list[int], count: int, *, new: int = 1) -> Rows:
-    """`count` layers of requests with `lengths` tokens in random slots, and the queries of `new`
-    tokens of each."""
+    """Rows of `count` layers for requests with `lengths` tokens in random slots, and the queries of
+    `new` tokens of each request."""
     tokens, dim = sum(lengths), heads.k_spec.head_dim
     layers = [
         (
@@ -91,7 +92,7 @@ def rows(heads: Heads, lengths: list[int], count: int, *, new: int = 1) -> Rows:
 
 
 def check(heads: Heads, baseline: Baseline) -> None:
-    """Both kinds of attention are what the reference computes on the same rows.
+    """Check both kinds of attention against the reference on the same rows.
 
     Raises:
         AssertionError: they are not.
@@ -119,7 +120,7 @@ def _close(what: str, got: Tensor, want: Tensor) -> None:
 
 
 class FlashInfer:
-    """Its paged decode kernel on tensor cores, and its prefill kernel for one request.
+    """FlashInfer's paged decode kernel on tensor cores, and its prefill kernel for one request.
 
     Args:
         library: the module `flashinfer`.
@@ -132,7 +133,7 @@ class FlashInfer:
         self._scratch = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
     def decode(self, rows: Rows) -> Calls:
-        """See `Baseline`; prepared for CUDA graphs as SGLang does it."""
+        """See `Baseline`; the calls are prepared for CUDA graphs as in SGLang."""
         number, (_, q_heads, dim) = len(rows.lengths), rows.query.shape
         indptr = torch.tensor([0, *rows.lengths], device="cuda").cumsum(0).int()
         last = torch.ones(number, dtype=torch.int32, device="cuda")
@@ -181,7 +182,7 @@ class FlashInfer:
 
 
 class Sdpa:
-    """PyTorch's scaled dot product over contiguous rows, no pages: what is there without
+    """PyTorch's scaled dot product over contiguous rows without pages, for machines without
     FlashInfer."""
 
     name = "torch-sdpa"
@@ -206,7 +207,7 @@ class Sdpa:
         ]
 
     def extend(self, rows: Rows) -> Calls:
-        """See `Baseline`; causal by a mask."""
+        """See `Baseline`; a mask makes it causal."""
         query = rows.query.transpose(0, 1).unsqueeze(0)
         new, length = query.shape[2], rows.lengths[0]
         mask = torch.ones(new, length, dtype=torch.bool, device=query.device).tril(length - new)

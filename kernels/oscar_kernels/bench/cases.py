@@ -34,20 +34,20 @@ QWEN3_8B = Heads(
     sink=64,
     recent=256,
 )
-"""32 query heads and 8 KV heads of 128, windows of 64 and 256."""
+"""The shape of Qwen3-8B: 32 query heads and 8 KV heads of 128, windows of 64 and 256."""
 
 TINY = Heads(
     QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.92), num_kv_heads=2, group=2, sink=4, recent=8
 )
-"""For a dry run."""
+"""The shape of a dry run."""
 
 LAYERS_BYTES = 1 << 30
-"""Layers of a case read this together, twenty times the L2 of an H200."""
+"""Bytes that the layers of a case read together, twenty times the L2 of an H200."""
 
 
 @dataclass(frozen=True)
 class WriteLayer:
-    """What a write takes, on the device."""
+    """The arguments of a write, on the device."""
 
     key: Tensor
     value: Tensor
@@ -61,7 +61,7 @@ class WriteLayer:
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """What attention takes: caches of several layers, and one batch of all of them.
+    """The arguments of attention: caches of several layers, and one batch for all of them.
 
     Attributes:
         query: `[B, Hq, Dk]` of decode, `[T, Hq, Dk]` of an extend.
@@ -85,13 +85,13 @@ class AttentionLayers:
 
 
 def layers(moved: int, most: int) -> int:
-    """How many layers a case needs, each with `moved` bytes, so that none finds its own bytes in
-    the L2."""
+    """Number of layers that a case needs, each with `moved` bytes, so that no layer finds its own
+    bytes in the L2."""
     return min(most, max(4, -(-LAYERS_BYTES // moved)))
 
 
 def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
-    """`new` more tokens for each of some requests that have `lengths` cached tokens."""
+    """A write of `new` tokens for each request, on top of `lengths` cached tokens."""
     requests, tokens = len(lengths), new * len(lengths)
     k_dim, v_dim, kv_heads = heads.k_spec.head_dim, heads.v_spec.head_dim, heads.num_kv_heads
     slots = tokens + (65536 if DEVICE == "cuda" else 8)
@@ -118,7 +118,7 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
 def attention_layers(
     heads: Heads, lengths: list[int], count: int, *, new: int = 1
 ) -> AttentionLayers:
-    """`count` layers, and `new` tokens for each request of `lengths` cached ones."""
+    """`count` layers with `lengths` cached tokens, and `new` tokens for each request."""
     cache, batch = cached_batch(heads, lengths)
     tokens, kv_heads = new * len(lengths), heads.num_kv_heads
     return AttentionLayers(

@@ -1,5 +1,5 @@
-"""Every op against its reference, before it is timed: the same kernels, on shapes that the
-reference can do."""
+"""Checks of every op against its reference before it is timed, on shapes that the reference can
+handle."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from oscar_kernels.quantizer import unpack
 
 ATOL = 4e-6
 TIES = 2e-5
-"""Part of the codes of 16-bit rows that may fall on another side of a rounding tie;
-`kv_write.tuning` tells why."""
+"""Share of the codes of 16-bit rows that may differ at rounding ties; `kv_write.tuning` tells
+why."""
 
 
 def lengths() -> list[int]:
-    """Of the requests: several, odd, one of a single token; short where kernels are interpreted."""
+    """Lengths of the requests, one of them a single token; they are short if kernels are
+    interpreted."""
     return [1000, 1, 17, 3001] if cases.DEVICE == "cuda" else [21, 1, 40]
 
 
 def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = None) -> None:
-    """Decode attention by `op` is as good as PyTorch in the same dtype, on requests of `cached`
-    tokens.
+    """Check that decode attention by `op` is as good as PyTorch in the same dtype, on requests of
+    `cached` tokens.
 
     Raises:
         AssertionError: it is not.
@@ -53,7 +54,8 @@ def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = N
 
 
 def extend(heads: Heads) -> None:
-    """The short extend's outputs and log-sum-exps are as good as PyTorch's in the same dtype.
+    """Check that outputs and log-sum-exps of the short extend are as good as PyTorch's in the same
+    dtype.
 
     Raises:
         AssertionError: they are not.
@@ -79,8 +81,8 @@ def extend(heads: Heads) -> None:
 
 
 def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
-    """Of `op`: codes differ from the reference's on rounding ties only, by one, and few; exact rows
-    are as near.
+    """Check the write by `op`: few codes differ from the reference's, at rounding ties and by one,
+    and exact rows are close to the reference's.
 
     Raises:
         AssertionError: they do not, or are not.
@@ -114,7 +116,7 @@ def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
 
 
 def reading(heads: Heads) -> None:
-    """Materialised rows are the reference's to the bit.
+    """Check that materialised rows equal the reference's to the bit.
 
     Raises:
         AssertionError: they are not.

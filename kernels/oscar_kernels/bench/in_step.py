@@ -1,4 +1,4 @@
-"""What attention adds to a decode step: timed between matrix products, as in a model.
+"""The time that attention adds to a decode step, measured between matrix products as in a model.
 
 A kernel that is timed by itself finds its code and its small tables in the caches. In a model the
 weights of a layer have swept them, and the kernel in front is another one. The products alone are
@@ -21,7 +21,8 @@ from oscar_kernels.bench.timing import Timing, timed
 Call = Callable[[], object]
 
 WEIGHTS, TINY_WEIGHTS = (4096, 49_152), (16, 32)
-"""Of the product between two layers: 400 MB, about what a layer of an 8B model reads."""
+"""Shape of the product between two layers: 400 MB, about as much as a layer of an 8B model
+reads."""
 
 
 def step(bench: ops.OpBench) -> Iterator[ResultRow]:
@@ -54,7 +55,7 @@ def step(bench: ops.OpBench) -> Iterator[ResultRow]:
 def _parts(
     bench: ops.OpBench, lengths: list[int], count: int, baseline: baselines.Baseline
 ) -> dict[str, list[Sequence[Call]]]:
-    """By name, the calls that every layer makes one after the other, for `count` layers."""
+    """The calls that every layer makes one after the other, for `count` layers, by name."""
     heads = bench.plan.heads
     job = cases.attention_layers(heads, lengths, count)
     written = [cases.write_layer(heads, lengths, 1) for _ in range(count)]

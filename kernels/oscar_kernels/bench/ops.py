@@ -1,4 +1,5 @@
-"""What is timed: every op checked against its reference, then run on the shapes of a plan."""
+"""The benchmarks of every op: it is checked against its reference, then timed on the shapes of a
+plan."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ WRITES: dict[str, ModuleType] = {"cuda": cuda_write, "triton": triton_write}
 
 @dataclass(frozen=True)
 class OpPlan:
-    """Shapes of a run.
+    """The shapes of a run.
 
     Attributes:
         heads: of every case.
@@ -74,7 +75,7 @@ class OpBench:
     note: Callable[[str], None] = field(repr=False)
 
     def decode(self) -> Iterator[ResultRow]:
-        """Decode attention with both stages, by every path that runs here."""
+        """Time decode attention with both stages, by every path that runs here."""
         heads, checked = self.plan.heads, set[str]()
         for number, length in self.plan.decode:
             lengths = [length] * number
@@ -92,7 +93,7 @@ class OpBench:
                 yield row("decode", f"{number} x {length}", name, timing, moved, self.bandwidth)
 
     def extend(self) -> Iterator[ResultRow]:
-        """A few new tokens over a long prefix."""
+        """Time a few new tokens over a long prefix."""
         heads, (new, length) = self.plan.heads, self.plan.extend
         checks.extend(heads)
         moved = roofline.extend(heads, [length], new)
@@ -101,7 +102,7 @@ class OpBench:
         yield row("extend", f"{new} over {length}", "triton", timing, moved, self.bandwidth)
 
     def write(self) -> Iterator[ResultRow]:
-        """One decode step, and a prefill of one request."""
+        """Time the write of a decode step, and of a prefill of one request."""
         plan = self.plan
         for name, path in WRITES.items():
             reason = (
@@ -119,7 +120,7 @@ class OpBench:
                 )
 
     def writes(self) -> list[tuple[str, list[int], int, int, bool]]:
-        """Cases of a write: name, cached tokens of each request, new ones, layers, and whether it
+        """The cases of a write: name, cached and new tokens of each request, layers, and whether it
         is a decode step."""
         plan = self.plan
         steps = [(f"step {n}", [30_000] * n, 1, plan.layers, True) for n in (1, plan.step)]
@@ -136,7 +137,7 @@ class OpBench:
         *,
         step: bool,
     ) -> ResultRow:
-        """One case by one implementation."""
+        """Time one case by one implementation."""
         heads, tokens = self.plan.heads, new * len(lengths)
         jobs = [cases.write_layer(heads, lengths, new) for _ in range(count)]
         timing = timed(write_calls(jobs, step=step, op=op), replays=self.plan.replays)
@@ -144,7 +145,7 @@ class OpBench:
         return row("write", case, name, timing, moved, self.bandwidth)
 
     def read(self) -> Iterator[ResultRow]:
-        """A prefix back as rows."""
+        """Time reading a prefix back as rows."""
         heads = self.plan.heads
         checks.reading(heads)
         for number, length in self.plan.read:
@@ -158,7 +159,7 @@ class OpBench:
             yield row("read", f"{number} x {length}", "triton", timing, moved, self.bandwidth)
 
     def baseline(self) -> Iterator[ResultRow]:
-        """Decode and extend over 16-bit rows, by FlashInfer or PyTorch."""
+        """Time decode and extend over 16-bit rows, by FlashInfer or PyTorch."""
         heads, baseline = self.plan.heads, baselines.available()
         if baseline.name != baselines.FlashInfer.name:
             self.note(f"FlashInfer is not there; the baseline is {baseline.name}")
@@ -195,8 +196,8 @@ def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
 
 
 def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object) -> Calls:
-    """Decode attention of every layer as a server calls it, by a launcher with some of its own
-    options."""
+    """Calls of decode attention for every layer, as a server makes them, by a launcher that may get
+    options of its own."""
     number, q_heads, _ = job.query.shape
     workspace = Workspace.allocate(
         path.decode_workspace_numel(job.caches[0], q_heads, number), cases.DEVICE
@@ -220,7 +221,7 @@ def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object
 
 
 def extend_calls(job: cases.AttentionLayers) -> Calls:
-    """The short extend of every layer."""
+    """Calls of the short extend for every layer."""
     tokens, q_heads, _ = job.query.shape
     elements = triton_attention.extend_workspace_numel(job.caches[0], q_heads, tokens)
     workspace = Workspace.allocate(elements, cases.DEVICE)
@@ -252,8 +253,8 @@ def write_calls(
     op: Callable[..., object] = triton_write.write_kv_int2,
     tiles: WriteTiles | None = None,
 ) -> Calls:
-    """Writes of new tokens: of a decode step, with the query and into the windows, or of a prefill,
-    into slots."""
+    """Calls that write new tokens: those of a decode step, with the query and the windows, or those
+    of a prefill, into slots only."""
     return [
         partial(
             op,
@@ -280,5 +281,5 @@ def read_calls(
     *,
     tiles: ReadTiles | None = None,
 ) -> Calls:
-    """Materialisation of one prefix, twice; what it reads and writes is larger than any cache."""
+    """Two calls that materialise one prefix, which reads and writes more than any cache holds."""
     return [partial(materialize_prefix, cache, batch, out_k=out_k, out_v=out_v, tiles=tiles)] * 2

@@ -1,5 +1,5 @@
-"""Self-describing CSV rows: a number without its GPU, versions and commit is worth nothing
-later."""
+"""CSV rows that describe themselves, because a number without its GPU, versions and commit is
+useless later."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ResultRow:
 
 
 def row(op: str, case: str, kernel: str, timing: Timing, moved: int, bandwidth: float) -> ResultRow:
-    """A row about now and here.
+    """A row with the place and time of this measurement.
 
     Args:
         timing: of one layer.
@@ -94,8 +94,8 @@ def _version(package: str) -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The commit of the checkout, with a plus sign if files differ from it; `unknown` outside of
-    one."""
+    """The commit of the checkout, with a plus sign if files differ from it; `unknown` outside of a
+    checkout."""
     command = [
         "git",
         "-C",
@@ -114,7 +114,7 @@ def _commit(folder: Path) -> str:
 
 
 def write_rows(rows: Iterable[ResultRow], out: TextIO) -> None:
-    """A header and one line per row, as they come."""
+    """Write a header, then one line per row as rows come."""
     writer = csv.DictWriter(out, [f.name for f in fields(ResultRow)], lineterminator="\n")
     writer.writeheader()
     out.flush()

@@ -16,9 +16,9 @@ from oscar_kernels.spec import QuantSpec
 
 WINDOW_BYTES = 2
 TARGET_BYTES = 8
-"""Slot of a new token: int64, as SGLang gives it."""
+"""Bytes of the slot of a new token: int64, as SGLang gives it."""
 SLOT_BYTES = 4
-"""Slot of a cached token: int32, in the packed list of a batch."""
+"""Bytes of the slot of a cached token: int32, in the packed list of a batch."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""A scheduler process of SGLang: its model runner, what it answers for `/server_info`, and where
-its metrics go."""
+"""A scheduler process of SGLang: its model runner, its part of `/server_info`, and the outlet of
+its metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def model_runner(scheduler: Any) -> Any:
 
 
 def add_internal_state(output: Any, name: str, value: Any) -> None:
-    """Put plain values into what a worker answers for `/server_info`."""
+    """Add plain values to the answer of a worker for `/server_info`."""
     output.internal_state[name] = value
 
 
@@ -23,9 +23,9 @@ class MetricsOutlet:
     """Where a worker's metrics go.
 
     Attributes:
-        collector: SGLang's own metrics of this worker, whose stats logging ours follow.
+        collector: SGLang's own metrics of this worker; ours are updated when it logs its stats.
         runner: the model runner.
-        labels: of every metric.
+        labels: labels of every metric.
         gauge, counter: classes that write where SGLang's `/metrics` reads.
         used_tokens, evictable_tokens: SGLang's last counts of token slots.
     """
@@ -40,11 +40,11 @@ class MetricsOutlet:
 
 
 def metrics_outlet(reporter: Any) -> MetricsOutlet | None:
-    """The outlet of a scheduler process, or `None` where SGLang exports nothing: no
-    `--enable-metrics`, other ranks."""
+    """The outlet of a scheduler process; `None` if SGLang exports nothing, as without
+    `--enable-metrics` or on other ranks."""
     if not reporter.current_scheduler_metrics_enabled:
         return None
-    # Imported here like SGLang does, after it has chosen the folder that all processes write to.
+    # SGLang imports it late too, after it has chosen the folder that all processes write to.
     from prometheus_client import Counter, Gauge
 
     collector = reporter.metrics_collector
