@@ -1,9 +1,14 @@
 """What a serving engine gives to the INT2 cache, without any type of an engine.
 
-A shim for an engine fills in `CacheConfig` once and a `StepInput` for every forward pass. It calls
-`Int2Cache.begin`, `refill` and `forward`. It also tells the stores when requests change owner:
-`WindowStore.hand_out` when it gives a row to a new request, and `SinkBlocks.expect`, `launched`,
-`free`, `clear` and `tail` as `sink_blocks` describes them.
+A shim for an engine fills in `CacheConfig` once and a `StepInput` for every forward pass, and calls
+`Int2Cache.begin`, `refill` and `forward`. It also tells the stores about the owners of window rows,
+on the host:
+
+* `WindowStore.hand_out(rows)`: the engine gave rows to new requests.
+* `SinkBlocks.admit(rows, prompts)`: the tokens that these requests will bring.
+* `SinkBlocks.release(row, prompt)`: a request has ended or must start again.
+* `SinkBlocks.flush()`: the engine emptied its prefix cache.
+* `SinkBlocks.reprefill_tail(prompt, page_size)`: tokens of a prefix hit to compute again.
 """
 
 from __future__ import annotations

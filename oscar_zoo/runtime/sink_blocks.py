@@ -110,7 +110,7 @@ class SinkBlocks:
         self.hits = self.misses = self.forced_misses = self.lost = 0
         self.asking: PromptKey | None = None
         """The request whose prefix the engine looks up at the moment."""
-        self.clear()
+        self.flush()
 
     @property
     def in_use(self) -> int:
@@ -127,7 +127,7 @@ class SinkBlocks:
         names = ("in_use", "idle", "hits", "misses", "forced_misses", "lost")
         return {name: int(getattr(self, name)) for name in names}
 
-    def clear(self) -> None:
+    def flush(self) -> None:
         """Forget rows and contents, because the prefix cache was emptied."""
         self._readers = [0] * self.num_blocks
         self._free = list(range(self.num_blocks - 1, 0, -1))
@@ -138,7 +138,7 @@ class SinkBlocks:
         self._expected: dict[int, PromptKey] = {}
         self._given_away: OrderedDict[Key, None] = OrderedDict()
 
-    def tail(self, prompt: PromptKey | None, page_size: int = 1) -> int:
+    def reprefill_tail(self, prompt: PromptKey | None, page_size: int = 1) -> int:
         """Tokens at the end of a prompt that must be prefilled again, whatever the prefix cache
         holds.
 
@@ -161,7 +161,7 @@ class SinkBlocks:
             else MISS
         )
 
-    def expect(self, rows: Iterable[int], prompts: Iterable[PromptKey]) -> None:
+    def admit(self, rows: Iterable[int], prompts: Iterable[PromptKey]) -> None:
         """Note that rows were given to requests with these prompts. The next step brings their
         first tokens."""
         self._expected.update(zip(rows, prompts, strict=True))
@@ -207,7 +207,7 @@ class SinkBlocks:
                 if end >= self.width:
                     self._publish(state, state.prompt.key(self.width))
 
-    def free(self, row: int, prompt: PromptKey) -> None:
+    def release(self, row: int, prompt: PromptKey) -> None:
         """Take back the row of a request that has ended or must start again later.
 
         Args:

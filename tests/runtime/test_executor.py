@@ -92,7 +92,7 @@ class Both:
         first = (row if shared_with is None else shared_with,) * SINK
         for machine in self.machines:
             windows = machine.windows
-            windows.sinks.expect([row], [PromptKey((), first, LONGEST)])
+            windows.sinks.admit([row], [PromptKey((), first, LONGEST)])
             windows.begin({row: prefix})
             if shared_with is not None:
                 block = windows.sink_block[row]

@@ -33,7 +33,7 @@ def blocks(idle: int = 1, kind: type[SinkBlocks] = SinkBlocks) -> SinkBlocks:
 def start(
     sinks: SinkBlocks, row: int, tokens: Any, prefix: int = 0, end: int | None = None, **scope: Any
 ) -> Place:
-    sinks.expect([row], [prompt(tokens, **scope)])
+    sinks.admit([row], [prompt(tokens, **scope)])
     (place,) = sinks.begin([(row, prefix)])
     sinks.launched([row], [len(tokens) if end is None else end])
     return place
@@ -45,7 +45,7 @@ LONG = tuple(range(20))
 def test_the_second_request_shares_the_block_of_the_first() -> None:
     sinks = blocks()
     first = start(sinks, 1, LONG)
-    assert sinks.tail(prompt(LONG)) == RECENT
+    assert sinks.reprefill_tail(prompt(LONG)) == RECENT
     assert start(sinks, 2, LONG, prefix=10) == Place(2, first.block, 0)
     assert sinks.counts() == {
         "in_use": 1,
@@ -55,8 +55,8 @@ def test_the_second_request_shares_the_block_of_the_first() -> None:
         "forced_misses": 0,
         "lost": 0,
     }
-    sinks.free(1, prompt(LONG))
-    sinks.free(2, prompt(LONG))
+    sinks.release(1, prompt(LONG))
+    sinks.release(2, prompt(LONG))
     assert (sinks.in_use, sinks.idle) == (0, 1)
     assert start(sinks, 3, LONG, prefix=10) == Place(3, first.block, 0)
 
@@ -64,10 +64,10 @@ def test_the_second_request_shares_the_block_of_the_first() -> None:
 def test_a_block_between_two_chunks_is_nobody_elses() -> None:
     sinks = blocks()
     start(sinks, 1, LONG, end=WIDTH - 1)
-    assert sinks.tail(prompt(LONG)) == MISS
+    assert sinks.reprefill_tail(prompt(LONG)) == MISS
     second = start(sinks, 2, LONG)
     sinks.launched([1], [len(LONG)])  # the first is complete too now, and stays alone
-    assert sinks.tail(prompt(LONG)) == RECENT
+    assert sinks.reprefill_tail(prompt(LONG)) == RECENT
     assert start(sinks, 3, LONG, prefix=10).block == second.block
 
 
@@ -75,7 +75,7 @@ def test_a_block_between_two_chunks_is_nobody_elses() -> None:
 def test_the_deliberate_bug_is_one(early: bool) -> None:
     sinks = blocks(kind=EarlySinks if early else SinkBlocks)
     start(sinks, 1, LONG, end=WIDTH - 1)
-    assert (sinks.tail(prompt(LONG)) == RECENT) == early
+    assert (sinks.reprefill_tail(prompt(LONG)) == RECENT) == early
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_the_deliberate_bug_is_one(early: bool) -> None:
 def test_a_hit_passes_the_sinks_or_does_not_happen(length: int, page_size: int, tail: int) -> None:
     sinks = blocks()
     start(sinks, 1, LONG)
-    assert sinks.tail(prompt(LONG[:length]), page_size) == tail
+    assert sinks.reprefill_tail(prompt(LONG[:length]), page_size) == tail
 
 
 def test_what_is_shared_depends_on_more_than_tokens() -> None:
     sinks = blocks()
     start(sinks, 1, LONG, scope=("adapter",))
     start(sinks, 2, LONG, scope=None)  # embeddings in place of tokens
-    assert sinks.tail(prompt(LONG, ("adapter",))) == RECENT
-    assert sinks.tail(prompt(LONG)) == sinks.tail(prompt(LONG, None)) == MISS
+    assert sinks.reprefill_tail(prompt(LONG, ("adapter",))) == RECENT
+    assert sinks.reprefill_tail(prompt(LONG)) == sinks.reprefill_tail(prompt(LONG, None)) == MISS
 
 
 def test_idle_blocks_go_in_the_order_they_were_used() -> None:
@@ -106,11 +106,11 @@ def test_idle_blocks_go_in_the_order_they_were_used() -> None:
     texts = [(i, *LONG) for i in range(4)]
     for text in texts[:2]:
         start(sinks, 1, text)
-        sinks.free(1, prompt(text))
+        sinks.release(1, prompt(text))
     start(sinks, 1, texts[0], prefix=10)
-    sinks.free(1, prompt(texts[0]))
+    sinks.release(1, prompt(texts[0]))
     start(sinks, 1, texts[2])
-    assert [sinks.tail(prompt(text)) for text in texts] == [RECENT, MISS, RECENT, MISS]
+    assert [sinks.reprefill_tail(prompt(text)) for text in texts] == [RECENT, MISS, RECENT, MISS]
     start(sinks, 2, texts[1])
     start(sinks, 2, texts[3])  # row 2 was reused without a word
     assert sinks.counts() == {
@@ -130,8 +130,8 @@ def test_in_one_step_sharing_comes_before_pushing_out() -> None:
     texts = [(i, *LONG) for i in range(3)]
     for text in texts[:2]:
         start(sinks, 1, text)
-        sinks.free(1, prompt(text))
-    sinks.expect([1, 2], [prompt(texts[2]), prompt(texts[0])])
+        sinks.release(1, prompt(text))
+    sinks.admit([1, 2], [prompt(texts[2]), prompt(texts[0])])
     new, shared = sinks.begin([(1, 0), (2, 10)])
     assert shared.sink_from == 0 and new.block != shared.block and sinks.lost == 0
 
@@ -139,20 +139,20 @@ def test_in_one_step_sharing_comes_before_pushing_out() -> None:
 def test_an_answer_completes_the_block_of_a_short_prompt() -> None:
     sinks = blocks()
     start(sinks, 1, LONG[:2])
-    sinks.free(1, prompt(LONG[:WIDTH]))  # the last token is not in the cache yet
+    sinks.release(1, prompt(LONG[:WIDTH]))  # the last token is not in the cache yet
     assert sinks.idle == 0
     start(sinks, 1, LONG[:2])
-    sinks.free(1, prompt(LONG[: WIDTH + 1]))
-    assert sinks.idle == 1 and sinks.tail(prompt(LONG)) == RECENT
+    sinks.release(1, prompt(LONG[: WIDTH + 1]))
+    assert sinks.idle == 1 and sinks.reprefill_tail(prompt(LONG)) == RECENT
 
 
 @pytest.mark.parametrize("end", [1, 3])
 def test_a_prompt_given_up_between_chunks_completes_nothing(end: int) -> None:
     sinks = blocks()
     start(sinks, 1, LONG, end=end)
-    sinks.free(1, prompt(LONG))
+    sinks.release(1, prompt(LONG))
     start(sinks, 1, LONG[:3], end=1)
-    sinks.free(1, prompt(LONG))
+    sinks.release(1, prompt(LONG))
     assert (sinks.idle, sinks.in_use) == (0, 0)
 
 
@@ -160,7 +160,7 @@ def test_a_block_with_a_hole_is_not_shared() -> None:
     sinks = blocks()
     assert start(sinks, 1, LONG, prefix=2).sink_from == 2
     assert start(sinks, 2, LONG, prefix=WIDTH) == Place(2, 2, WIDTH)
-    sinks.free(1, prompt(LONG))
+    sinks.release(1, prompt(LONG))
     assert (sinks.lost, sinks.idle, sinks.in_use) == (2, 0, 1)
 
 
@@ -168,7 +168,7 @@ def test_a_hit_that_ends_among_the_sinks_starts_with_a_copy() -> None:
     sinks = blocks(idle=0)
     first = start(sinks, 1, LONG)
     assert start(sinks, 2, LONG, prefix=2) == Place(2, 2, 0, donor=first.block)
-    sinks.free(1, prompt(LONG))
+    sinks.release(1, prompt(LONG))
     start(sinks, 1, (5, *LONG))
     assert start(sinks, 3, LONG, prefix=2) == Place(
         3, first.block, 0, donor=first.block
@@ -180,9 +180,9 @@ def test_clearing_forgets_all() -> None:
     sinks = blocks(idle=0)
     for row in (1, 2, 3):
         start(sinks, row, (row, *LONG))
-    sinks.clear()
+    sinks.flush()
     assert (sinks.in_use, sinks.idle) == (0, 0)
-    assert sinks.tail(prompt((1, *LONG))) == MISS
+    assert sinks.reprefill_tail(prompt((1, *LONG))) == MISS
     assert {start(sinks, row, (row, *LONG)).block for row in (1, 2, 3)} == {1, 2, 3}
 
 
@@ -190,7 +190,7 @@ def test_a_row_that_nobody_announced_has_a_block_of_its_own() -> None:
     sinks = blocks()
     assert sinks.begin([(1, 0)]) == [Place(1, 1, 0)]
     sinks.launched([1], [20])
-    sinks.free(1, prompt(LONG))
+    sinks.release(1, prompt(LONG))
     assert (sinks.idle, sinks.misses) == (0, 0)
 
 
@@ -198,13 +198,13 @@ def test_without_sinks_nothing_is_given_away() -> None:
     sinks = SinkBlocks(0, 4, RECENT)
     assert start(sinks, 3, LONG) == Place(3, 0, 0)
     assert start(sinks, 2, LONG, prefix=5) == Place(2, 0, 5)
-    assert sinks.tail(prompt(LONG)) == RECENT
+    assert sinks.reprefill_tail(prompt(LONG)) == RECENT
     assert not any(sinks.counts().values())
 
 
 def test_hits_take_what_they_find_when_nothing_is_recomputed() -> None:
     sinks = SinkBlocks(WIDTH, 5, None)
-    assert sinks.tail(prompt(LONG)) == 0
+    assert sinks.reprefill_tail(prompt(LONG)) == 0
 
 
 @dataclass
@@ -235,9 +235,9 @@ class Engine:
             known = max(
                 (n for n in range(len(text) + 1) if tuple(text[:n]) in self.tree), default=0
             )
-            tail = self.sinks.tail(self.prompt(text))
+            tail = self.sinks.reprefill_tail(self.prompt(text))
             owners.append((row, max(0, min(known - loss, len(text) - max(1, tail)))))
-        self.sinks.expect(
+        self.sinks.admit(
             [row for row, _ in owners], [self.prompt(text) for text in texts[: len(owners)]]
         )
         for (row, prefix), place, text in zip(
@@ -290,7 +290,7 @@ class Engine:
         owner = self.rows.pop(row)
         if owner.cached >= owner.prompt:
             self.tree.update(tuple(owner.tokens[:n]) for n in range(1, owner.cached + 1))
-        self.sinks.free(row, self.prompt(owner.tokens))
+        self.sinks.release(row, self.prompt(owner.tokens))
 
     def prompt(self, tokens: list[int]) -> PromptKey:
         return prompt(tokens, width=self.sinks.width)
@@ -331,7 +331,7 @@ def run(sinks: SinkBlocks, calls: list[tuple[Any, ...]], rows: int = ROWS) -> No
             case "free", index if engine.rows:
                 engine.free(sorted(engine.rows)[index % len(engine.rows)])
             case ("flush",) if not engine.rows:
-                sinks.clear()
+                sinks.flush()
                 engine.tree.clear()
         for row in engine.rows:
             engine.check(row)

@@ -119,7 +119,7 @@ def test_what_was_recorded_is_what_is_read(steps: list[int], sink: int, recent: 
 
 def test_rows_read_the_block_they_share() -> None:
     side, same = store(idle=1), PromptKey((), (7,) * SINK, 20)
-    side.sinks.expect([1, 2], [same, same])
+    side.sinks.admit([1, 2], [same, same])
     side.begin({1: 0})
     side.sinks.launched([1], [20])
     record(side, 0, 1, 0, *rows(0, 20))
@@ -134,7 +134,7 @@ def test_rows_read_the_block_they_share() -> None:
 
 def test_a_prefix_inside_the_sinks_is_copied() -> None:
     side, same = store(), PromptKey((), (7,) * SINK, 20)
-    side.sinks.expect([1, 2], [same, same])
+    side.sinks.admit([1, 2], [same, same])
     side.begin({1: 0})
     side.sinks.launched([1], [20])
     record(side, 0, 1, 0, *rows(0, 20))

@@ -118,13 +118,13 @@ def test_a_hit_that_was_cut_leaves_a_tail(page: int, length: int, cached: int, t
 def test_sinks_are_counted_by_their_blocks() -> None:
     sinks = SinkBlocks(2, num_blocks=4, recent=8)
     prompts = [PromptKey((), ids, 20) for ids in ((1, 2), (1, 2), (3, 4))]
-    sinks.expect([1], prompts[:1])
+    sinks.admit([1], prompts[:1])
     sinks.begin([(1, 0)])
     sinks.launched([1], [20])
-    sinks.expect([2, 3], prompts[1:])
+    sinks.admit([2, 3], prompts[1:])
     sinks.begin([(2, 12), (3, 0)])
-    sinks.free(1, prompts[0])
-    sinks.free(2, prompts[1])
+    sinks.release(1, prompts[0])
+    sinks.release(2, prompts[1])
     assert {name: read() for name, read in sink_sources(sinks).items()} == {
         "capacity_sink_blocks": 3,
         "used_sink_blocks": 1,

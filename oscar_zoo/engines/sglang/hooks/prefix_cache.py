@@ -24,7 +24,7 @@ def tail(result: int, tree: Any, request: Any = None) -> int | None:
     if sinks is None:
         return max(int(result), worker.served()[0].recent.value)
     prompt = sinks.asking if request is None else request_rows.prompt(request, sinks.width)
-    return max(int(result), sinks.tail(prompt, request_rows.page_size(tree)))
+    return max(int(result), sinks.reprefill_tail(prompt, request_rows.page_size(tree)))
 
 
 def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def admit(result: Any, self: Any, requests: Any) -> None:
     sinks = _sinks(self)
     if sinks is not None and result is not None:
         FIRED.add("admit")
-        sinks.expect(result, (request_rows.prompt(request, sinks.width) for request in requests))
+        sinks.admit(result, (request_rows.prompt(request, sinks.width) for request in requests))
 
 
 def release(original: Any, self: Any, request: Any) -> Any:
@@ -70,7 +70,7 @@ def release(original: Any, self: Any, request: Any) -> Any:
     prompt = request_rows.prompt(request, sinks.width)
     result, rows = request_rows.freed(original, self, request)
     for row in rows:
-        sinks.free(row, prompt)
+        sinks.release(row, prompt)
     return result
 
 
@@ -79,7 +79,7 @@ def flush(_result: None, self: Any) -> None:
     sinks = _sinks(self)
     if sinks is not None:
         FIRED.add("flush")
-        sinks.clear()
+        sinks.flush()
 
 
 def _sinks(rows: Any) -> SinkBlocks | None:
