@@ -236,7 +236,7 @@ class FileEntry(Spec):
 
 
 class StatisticsBlock(Spec):
-    """The statistics fingerprint (ARTIFACT rule `oscar-zoo.stats/1`)."""
+    """The statistics fingerprint `oscar-zoo.stats/1`."""
 
     file: Text
     version: Literal["oscar-zoo.stats/1"]

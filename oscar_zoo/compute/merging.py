@@ -60,8 +60,8 @@ def merge_files(paths: Sequence[Path], out: Path) -> MergeResult:
     """Merge moments files, two or more, into the file `out`, which is replaced.
 
     Raises:
-        UsageError: parts of different models or numerics, or that hold some tokens twice.
-        ComputeFailed: ranks of one capture that contradict each other.
+        UsageError: the parts are of different models or numerics, or hold some tokens twice.
+        ComputeFailed: ranks of one capture contradict each other.
         MalformedFile, PathNotFound, StorageError: a file cannot be read, or the result not written.
     """
     if len(paths) < 2:

@@ -146,7 +146,7 @@ def _add_products(total: Tensor, left: Tensor, right: Tensor, most: int) -> None
 
 
 def _float32_is_whole() -> bool:
-    """Whether products of float32 are that in this process, and not shortened to TF32."""
+    """Whether float32 products are full float32 in this process, and not TF32."""
     try:
         precision: str = torch.get_float32_matmul_precision()
     except RuntimeError:  # set for some kernels only
@@ -186,10 +186,10 @@ def _matrices(rows: Tensor, count: int, *, inside: bool | None = None) -> tuple[
 
     Args:
         rows: `[heads, N, d]`, N a multiple of `count`.
-        inside: which of both; `None` asks the strides.
+        inside: choose the first of the two layouts; `None` decides by the strides.
 
     Returns:
-        Whether it is the first, and `[heads * count, N / count, d]`.
+        Whether the layout is the first, and the matrices `[heads * count, N / count, d]`.
     """
     if inside is None:
         inside = rows.stride(0) < rows.stride(1)

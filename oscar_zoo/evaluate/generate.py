@@ -54,7 +54,7 @@ def greedy_generate(
 
     Raises:
         UsageError: an empty prompt, or sizes and boundaries that make no chunks.
-        GeometryMismatch: see `cache.CacheSpec.check`.
+        GeometryMismatch: see `simulated_cache.CacheSpec.check`.
         UnsupportedModel: a model with layers that keep another kind of cache.
     """
     request = GenerationRequest(model, cache)

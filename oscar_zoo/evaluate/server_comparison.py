@@ -62,9 +62,9 @@ class ComparisonRow:
     """One server.
 
     Attributes:
-        facts: what it is.
+        facts: the settings of the server.
         cold: perplexity without reuse; `None` when not measured.
-        warm: perplexity behind a prefix-cache hit; `None` without a prefix cache.
+        warm: perplexity after a prefix-cache hit; `None` without a prefix cache.
         warm_without_sinks: that of a reference whose first tokens are INT2 after a hit, to tell
             this from other errors.
         reused: tokens that every hit took from the cache.
@@ -81,7 +81,7 @@ class ComparisonRow:
     violations: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; what was not measured is null."""
+        """Plain values; a value that was not measured is null."""
         facts, recall = self.facts, self.recall
         return {
             "chunk": facts.chunk,
@@ -130,7 +130,7 @@ class ReferenceRun:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def score(self, number: int, *, chunk: int, hit: int, sinks: bool = True) -> tuple[float, ...]:
-        """Log-probabilities of text `number` with INT2; see `chunked.prefill_log_probabilities`."""
+        """Log-probabilities of text `number` with INT2; see `prefill_log_probabilities`."""
         text = self._questions.texts[number]
         chunk = min(chunk, len(text))
 
@@ -177,7 +177,7 @@ class ReferenceRun:
 def compare(
     run: ServerRun, reference: ReferenceRun, *, recent: int, limit: float = LIMIT
 ) -> ComparisonRow:
-    """Put the reference beside `run`, and find what is wrong.
+    """Compare `run` with the reference, and list violated limits.
 
     Args:
         recent: tokens of the recent window, which a hit prefills again.
@@ -229,7 +229,7 @@ def _differs(what: str, found: Perplexities, limit: float) -> list[str]:
 
 
 def _reuse(run: ServerRun, recent: int) -> list[str]:
-    """Where the server reused what it must not have, or did not reuse what it had."""
+    """Find hits that the server must not have had, and hits that it missed."""
     page, wrong = run.facts.page_size, []
     if any(scored.cached for scored in run.cold):
         wrong.append("tokens were reused after a flush")

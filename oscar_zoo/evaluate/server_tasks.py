@@ -72,7 +72,7 @@ class ServerRun:
     """The answers of one server.
 
     Attributes:
-        facts: what it is.
+        facts: the settings of the server.
         cold: of every text, without reuse.
         warm: of every text, from its shared tokens on; empty without a prefix cache.
         talks: the turns of every conversation.
@@ -94,7 +94,7 @@ def make_questions(
     windows: int,
     answers: int,
 ) -> ServerQuestions:
-    """Cut them from a text.
+    """Cut the questions from a text.
 
     Args:
         ids: the text.
@@ -148,7 +148,7 @@ def check_fits(facts: ServerFacts, questions: ServerQuestions) -> None:
 
 
 def requests_of(questions: ServerQuestions, *, radix: bool) -> int:
-    """How often `ask` ticks."""
+    """Number of ticks of `ask`."""
     turns = sum(len(talk.says) for talk in questions.conversations)
     return (len(questions.texts) + turns) * (2 if radix else 1)
 
@@ -156,7 +156,7 @@ def requests_of(questions: ServerQuestions, *, radix: bool) -> int:
 def ask(
     client: ServerClient, questions: ServerQuestions, tick: Callable[[], None] = lambda: None
 ) -> ServerRun:
-    """Ask everything.
+    """Ask a server all questions.
 
     Args:
         client: of the server, which must have no other user meanwhile.

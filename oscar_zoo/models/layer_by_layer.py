@@ -57,7 +57,7 @@ def run_by_layer(
 
 
 def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
-    """See `replay.plan_replay`; learned once for a model."""
+    """See `layer_replay.plan_replay`; a plan is made once per model."""
     if model not in _PLANS:
 
         def decode(probe: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ class Entangled(Exception):  # answered with a pass of the whole model
 
 @dataclass(frozen=True)
 class LayerCall:
-    """How a layer is called with one sequence, its hidden states left out."""
+    """The arguments of a layer for one sequence, without its hidden states."""
 
     positional: bool
     args: tuple[Any, ...]
@@ -110,7 +110,7 @@ class ReplayPlan:
         No layer runs again: each returns the hidden states that are already known.
 
         Args:
-            state: behind the last layer.
+            state: after the last layer.
         """
 
         def stand_in(index: int) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ class Slot:
         where: its parameters or its buffers.
         name: in there.
         path: of the model.
-        unread: what belongs there.
+        unread: the lazy weight that belongs there.
     """
 
     where: dict[str, Any]
@@ -41,13 +41,13 @@ class Slot:
     unread: LazyTensor
 
     def put(self, tensor: Tensor) -> None:
-        """Set the numbers."""
+        """Store the numbers in this place."""
         self.where[self.name] = (
             nn.Parameter(tensor, False) if isinstance(self.unread, nn.Parameter) else tensor
         )
 
     def clear(self) -> None:
-        """Give the numbers up."""
+        """Drop the numbers."""
         self.where[self.name] = self.unread
 
 
@@ -85,7 +85,7 @@ def settle(places: Sequence[Slot], device_of: Callable[[str], torch.device]) -> 
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Buffers that no checkpoint holds, such as the frequencies of rotary embeddings."""
+    """Move buffers that no checkpoint holds, such as the frequencies of rotary embeddings."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not isinstance(buffer, LazyTensor):
@@ -171,7 +171,7 @@ class Stream:
             layer.forward = self._runs(number, layer.forward)
 
     def bring(self, number: int) -> None:
-        """Have the weights of one layer on the device, and of no other.
+        """Put the weights of one layer on the device, and release those of any other.
 
         Raises:
             InvalidModel: its file cannot be read any more.
@@ -189,7 +189,7 @@ class Stream:
             self._coming = after, self._pool.submit(self._fetch, after)
 
     def release(self) -> None:
-        """Give the memory of the layer that is here back."""
+        """Free the memory of the layer that is on the device."""
         if self._here is not None:
             for slot in self._slots[self._here]:
                 slot.clear()

@@ -30,7 +30,7 @@ class PlacementRequest:
         device: a torch device, or `auto`.
         stream: weights layer by layer from their files; `None` when the model does not fit
             otherwise.
-        workload: what will run.
+        workload: the sequences that will run.
         free: how much memory a device has.
     """
 
@@ -42,7 +42,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True)
 class Placed:
-    """How it went.
+    """The result of placing a model.
 
     Attributes:
         streamed: weights come from files, layer by layer.
@@ -130,7 +130,7 @@ def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
 
 
 def need_of(model: Any, layers: Sequence[nn.Module], workload: Workload) -> Need:
-    """Size of a model with lazy weights; tied weights count once."""
+    """The memory that a model with lazy weights needs; tied weights count once."""
     of_layers = [_bytes(slots(layer)) for layer in layers]
     weights = _bytes(slots(model))
     config = model.config.get_text_config(decoder=True)
@@ -144,7 +144,7 @@ def _bytes(places: Sequence[Slot]) -> int:
 
 
 def _what_works(model: Any, need: Need, device: torch.device, wish: PlacementRequest) -> str:
-    """The next step, of those that would help."""
+    """The hint: the next step that would help."""
     steps = []
     gpus = torch.cuda.device_count()
     together = sum(

@@ -31,7 +31,7 @@ class CalibrationRows:
     """See `methods.base.RowsOfText`.
 
     Attributes:
-        device: where rows are wanted.
+        device: where rows are returned.
         group_size: channels that will share a scale.
         kept: side and layer id -> `[num_kv_heads, T, d]`, in main memory.
     """
@@ -85,7 +85,7 @@ def collect_rows(
 
 
 def most_tokens(block: ModelBlock, bytes_each: int) -> int:
-    """How many tokens' rows are kept of a model whose numbers have `bytes_each`."""
+    """Most tokens whose rows are kept, when one number has `bytes_each` bytes."""
     one = (
         len(block.attention_layers)
         * block.num_kv_heads

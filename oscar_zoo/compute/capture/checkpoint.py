@@ -28,7 +28,7 @@ COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
 
 @dataclass(frozen=True)
 class Position:
-    """Where an engine is: what it does, and how many layers or sequences of that are done."""
+    """How far an engine is: its step, and the finished layers or sequences of that step."""
 
     phase: str
     done: int
@@ -92,7 +92,7 @@ class Checkpoint:
         return saved
 
     def clear(self) -> None:
-        """Forget what is there."""
+        """Remove the saved state."""
         self._state.clear()
         self._parts = []
         self._sweep(())
@@ -113,9 +113,9 @@ class Checkpoint:
         """Replace the state.
 
         Args:
-            position: what is done.
+            position: the finished part.
             layers: sums to write.
-            sequences: that are in them, from the first on.
+            sequences: number of sequences in the sums, from the first on.
             add: whether sums of other layers, saved before, are kept.
             hidden: of every sequence; written when they are few.
 
@@ -140,7 +140,7 @@ class Checkpoint:
         self._sweep([*self._parts, name])
 
     def _write(self, layers: Mapping[int, LayerMoments], sequences: int) -> Iterator[str]:
-        """Store sums, as many layers in a file as it may hold."""
+        """Write sums, with as many layers per file as its size limit allows."""
         info = self._info.model_copy(update={"sequences": self._info.sequences[:sequences]})
         size = max(
             (sum(getattr(one, name).nbytes for name in SUMS) for one in layers.values()), default=1

@@ -82,17 +82,17 @@ class StateFile:
             raise unusable(path, str(error)) from None
 
     def clear(self) -> None:
-        """Forget what was saved."""
+        """Remove the saved state."""
         (self.folder / STATE).unlink(missing_ok=True)
 
     def due(self) -> bool:
-        """Whether enough was done since the last save."""
+        """Whether enough work is done since the last save to save again."""
         least, share = self._pace or (MIN_SECONDS, SHARE)
         return time.monotonic() - self._last >= max(least, share * self._took)
 
     @contextmanager
     def saving(self) -> Iterator[dict[str, Any]]:
-        """The body writes the files and fills in what names them; then that becomes the state.
+        """Save a new state: the body writes the files and fills in their names.
 
         Raises:
             StorageError: the disk refused.
@@ -112,7 +112,7 @@ class StateFile:
 
 
 def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
-    """The error of a capture of something else."""
+    """The error when a state belongs to another capture."""
     return OutputExists(
         f"{folder} holds a capture with {name} {theirs}, this one has {mine}.",
         hint="name another work folder, or start again without --resume",
@@ -120,7 +120,7 @@ def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
 
 
 def unusable(path: Path, why: str) -> IntegrityError:
-    """The error of a state or file that is damaged."""
+    """The error when a state or one of its files is damaged."""
     return IntegrityError(
         f"{path} cannot be resumed: {why[:200].rstrip('.')}.", next_step=DropOption("--resume")
     )

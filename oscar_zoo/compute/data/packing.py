@@ -22,7 +22,7 @@ from oscar_zoo.compute.data.encoding import Encoded, Encoder
 TokenIds = tuple[int, ...]
 
 HELDOUT_SEQUENCES = 8
-"""Held-out sequences below which a measurement is remarked on; COMPUTE rule for quality gates."""
+"""With fewer held-out sequences, a measurement gets a remark."""
 HELDOUT_TOKENS = 4096
 """Held-out tokens, likewise."""
 
@@ -113,7 +113,7 @@ def sequence_sha256(sequence: TokenIds) -> str:
 
 
 def pack(documents: Iterable[Document], encoder: Encoder, budget: Budget) -> Packed:
-    """Cut one stream of documents as the module docstring says; reads no further than it must."""
+    """Cut one stream of documents as the module docstring says, reading no more than needed."""
     prefix = encoder.prefix
     wanted = _bodies(budget.tokens, budget.length, len(prefix))
     needed = budget.heldout * max(1, budget.heldout_length - len(prefix))

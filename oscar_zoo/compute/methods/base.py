@@ -61,7 +61,7 @@ class RowsOfText(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where rows are wanted."""
+        """Where rows are returned."""
 
     @property
     def group_size(self) -> int:

@@ -39,7 +39,7 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hadamard_matrix(d: int, device: torch.device) -> Tensor:
-    """`transforms.hadamard` as a `[d, d]` float64 tensor of its own on `device`.
+    """`artifact.hadamard.hadamard` as a new `[d, d]` float64 tensor on `device`.
 
     Raises:
         UsageError: `d` is not a power of two.

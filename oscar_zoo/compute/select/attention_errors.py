@@ -100,11 +100,11 @@ def measure_fits(
         geometry: of the model.
         fits: name -> K and V sets.
         recipe: quantizer, windows and the clip to compare with.
-        fixed_clip: look at its clip only.
+        fixed_clip: measure only the recipe's clip.
         tick: called after every layer of either pass.
 
     Raises:
-        ComputeFailed: as `quality.layer_errors`.
+        ComputeFailed: as `layer_errors`.
         UsageError: the recipe's quantizer cannot be simulated.
     """
     bench = _Bench(source, geometry, recipe, fixed_clip)
@@ -161,7 +161,7 @@ class _Bench:
     def curves(
         self, fits: Mapping[str, PairOfSets], tick: Callable[[], None]
     ) -> dict[str, tuple[ClipCurve, ClipCurve]]:
-        """The first pass."""
+        """The first pass: clip curves of each side alone."""
         k_grid, v_grid = self.grid("k"), self.grid("v")
         keys: dict[str, list[PerLayer]] = {name: [] for name in fits}
         values: dict[str, list[PerLayer]] = {name: [] for name in fits}
@@ -210,7 +210,7 @@ class _Bench:
     def summary(
         self, k_curve: ClipCurve, v_curve: ClipCurve
     ) -> Callable[[Indices, tuple[CacheErrors, ...]], ClipErrors]:
-        """Both passes together, for one choice."""
+        """A function that joins the errors of both passes, for one choice of clips."""
 
         def one(choice: Indices, layers: tuple[CacheErrors, ...]) -> ClipErrors:
             k, v = choice

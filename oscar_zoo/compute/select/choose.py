@@ -61,8 +61,8 @@ def choose(
         loaded: the model.
         heldout: no sequence of it was calibrated on.
         fits: at least one of them publishable.
-        recipe: how caches are made; its windows say which positions count.
-        fixed_clip: measure with its clip only.
+        recipe: the settings of the caches; its windows decide which positions count.
+        fixed_clip: measure with the recipe's clip only.
         fast: decide by errors of attention; neither perplexity nor recall is measured.
         allow_poor: keep a result that fails a gate.
         progress: called during the phases `held-out rows`, `errors`, `perplexity`, `recall`
@@ -144,12 +144,12 @@ class _Meter:
             self.progress(0, total, phase)
 
     def tick(self) -> None:
-        """One share of a unit is done."""
+        """Count one share of a unit."""
         self.done += 1
         self.at(self.done // self.share, self.total)
 
     def at(self, done: int, total: int) -> None:
-        """`done` units are."""
+        """Report that `done` units are finished."""
         self.progress(min(done, total), total, self.phase)
 
 
@@ -176,7 +176,7 @@ class _Bench:
         return found
 
     def start_perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> None:
-        """Perplexities to measure: BF16, the trials, and as many finer clips as there may be."""
+        """Start the phase: BF16, the trials, and as many finer clips as there may be."""
         alike = max(Counter(map(main_method, self.fits.results)).values())
         more = len(FINER_CLIPS) * alike if finer else 0
         self.meter.start(PERPLEXITY, (1 + len(trials) + more) * len(task.prompts))
@@ -194,9 +194,8 @@ class _Bench:
     def perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> list[Trial]:
         """Measure the perplexity of the trials.
 
-        With `finer`, also with more clips of the best method and of its variants.
-
-        They follow theirs.
+        With `finer`, also with more clips of the best method and of its variants;
+        these trials follow those of their method.
         """
         found = [self._with_perplexity(trial, task) for trial in trials]
         if not finer:
@@ -307,7 +306,7 @@ class _Bench:
         )
 
     def _indices(self, clip: Clip) -> tuple[int, int]:
-        """Where a clip clips: two ratios may mean the same."""
+        """The indices at which a clip clips; two ratios may mean the same index."""
         cache, block = (
             CacheSpec(None, None, self.recipe.model_copy(update={"clip": clip})),
             self.loaded.block,
