@@ -177,7 +177,7 @@ class SimulatedCache:
     """Every position of a sequence as decoding it token by token would compute it, in one pass.
 
     The query at position p reads key s <= p exactly when `s < sink` or `p - s < recent`, else its
-    INT2 row. Use as the function of `models.attention_scope`; sequences start at position 0 and are
+    INT2 row. Use as the function of `attention_scope`; sequences start at position 0 and are
     not padded.
 
     Args:

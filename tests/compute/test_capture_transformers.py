@@ -295,8 +295,7 @@ def test_quantized_output_weights_are_refused_where_they_are_read() -> None:
 
 
 def test_simulated_attention_leaves_sliding_windows_alone() -> None:
-    """`evaluate.attention_scope` replaces full attention only: the masks of other layers must still
-    arrive."""
+    """`attention_scope` replaces full attention only; other layers still get their masks."""
     loaded = build("Gemma3Text")
     ids = torch.tensor([DATA.sequences[0]])
 
