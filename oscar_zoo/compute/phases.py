@@ -38,7 +38,7 @@ def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:
             Phase(name, "layers" if name == ERRORS else "sequences", times)
             for name, times in passes.items()
         ]
-    return (*phases, Phase(WRITE, "", 0))
+    return (*phases, Phase(WRITE, "", 2))
 
 
 def tunes(options: ComputeOptions) -> bool:

@@ -74,13 +74,53 @@ def test_the_time_left_follows_what_was_seen() -> None:
     course = Course(PHASES, clock)
     course.update(15, 30, "capture")
     clock.now += 250
-    assert course.left == "about 5 minutes left"  # a quarter took 250 seconds, 25 were expected
+    assert course.left == "about 16 minutes left"  # 15 seconds were expected, it took 250
     untold = Course(PHASES, clock, timed=False)
     untold.update(0, 0, "load")
     assert untold.left == ""
     clock.now += 60
     untold.update(15, 30, "capture")
     assert untold.left == "about 3 minutes left"
+
+
+def test_a_slow_machine_shows_at_a_tenth_of_the_work() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    course.update(0, 0, "load")
+    clock.now += 10
+    course.update(0, 100, "capture")
+    clock.now += 60  # six times as long as expected
+    course.update(34, 100, "capture")
+    assert course.percent == 20
+    assert course.left == "about 6 minutes left"  # 8 minutes in truth
+    clock.now += 120
+    course.update(100, 100, "capture")
+    course.update(0, 6, "perplexity")
+    assert (course.percent, course.left) == (40, "about 6 minutes left")
+    clock.now += 180
+    course.update(3, 6, "perplexity")
+    assert (course.percent, course.left) == (70, "about 3 minutes left")
+
+
+def test_it_is_never_at_all_of_the_work_while_a_phase_is_left() -> None:
+    clock = Clock()
+    course = Course((Phase("fit", "layers", 1000), Phase("write", "", 0)), clock)
+    course.update(4, 4, "fit")
+    assert "99 % of all, about 10 s left" in course.line
+    course.update(0, 0, "write")
+    assert "99 % of all, about 10 s left" in course.line
+    counted = Course(PHASES, clock)
+    counted.update(8, 8, "perplexity")
+    assert counted.line == "perplexity (3 of 3): 8 of 8 sequences, 100 % of all"
+
+
+def test_a_slow_start_says_little_about_the_rest() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    course.update(0, 0, "load")
+    clock.now += 600  # a slow disk
+    course.update(0, 50, "capture")
+    assert course.left == "about 2 minutes left"
 
 
 def test_a_line_for_every_later_phase_and_every_thirty_seconds(

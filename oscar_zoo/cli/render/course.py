@@ -18,6 +18,9 @@ EVERY_SECONDS = 30.0
 MOST_BY_TIME = 0.9
 """Largest share of a phase that counts as done because of its expected time alone, in a phase that
 counts nothing."""
+PRIOR = 0.05
+"""Weight of the estimate against what was measured, as a share of the whole estimate. It is small,
+so that a machine that is slower than estimated shows early."""
 LEAST_TO_TELL = 0.05
 """Share of all work that must be done before the time left is derived from it, where there was no
 estimate."""
@@ -43,12 +46,14 @@ class Course:
         self._before = [0.0, *accumulate(phase.seconds for phase in phases)]
         self._began = self._phase_began = clock()
         self._reached = 0.0
+        self._measured = self._measured_expected = 0.0
         self._name, self._done, self._total = "", 0, 0
 
     def update(self, done: int, total: int, name: str) -> bool:
         """Take news of a phase, as `phases.Progress`; returns whether the phase has just begun."""
         began = name != self._name
         if began:
+            self._measured, self._measured_expected = self._counted(ended=name in self._places)
             self._name, self._phase_began = name, self._clock()
         self._done, self._total = done, total
         return began
@@ -81,23 +86,46 @@ class Course:
         return min(self._reached, 1.0)
 
     @property
+    def percent(self) -> int:
+        """`share` in percent, rounded down; at most 99 while anything is left to do."""
+        last = self._name == self.phases[-1].name
+        percent = int(100 * self.share + 1e-9)  # 0.29 * 100 is a little less than 29
+        return percent if last and 0 < self._total == self._done else min(99, percent)
+
+    @property
     def left(self) -> str:
-        """About how much time is left; empty where that is unknown."""
+        """About how long it will take from now on; empty where nobody can tell, or nothing is
+        left."""
         share, elapsed = self.share, self._clock() - self._began
-        if self._timed:  # what was expected counts for less, the more is done
-            expected = (1 - share) * self._expected + elapsed
-        elif share >= LEAST_TO_TELL:
-            expected = elapsed / share
-        else:
+        if self.percent == 100 or (not self._timed and share < LEAST_TO_TELL):
             return ""
-        return f"about {duration((1 - share) * expected)} left"
+        seconds = (1 - share) * (self._expected * self._pace if self._timed else elapsed / share)
+        return f"about {duration(seconds)} left"
 
     @property
     def line(self) -> str:
-        """All of the above in one line."""
+        """Phase, count, percentage and time left in one line."""
         place = f"{self.name}: {self.count}" if self.count else self.name
-        return ", ".join(
-            part for part in (place, f"{100 * self.share:.0f} % of all", self.left) if part
+        return ", ".join(part for part in (place, f"{self.percent} % of all", self.left) if part)
+
+    @property
+    def _pace(self) -> float:
+        """How often longer the work takes than it was estimated to take, by the phases that count
+        something. Reading files, which counts nothing, says little about the rest."""
+        measured, expected = self._counted(ended=False)
+        prior = PRIOR * self._expected
+        return (measured + prior) / (expected + prior)
+
+    def _counted(self, *, ended: bool) -> tuple[float, float]:
+        """The seconds that counted work took, and those that were estimated for it; `ended` says
+        that the phase of now is over."""
+        place = self._places.get(self._name)
+        if place is None or not self._total:
+            return self._measured, self._measured_expected
+        part = 1.0 if ended else self._done / self._total
+        return (
+            self._measured + self._clock() - self._phase_began,
+            self._measured_expected + part * self.phases[place].seconds,
         )
 
     def _within(self, seconds: float) -> float:
