@@ -14,7 +14,8 @@ from typing import Self
 from oscar_zoo.next_step import Install, ListNames, Login, NextStep, rendered
 
 _UNASKED = "{} is not on this machine, and offline mode asks no hub."
-_ONLINE = "run it without --offline"
+WITHOUT_OPTION = "run it without --offline"
+"""How to end the offline mode that the command line asked for."""
 
 
 class OscarZooError(Exception):
@@ -168,9 +169,12 @@ class ArtifactNotAsked(ArtifactNotFound):
     code = "not_found.offline"
 
     @classmethod
-    def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
-        """Build the error for `name`; see `ArtifactNotFound.for_name`."""
-        return cls(_UNASKED.format(name), hint=_ONLINE, suggestions=close)
+    def for_name(
+        cls, name: str, close: Sequence[str] = (), *, go_online: str = WITHOUT_OPTION
+    ) -> Self:
+        """Build the error for `name`; see `ArtifactNotFound.for_name`. `go_online` says how to end
+        offline mode."""
+        return cls(_UNASKED.format(name), hint=go_online, suggestions=close)
 
 
 class PathNotFound(NotFoundError):
@@ -353,9 +357,10 @@ class OfflineError(NetworkError):
     code = "network.offline"
 
     @classmethod
-    def for_name(cls, name: str) -> Self:
-        """Build the error for an artifact `name` that is not on this machine."""
-        return cls(_UNASKED.format(name), hint=_ONLINE)
+    def for_name(cls, name: str, *, go_online: str = WITHOUT_OPTION) -> Self:
+        """Build the error for an artifact `name` that is not on this machine; `go_online` says how
+        to end offline mode."""
+        return cls(_UNASKED.format(name), hint=go_online)
 
 
 # --- access ---

@@ -155,6 +155,7 @@ def open_reference(
         store,
         trust=Trust(lock=PinFile.of_project(), write_lock=False),
         offline=sources.offline,
+        go_online=sources.go_online,
         prefer_installed=prefer_installed,
         progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
     )

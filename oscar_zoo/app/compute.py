@@ -147,6 +147,7 @@ def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
     Raises:
         MissingDependency: torch or transformers is not installed.
         NetworkError: the model is not on this machine and cannot be fetched now.
+        PathNotFound: there is no such calibration text.
         OscarZooError: there is no such model or device.
     """
     from oscar_zoo.app.devices import pick_device, require_compute
@@ -159,8 +160,11 @@ def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
     choice.check_can_be_had("oscar-zoo compute FOLDER")
     if request.model_id is not None:
         check_model_id(request.model_id)
-    check_fetchable(choice.source, request.revision)
+    from oscar_zoo.compute.data import check_exists
     from oscar_zoo.compute.options import ComputeOptions
+
+    check_exists(request.calib_data)  # a missing file is named before a hub is asked for the model
+    check_fetchable(choice.source, request.revision)
     from oscar_zoo.models.inspect import inspect_model
 
     block = inspect_model(

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from oscar_zoo import paths
 from oscar_zoo.app import machine
-from oscar_zoo.app.machine import DoctorFinding
+from oscar_zoo.app.machine import DoctorFinding, counted
 from oscar_zoo.errors import HubTimeout, NetworkError, OscarZooError, UsageError
 from oscar_zoo.hubs import accounts, address, config
 from oscar_zoo.hubs.deadline import in_parallel, within
@@ -162,7 +162,7 @@ def _hub(text: str, configured: config.HubSettings) -> DoctorFinding:
     milliseconds = round(1000 * (time.monotonic() - start))
     facts = {"hub": title, "reachable": True, "milliseconds": milliseconds, "artifacts": count}
     return DoctorFinding(
-        "hub", title, "ok", f"{count} artifacts, answered in {milliseconds} ms", facts=facts
+        "hub", title, "ok", f"{counted(count)}, answered in {milliseconds} ms", facts=facts
     )
 
 

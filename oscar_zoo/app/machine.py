@@ -166,6 +166,11 @@ def engine() -> Iterator[DoctorFinding]:
     )
 
 
+def counted(artifacts: int) -> str:
+    """A number of artifacts in words."""
+    return f"{artifacts} artifact{'' if artifacts == 1 else 's'}"
+
+
 def _store() -> DoctorFinding:
     store = Store()
     try:
@@ -176,7 +181,7 @@ def _store() -> DoctorFinding:
             "folder", "store", "failed", error.message, error.hint, essential=True, facts=facts
         )
     facts = {"path": str(store.root), "private": True, "artifacts": count}
-    return DoctorFinding("folder", "store", "ok", f"private, {count} artifacts", facts=facts)
+    return DoctorFinding("folder", "store", "ok", f"private, {counted(count)}", facts=facts)
 
 
 def _room(folder: Path) -> tuple[str | None, int | None]:

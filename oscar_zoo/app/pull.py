@@ -172,6 +172,7 @@ def _pull(
         store,
         trust=trust,
         offline=request.sources.offline,
+        go_online=request.sources.go_online,
         progress=fetched,
     )
     if isinstance(target, ModelTarget):

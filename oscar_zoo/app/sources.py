@@ -45,3 +45,8 @@ class Sources:
     def offline(self) -> bool:
         """Whether no hub may be asked over the network."""
         return self.settings.offline
+
+    @property
+    def go_online(self) -> str:
+        """How to end offline mode."""
+        return self.settings.go_online

@@ -51,10 +51,11 @@ def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
 
 def check_online(hub: Hub) -> None:
     """Raise `OfflineError` when offline mode forbids asking `hub`."""
-    if address.is_remote(hub.name) and config.load().offline:
+    settings = config.load()
+    if address.is_remote(hub.name) and settings.offline:
         raise OfflineError(
             f"{hub.title} cannot be reached in offline mode.",
-            hint="unset OSCAR_ZOO_OFFLINE and HF_HUB_OFFLINE",
+            hint=settings.go_online,
         )
 
 

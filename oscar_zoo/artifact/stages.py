@@ -31,6 +31,9 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
 PAYLOAD_SUFFIXES = (SUFFIX, ".safetensors", ".gguf")
+_NO_WEIGHTS = (
+    "not checked: no weights of a model are read; to measure with the model: oscar-zoo eval"
+)
 _NO_STATISTICS = "not checked: no statistics in this artifact"
 
 
@@ -64,7 +67,7 @@ class Verification:
             ("model", lambda: pairing.model(self.sides, self.known_geometry, self.manifest)),
             ("statistics", self.statistics),
             ("localisation", self.localisation),
-            ("probe", lambda: CheckFinding("not checked: needs the model", "not checked")),
+            ("probe", lambda: CheckFinding(_NO_WEIGHTS, "not checked")),
         )
         self.digests = {name: file_digest(name, data) for name, data in sorted(self.files.items())}
         done: list[Check] = []

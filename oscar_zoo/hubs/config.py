@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.specs import Spec
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import WITHOUT_OPTION, UsageError
 from oscar_zoo.hubs.table import HUBS
 
 FILE_NAME = "config.toml"
@@ -32,6 +32,7 @@ PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZo
 """The zoos of the OSCAR authors, read after the zoo of this user."""
 
 _SEPARATOR = re.compile(rf"[,\s]+(?=(?:{'|'.join(HUBS)}):)", re.IGNORECASE)
+_OFFLINE = ("OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE")
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
@@ -65,6 +66,7 @@ class HubSettings:
         chosen: whether a flag, the environment or the file named the hubs; else they are the
             defaults.
         offline: whether no hub may be asked.
+        go_online: how to end offline mode.
         network: limits of requests.
     """
 
@@ -73,6 +75,7 @@ class HubSettings:
     chosen: bool
     offline: bool
     network: NetworkSettings
+    go_online: str = WITHOUT_OPTION
 
 
 def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
@@ -91,10 +94,19 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
     own = f"file:{paths.default_zoo_dir()}"
     read = _expand(listed) if listed else (own, *PUBLIC)
     publish = named or ((stored.publish,) if stored.publish else ())
-    no_network = (
-        offline or stored.offline or _is_true("OSCAR_ZOO_OFFLINE") or _is_true("HF_HUB_OFFLINE")
+    causes = [WITHOUT_OPTION] if offline else []
+    if variables := " and ".join(name for name in _OFFLINE if _is_true(name)):
+        causes.append(f"unset {variables}")
+    if stored.offline:
+        causes.append(f"set offline = false in {paths.config_dir() / FILE_NAME}")
+    return HubSettings(
+        read,
+        publish,
+        bool(listed),
+        bool(causes),
+        stored.network,
+        WITHOUT_OPTION if offline else "; ".join(causes),
     )
-    return HubSettings(read, publish, bool(listed), no_network, stored.network)
 
 
 def _expand(listed: Sequence[str]) -> tuple[str, ...]:

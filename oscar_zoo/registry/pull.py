@@ -17,6 +17,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.errors import (
+    WITHOUT_OPTION,
     DigestMismatchError,
     MalformedFile,
     NetworkError,
@@ -81,6 +82,7 @@ def pull(
     catalog: Catalog | None = None,
     trust: Trust | None = None,
     offline: bool = False,
+    go_online: str = WITHOUT_OPTION,
     prefer_installed: bool = False,
     progress: Progress | None = None,
 ) -> PullResult:
@@ -94,6 +96,7 @@ def pull(
         catalog: recipes and manifests; default the packaged ones.
         trust: what was seen before and how strict to be; default the known artifacts of this user.
         offline: take the copy in the store; only hubs in folders may be in `hubs`.
+        go_online: how to end offline mode, for errors.
         prefer_installed: take a copy in the store, if there is one, without asking whether a hub
             has another.
         progress: told about bytes fetched, from several threads.
@@ -121,7 +124,7 @@ def pull(
     with locks.held(locks.STORE, shared=True, timeout=30, root=store.root):
         try:
             if offline and not job.hubs:
-                raise OfflineError.for_name(str(job.reference))
+                raise OfflineError.for_name(str(job.reference), go_online=go_online)
             result, notes = job.ask(job.obtain)
             if job.pin is not None:  # a locked commit does not say what happened to it later
                 status = status_warnings(result.artifact.record, job.catalog, ask=True)
@@ -134,7 +137,13 @@ def pull(
                     error, job.reference, job.pin, lock.path, store
                 ) from error.__cause__
             raise explained(
-                error, job.reference, store, job.hubs, job.catalog, offline=offline
+                error,
+                job.reference,
+                store,
+                job.hubs,
+                job.catalog,
+                offline=offline,
+                go_online=go_online,
             ) from error.__cause__
     return replace(result, notes=notes)
 

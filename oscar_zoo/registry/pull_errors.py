@@ -34,6 +34,7 @@ def explained(
     catalog: Catalog,
     *,
     offline: bool,
+    go_online: str,
 ) -> OscarZooError:
     """`error` with what the user can do: use the copy in the store, or fetch it again.
 
@@ -44,13 +45,16 @@ def explained(
         hubs: which hubs were asked.
         catalog: which names are known.
         offline: whether no hub could be asked over the network.
+        go_online: how to end offline mode.
 
     Returns:
         The same error with other advice, or the error that says what is wrong with the copy.
     """
     record = find_installed(reference, store, catalog)
     if record is None:
-        return _missing(error, reference, store, hubs, catalog, offline=offline)
+        return _missing(
+            error, reference, store, hubs, catalog, offline=offline, go_online=go_online
+        )
     try:
         store.open(record.digest, record.id)
     except IntegrityError as damage:
@@ -109,13 +113,14 @@ def _missing(
     catalog: Catalog,
     *,
     offline: bool,
+    go_online: str,
 ) -> OscarZooError:
     """`error` about an artifact that is not here. Its message begins with that, and its advice
     lists what is installed."""
     known = catalog.recipe(reference.name) is not None
     if offline and known and all(hub.name == own_zoo() for hub in hubs):
         if not isinstance(error, OfflineError):
-            error = ArtifactNotAsked.for_name(str(reference))
+            error = ArtifactNotAsked.for_name(str(reference), go_online=go_online)
     elif not isinstance(error, NetworkError):
         return error
     here = _installed(store)

@@ -2,8 +2,8 @@
 
 Names are compared without case, in this order: exact id `<Model>/<tag>`, model name or hub id (the
 organisation may be dropped where that is unique), alias. A name that means several versions is an
-error that lists them, never a guess. Withdrawn (yanked) versions are not found by name; a digest
-still finds them, with the reason as a warning.
+error that lists them, never a guess; deprecated versions count only where none is active. Withdrawn
+(yanked) versions are not found by name; a digest still finds them, with the reason as a warning.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def _choose(reference: Reference, versions: list[ArtifactId], view: HubView) -> 
     usable = [a for a in versions if view.status(a).state != "yanked"]
     if not usable:
         raise _withdrawn(reference, versions, view)
+    # A deprecated version is taken only when no version is active.
+    usable = [a for a in usable if view.status(a).state == "active"] or usable
     if len(usable) == 1:
         return usable[0]
     recipe = view.catalog.recipe(reference.name)

@@ -70,6 +70,7 @@ def test_list_shows_name_size_source_and_place(
         str(record.path),
     ):
         assert part in text
+    assert all(line == line.rstrip() for line in text.splitlines())
     value = as_json(capsys, 0, "list")
     (row,) = value["artifacts"]
     size = sum(file.size for file in record.files)

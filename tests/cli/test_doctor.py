@@ -18,6 +18,7 @@ from tiny_artifacts import artifact_files, payload
 
 from oscar_zoo.app import doctor as health
 from oscar_zoo.app import machine
+from oscar_zoo.app.machine import counted
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.store import Store
 
@@ -82,6 +83,10 @@ def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Cli
         "FAILED      hub      hf:org/missing: Hugging Face org/missing does not exist, or is"
         " private" in done.out
     )
+
+
+def test_one_artifact_is_no_artifacts() -> None:
+    assert (counted(0), counted(1), counted(2)) == ("0 artifacts", "1 artifact", "2 artifacts")
 
 
 def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: Cli) -> None:

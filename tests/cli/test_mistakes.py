@@ -406,6 +406,29 @@ def test_a_model_that_cannot_be_fetched(
     )
 
 
+def test_missing_text_is_named_before_the_network(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("OSCAR_ZOO_OFFLINE", "1")
+    text = tmp_path / "missing.jsonl"
+    told = refused(capsys, 3, "compute", "Qwen/Qwen3-8B", "--calib-data", text)
+    assert f"no such calibration file: {text}" in told
+
+
+@pytest.mark.parametrize("variable", ["OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"])
+def test_what_asked_for_offline_mode_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
+    assert "without --offline" in refused(capsys, 5, "pull", "Qwen3-8B", "--offline")
+    monkeypatch.setenv(variable, "1")
+    told = refused(capsys, 5, "pull", "Qwen3-8B")
+    assert f"nset {variable}" in told and "--offline" not in told
+
+
 def test_a_wrong_name_in_the_store_brings_close_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Did you mean Qwen3-8B" in refused(capsys, 3, "verify", "qwen3-7b")
     assert "Fetch it: oscar-zoo pull Qwen3-8B" in refused(capsys, 3, "verify", "Qwen3-8B")

@@ -167,6 +167,14 @@ def test_a_misfit_names_the_model_that_was_asked_for(
         )
 
 
+def test_what_only_a_model_can_tell_names_the_command_that_asks_it(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    value = result(capsys, 0, folder)
+    (probe,) = [check for check in value["checks"] if check["stage"] == "probe"]  # type: ignore[attr-defined]
+    assert "needs the model" not in probe["detail"] and "oscar-zoo eval" in probe["detail"]
+
+
 def test_quiet_prints_failures_only(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hub_folders import put_version
 from tiny_artifacts import artifact_files
 
+from oscar_zoo.artifact.digest import artifact_digest, file_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import (
@@ -17,10 +18,11 @@ from oscar_zoo.errors import (
     InvalidName,
     MalformedFile,
 )
-from oscar_zoo.hubs.base import Hub
+from oscar_zoo.hubs.base import INDEX_NAME, Hub
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import first_answer
+from oscar_zoo.registry.index import Index, IndexEntry, IndexFile
 from oscar_zoo.registry.resolve import resolve
 
 HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
@@ -211,6 +213,43 @@ def test_a_deprecated_version_is_found_with_a_warning(hub: LocalHub) -> None:
         f"{HARD.replace('/', ':')} is deprecated: a bad fit",
     )
     assert resolve("tiny-qwen3-hard", hub, status("active")).warnings == ()
+
+
+def test_the_one_active_version_is_taken_before_deprecated_ones(tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path / "hub", must_exist=False)
+    index = Index.empty()
+    for tag, state in (
+        ("old", "deprecated"),
+        ("seq20000_prompt83_group128", "deprecated"),
+        ("new", "active"),
+        ("bad", "yanked"),
+    ):
+        put_version(hub, f"Qwen3-8B/{tag}", PAIR)
+        index = index.with_entry(listed(f"Qwen3-8B/{tag}", state))
+    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
+    hub.refresh()
+    assert resolve("Qwen3-8B", hub).id.tag == "new"
+    index = index.with_entry(listed("Qwen3-8B/new", "yanked"))
+    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
+    hub.refresh()
+    assert resolve("Qwen3-8B", hub).id.tag == "seq20000_prompt83_group128"  # the default
+    index = index.with_entry(listed("Qwen3-8B/seq20000_prompt83_group128", "yanked"))
+    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
+    hub.refresh()
+    assert resolve("Qwen3-8B", hub).id.tag == "old"
+
+
+def listed(artifact: str, state: str) -> IndexEntry:
+    """The entry of an index for `PAIR` as `artifact`."""
+    digests = sorted(file_digest(name, data) for name, data in PAIR.items())
+    return IndexEntry(
+        id=artifact,
+        digest=artifact_digest(digests),
+        files=tuple(IndexFile(path=d.path, sha256=d.sha256, size=d.size) for d in digests),
+        manifest_sha256=None,
+        model="Qwen/Qwen3-8B",
+        status=Status(state=state, reason=None if state == "active" else "a bad fit"),  # type: ignore[arg-type]
+    )
 
 
 def test_an_alias_of_a_manifest_names_one_version(hub: LocalHub) -> None:

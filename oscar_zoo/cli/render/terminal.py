@@ -11,11 +11,13 @@ import shutil
 import sys
 import textwrap
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -156,7 +158,7 @@ class _Listing(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         narrow = console.file.isatty() and shutil.get_terminal_size().columns
         if not narrow or Measurement.get(console, options, self).maximum <= narrow:
-            yield from super().__rich_console__(console, options)
+            yield from _without_trailing_space(super().__rich_console__(console, options))
             return
         names = [Text.from_markup(str(column.header)).plain for column in self.columns]
         column = max(len(name) for name in names[1:]) + 4 if len(names) > 1 else 0
@@ -174,6 +176,17 @@ class _Listing(Table):
                         [f"  {name}".ljust(column) + (lines or ["-"])[0], *lines[1:]]
                     )
                 )
+
+
+def _without_trailing_space(rendered: RenderResult) -> Iterator[Segment]:
+    """The lines of a table without the spaces that fill its last column."""
+    for line in Segment.split_lines(part for part in rendered if isinstance(part, Segment)):
+        while line and not line[-1].text.rstrip():
+            line.pop()
+        if line:
+            line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+        yield from line
+        yield Segment.line()
 
 
 def gigabytes(size: int) -> str:

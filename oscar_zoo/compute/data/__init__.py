@@ -20,7 +20,7 @@ from oscar_zoo.compute.data.evaluation_sets import (
     sets_on_this_machine,
 )
 from oscar_zoo.compute.data.overlap import Overlap, check_overlap, measure_overlap
-from oscar_zoo.compute.data.sources import check_source
+from oscar_zoo.compute.data.sources import check_exists, check_source
 
 __all__ = [
     "CalibrationData",
@@ -29,6 +29,7 @@ __all__ = [
     "Overlap",
     "Tokenizer",
     "check_budget",
+    "check_exists",
     "check_overlap",
     "check_source",
     "evaluation_set",

@@ -81,6 +81,11 @@ def open_source(source: Path | str) -> TextSource:
     )
 
 
+def check_exists(source: Path | str) -> None:
+    """Raise `PathNotFound` when `source` means nothing; no library is imported."""
+    _resolve(source)
+
+
 def check_source(source: Path | str) -> None:
     """Find early what would make `open_source` fail, and raise the same error.
 
