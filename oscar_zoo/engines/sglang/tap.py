@@ -156,7 +156,7 @@ class LayerTap:
 def attention(
     original: Any, layer: Any, q: Any, k: Any, v: Any, forward_batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Hook 14, around `RadixAttention.forward`: call it, then show inputs and outputs to the tap of
+    """Around `RadixAttention.forward`: call it, then show inputs and outputs to the tap of
     this layer, if there is one."""
     result = original(layer, q, k, v, forward_batch, *args, **kwargs)
     tap: LayerTap | None = getattr(layer, TAP, None)

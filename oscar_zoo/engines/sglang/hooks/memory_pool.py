@@ -17,7 +17,7 @@ from oscar_zoo.runtime.transforms import transform_bytes
 
 
 def kv_dtype(original: Any, **kwargs: Any) -> Any:
-    """Hook 5: the storage type. With uint8 SGLang also skips its fused rotary embedding and cache
+    """Store `uint8`. With it SGLang also skips its fused rotary embedding and cache
     write."""
     if kwargs["server_args_kv_cache_dtype"] != settings.DTYPE:
         return original(**kwargs)
@@ -26,7 +26,7 @@ def kv_dtype(original: Any, **kwargs: Any) -> Any:
 
 
 def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
-    """Hook 6: bytes of one token slot over all layers of this worker, SGLang's own tables included.
+    """Return the bytes of one token slot over all layers, SGLang's own tables included.
 
     Raises:
         OscarZooError: the artifact was made for another model, or the model is one we do not serve.
@@ -40,7 +40,7 @@ def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> 
 
 
 def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
-    """Hook 7: rings, sinks and transforms come out of the budget before SGLang divides it by the
+    """Take rings, sinks and transforms out of the budget before SGLang divides it by the
     slot size.
 
     Raises:
@@ -61,7 +61,7 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
 
 
 def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook 8, first half: note the number of request rows, which SGLang does not tell the token
+    """Note the number of request rows, which SGLang does not tell the token
     pool."""
     if self.kv_cache_dtype_str == settings.DTYPE:
         FIRED.add("rows")
@@ -70,7 +70,7 @@ def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def pool(original: Any, self: Any, **kwargs: Any) -> Any:
-    """Hook 8, second half: build our pool, which owns codes, scales, rings and sinks.
+    """Build our pool, which owns codes, scales, rings and sinks.
 
     Raises:
         RuntimeError: the number of request rows is not known.

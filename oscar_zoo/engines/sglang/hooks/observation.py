@@ -15,7 +15,7 @@ from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 
 
 def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Hook 16: add artifact, recipe and memory to the state of every worker, which `/server_info`
+    """Add artifact, recipe and memory to the state of every worker, which `/server_info`
     shows."""
     if "pool" in FIRED:
         scheduler_process.add_internal_state(
@@ -24,7 +24,7 @@ def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 
 def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
-    """Hook 17: add our metrics where SGLang makes its own."""
+    """Add our metrics where SGLang makes its own."""
     outlet = scheduler_process.metrics_outlet(reporter) if "pool" in FIRED else None
     if outlet is None:
         return
@@ -54,15 +54,15 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
 
 
 def update_metrics(_result: None, collector: Any, *_: Any, **__: Any) -> None:
-    """Hook 18: update our metrics when SGLang logs its stats."""
-    exporter = getattr(collector, "oscar_exporter", None)  # put there by hook 17
+    """Update our metrics when SGLang logs its stats."""
+    exporter = getattr(collector, "oscar_exporter", None)  # `metrics` put it there
     if exporter is not None:
         exporter.update()
 
 
 def prefix_hits(rows: Any, requests: Any, *_: Any, **__: Any) -> None:
-    """Hook 19: count what the new owners of request rows found cached."""
-    counted = getattr(rows, "oscar_prefix_hits", None)  # put there by hook 17
+    """Count what the new owners of request rows found cached."""
+    counted = getattr(rows, "oscar_prefix_hits", None)  # `metrics` put it there
     if counted is not None:
         counted.see(request_rows.new_requests(requests))
 
@@ -74,7 +74,7 @@ def _described(runner: Any) -> dict[str, Any]:
 
 
 def oscar_report(scheduler: Any, path: str) -> None:
-    """Hook 13, called through `Engine.collective_rpc`: write what this worker did to
+    """Called through `Engine.collective_rpc`: write what this worker did to
     `<path>.<process id>.json`.
 
     Raises:

@@ -12,10 +12,10 @@ from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 
 def tail(result: int, tree: Any, request: Any = None) -> int | None:
-    """Hook 9: a prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills
+    """A prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills
     the ring. There is no hit if the block with the first tokens is gone.
 
-    SGLang 0.5.23 passes the request that asks; for earlier releases hook 12 knows it.
+    SGLang 0.5.23 passes the request that asks; for earlier releases `match` remembers it.
     """
     if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
         return None
@@ -28,7 +28,7 @@ def tail(result: int, tree: Any, request: Any = None) -> int | None:
 
 
 def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Hook 12: remember the request whose prefix is looked up. A prompt is continued without a look
+    """Remember the request whose prefix is looked up. A prompt is continued without a look
     into the prefix cache."""
     tree = kwargs.pop("tree_cache", tree)
     sinks = _sinks(request_rows.pool_beside(tree))
@@ -43,7 +43,7 @@ def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any)
 
 
 def alloc(original: Any, self: Any, request: Any) -> Any:
-    """Hook 10: rows with a new owner. It touches only a set on the host; see `window_store`."""
+    """Tell the windows which rows have a new owner; see `window_store`."""
     hand_out = getattr(self, "oscar_hand_out", None)  # put there by our attention backend
     if hand_out is None:
         return original(self, request)
@@ -54,7 +54,7 @@ def alloc(original: Any, self: Any, request: Any) -> Any:
 
 
 def admit(result: Any, self: Any, requests: Any) -> None:
-    """Hook 10, for sinks: the tokens that the rows will hold. `alloc` knows which rows are new."""
+    """Tell the sink blocks which tokens the new rows will hold."""
     sinks = _sinks(self)
     if sinks is not None and result is not None:
         FIRED.add("admit")
@@ -62,7 +62,7 @@ def admit(result: Any, self: Any, requests: Any) -> None:
 
 
 def release(original: Any, self: Any, request: Any) -> Any:
-    """Hook 11: a request has ended or was retracted. Its sinks may be shared from now on."""
+    """Let the sinks of a request that has ended or was retracted be shared."""
     sinks = _sinks(self)
     if sinks is None:
         return original(self, request)
@@ -75,7 +75,7 @@ def release(original: Any, self: Any, request: Any) -> Any:
 
 
 def flush(_result: None, self: Any) -> None:
-    """Hook 11: SGLang empties the prefix cache and all rows."""
+    """Forget all sink blocks when SGLang empties its prefix cache."""
     sinks = _sinks(self)
     if sinks is not None:
         FIRED.add("flush")

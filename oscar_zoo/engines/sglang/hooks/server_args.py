@@ -26,7 +26,7 @@ need this variable. Triton reads it when a worker imports the kernels, and worke
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
-    """Hook 2: the dtype and the `--oscar-*` flags."""
+    """Add the dtype `int2` and the `--oscar-*` flags."""
     server_arguments.add_dtype_choice(parser, settings.DTYPE)
     group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
     for option in settings.OPTIONS.values():
@@ -40,7 +40,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
 
 
 def set_defaults(args: Any, *_: Any, **__: Any) -> None:
-    """Hook 3: our backend, and a number of requests whose windows fit. SGLang's own default is 2048
+    """Choose our backend, and a number of requests whose windows fit. SGLang's own default is 2048
     requests or more."""
     if args.kv_cache_dtype != settings.DTYPE or not server_arguments.may_set_defaults(args):
         return
@@ -104,7 +104,7 @@ def _kv_heads(model: str) -> int:
 
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
-    """Hook 4: refusals, and an early look at settings and artifact, before any worker starts.
+    """Look at flags, settings and artifact, and refuse what cannot work, before a worker starts.
 
     Raises:
         OscarZooError: the server asks for something an INT2 cache cannot do.
@@ -145,7 +145,7 @@ def model(
     is_draft_model: bool = False,
     **__: Any,
 ) -> None:
-    """Hook 20: a model that cannot be served, or not with this artifact, is refused before its
+    """Refuse a model that cannot be served, or not with this artifact, before its
     weights are loaded.
 
     Raises:
@@ -160,7 +160,7 @@ def model(
 
 
 def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
-    """Hook 15: a request that an INT2 cache cannot answer is refused, the server goes on.
+    """Refuse a request that an INT2 cache cannot answer. The server goes on.
 
     Raises:
         UsageError: names the parameter, the reason and what to use in its place.
