@@ -171,7 +171,7 @@ def test_what_only_a_model_can_tell_names_the_command_that_asks_it(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     value = result(capsys, 0, folder)
-    (probe,) = [check for check in value["checks"] if check["stage"] == "probe"]  # type: ignore[attr-defined]
+    (probe,) = [check for check in value["checks"] if check["name"] == "probe"]  # type: ignore[attr-defined]
     assert "needs the model" not in probe["detail"] and "oscar-zoo eval" in probe["detail"]
 
 

@@ -229,6 +229,21 @@ def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> 
     assert re.search(r"th:first-child \{[^}]*position: sticky; left: 0", html)
 
 
+def test_a_narrow_screen_says_that_wide_blocks_scroll(html: str) -> None:
+    body = html.split("</style>")[1]
+    blocks = re.findall(r'(.*)\n<div class="(?:table|chart)">', body)
+    assert len(blocks) == 5 and all('class="sideways"' in before for before in blocks)
+    style = html.split("</style>")[0]
+    assert ".sideways { display: none;" in style
+    narrow = style[style.index("@media screen and (max-width: 760px)") :]
+    assert ".sideways { display: block; }" in narrow[: narrow.index("@media print")]
+
+
+def test_no_label_of_an_axis_shows_markup(html: str) -> None:
+    drawings = [base64.b64decode(part) for part in re.findall(r"svg\+xml;base64,([^\"]+)", html)]
+    assert drawings and not any(b"mathdefault" in drawing for drawing in drawings)
+
+
 def test_the_page_asks_nobody_and_runs_nothing(html: str) -> None:
     tags = Tags(html).tags
     assert not {tag for tag, _ in tags} & {

@@ -237,7 +237,8 @@ def _value_axis(axes: Axes, values: Sequence[float]) -> None:
     """A log axis for values that span much, else a linear one."""
     low = min((value for value in values if value > 0), default=1.0)
     axes.set_yscale("log" if max(values) > _WIDE_RANGE * low else "linear")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _clip(figure: FigureBase, data: ReportData) -> None:

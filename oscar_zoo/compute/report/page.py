@@ -69,11 +69,14 @@ tbody th { font-weight: 400; }
 figure { margin: 30px 0 0; min-width: 0; break-inside: avoid; }
 figcaption { font-size: 13.5px; margin: 0 0 6px; }
 .chart { overflow-x: auto; }
+.sideways { display: none; color: var(--muted); font-size: 13px; margin: 8px 0 4px; }
 img { width: 100%; min-width: 640px; height: auto; display: block; background: #ffffff; border-radius: 4px; }
 footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); padding-top: 10px; }
 @media screen and (max-width: 760px) {
   .facts { grid-template-columns: max-content 1fr; }
   main { padding: 20px 14px 36px; } th, td { padding: 6px 9px; }
+  thead th, th:first-child { white-space: normal; } .sideways { display: block; }
+  .table, .chart { border-right: 2px dashed var(--rule); }
 }
 @media print {
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
@@ -84,6 +87,10 @@ footer { font-size: 13px; margin: 36px 0 0; border-top: 1px solid var(--rule); p
   figure { margin-top: 14px; } figcaption { margin: 0; }
 }
 """  # noqa: E501
+
+
+_SIDEWAYS = '<p class="sideways">Scroll sideways to see all of it →</p>'
+"""A hint that only a narrow screen shows, above what may be wider than the screen."""
 
 
 def write_report(data: ReportData, html: Path, png: Path) -> None:
@@ -155,7 +162,7 @@ def _comparison(comparison: Comparison | None) -> str:
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.heads)
     rows = "\n".join(_row(row) for row in table.rows)
     return (
-        "<div"
+        f"{_SIDEWAYS}\n<div"
         f' class="table">\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>'  # noqa: E501
     )
 
@@ -207,6 +214,7 @@ def _figures(data: ReportData) -> list[str]:
         title, caption = escape(chart.title), escape(chart.caption)
         figures.append(
             f"<figure>\n<h2>{title}</h2>\n<figcaption>{caption}</figcaption>\n"
+            f"{_SIDEWAYS}\n"
             f'<div class="chart"><img alt="{title}" src="data:image/svg+xml;base64,{image}"></div>'
             "\n</figure>"
         )
