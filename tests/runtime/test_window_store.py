@@ -1,4 +1,4 @@
-"""The uncompressed tier: who is fresh, what is recorded, and which positions are read from it."""
+"""The BF16 windows: who is fresh, what is recorded, and which positions are read from them."""
 
 from __future__ import annotations
 
