@@ -88,6 +88,8 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         sources = Sources(request.hubs, offline=request.offline)
         subject = find_subject(names, sources, private, observer, longest=request.longest)
         device, gpu = pick_serving_device(request.device)
+        if device == "cpu" and request.device is None and subject.random_weights:
+            observer.note(on_cpu(subject.choice.name))
         recipe = recipe_for(subject.artifact, subject.choice, subject.geometry)
         staged = private / "rotations"
         engines = sides.Engines(
@@ -120,6 +122,15 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         bulk=request.bulk,
         stopped=stopped,
     )
+
+
+def on_cpu(model: str) -> Note:
+    """The remark, made before the servers start, that no GPU was found for `model`."""
+    text = (
+        f"no GPU was found: {model} runs on the CPU, which takes hours and all memory when the"
+        " model is large; Ctrl-C stops it, and --device cpu says that it is meant."
+    )
+    return Note("bench.on_cpu", text, {"model": model})
 
 
 def check(request: BenchRequest) -> None:
