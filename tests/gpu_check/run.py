@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     work = chosen.work.absolute()
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
+    # an empty lock keeps the lock of a project around this folder out
+    (work / "oscar-zoo.lock").write_text('{"schema": "oscar-zoo.lock/1", "artifacts": []}\n')
     check = Check(work, chosen.device, tuple(shlex.split(chosen.engine_flags)))
     facts = machine.facts()
     started = time.monotonic()
