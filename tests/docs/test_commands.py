@@ -105,4 +105,5 @@ def test_the_steps_of_the_examples_run(
             assert code == 0, f"{line.name}\n{out}{err}"
             done.append(line.arguments[0])
     assert done[:4] == ["compute", "verify", "eval", "publish"] and done[-2:] == ["serve", "fit"]
-    assert (tmp_path / "rotation" / "oscar.json").is_file() and (tmp_path / "hadamard").is_dir()
+    made = tmp_path / "try"
+    assert (made / "rotation" / "oscar.json").is_file() and (made / "hadamard").is_dir()
