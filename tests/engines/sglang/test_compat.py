@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -26,6 +27,11 @@ def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del OscarZooError.__notes__
 
 
+NEXT = ".".join([*RELEASES[-1].split(".")[:2], str(int(RELEASES[-1].split(".")[2]) + 1)])
+"""The release after the last tested one, which is refused."""
+RANGE = f">={RELEASES[0]},<{NEXT}"
+
+
 def pretend(folder: Path, release: str) -> Path:
     """A folder that, in front of the others, makes the installed SGLang say it is `release`."""
     place = folder / f"sglang-{release}.dist-info"
@@ -43,23 +49,21 @@ def test_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "release", ["0.4.9", "0.5.16", "0.5.2rc3", "0.5.24", "0.5.24rc1", "0.6.0", "1.0"]
+    "release", ["0.4.9", "0.5.16", "0.5.2rc3", NEXT, f"{NEXT}rc1", "0.6.0", "1.0"]
 )
 def test_not_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(pretend(tmp_path, release))
     with pytest.raises(UnsupportedMachine) as caught:
         versions.sglang_version()
-    assert (
-        caught.value.message == f"sglang {release} is outside the supported range >=0.5.17,<0.5.24."
-    )
-    assert caught.value.hint == "pip install 'sglang>=0.5.17,<0.5.24'"
+    assert caught.value.message == f"sglang {release} is outside the supported range {RANGE}."
+    assert caught.value.hint == f"pip install 'sglang{RANGE}'"
 
 
 def test_the_package_asks_for_what_the_plugin_supports() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert f"sglang>={RELEASES[0]},<0.5.24" in extras["serve"]
+    assert f"sglang{RANGE}" in extras["serve"]
 
 
 @pytest.mark.parametrize(
@@ -68,9 +72,9 @@ def test_the_package_asks_for_what_the_plugin_supports() -> None:
 def test_a_server_that_is_asked_for_int2_ends(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(pretend(tmp_path, "0.5.24"))
+    monkeypatch.syspath_prepend(pretend(tmp_path, NEXT))
     monkeypatch.setattr(sys, "argv", ["launch_server", *given])
-    with pytest.raises(SystemExit, match=r"^error: sglang 0\.5\.24 is outside"):
+    with pytest.raises(SystemExit, match=rf"^error: sglang {re.escape(NEXT)} is outside"):
         register()
 
 
@@ -83,11 +87,11 @@ def test_any_other_server_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.syspath_prepend(pretend(tmp_path, "0.5.24"))
+    monkeypatch.syspath_prepend(pretend(tmp_path, NEXT))
     monkeypatch.setattr(sys, "argv", ["launch_server", *given])
     register()
     (record,) = caplog.records
-    assert record.message.startswith("No INT2 KV cache: sglang 0.5.24 is outside")
+    assert record.message.startswith(f"No INT2 KV cache: sglang {NEXT} is outside")
 
 
 def test_a_name_that_moved_is_the_one_that_is_there() -> None:
@@ -125,7 +129,7 @@ def test_the_table_is_true_of_the_installed_release() -> None:
 @pytest.mark.sglang
 @needs_sglang
 def test_sglang_does_not_swallow_it(tmp_path: Path) -> None:
-    path = f"{pretend(tmp_path, '0.5.24')}:{environment()['PYTHONPATH']}"
+    path = f"{pretend(tmp_path, NEXT)}:{environment()['PYTHONPATH']}"
     code = "from sglang.srt.plugins import load_plugins; load_plugins()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--kv-cache-dtype=int2"],
@@ -135,7 +139,6 @@ def test_sglang_does_not_swallow_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     said = (
-        "error: sglang 0.5.24 is outside the supported range >=0.5.17,<0.5.24. Pip install"
-        " 'sglang>=0.5.17,<0.5.24'"
+        f"error: sglang {NEXT} is outside the supported range {RANGE}. Pip install 'sglang{RANGE}'"
     )
     assert done.stderr.splitlines()[-1] == said
