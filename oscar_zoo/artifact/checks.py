@@ -73,7 +73,7 @@ def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
     """
     worst = rounding = condition = 0.0
     for layer in _distinct(rotations):
-        if not all(a is None or np.isfinite(a).all() for a in _arrays(layer)):
+        if not all(np.isfinite(array).all() for array in _arrays(layer)):
             return Problem(
                 "not_finite",
                 f"layer {layer.layer_id} has NaN or infinite values",
@@ -242,8 +242,9 @@ def _distinct(rotations: RotationSet) -> Iterator[LayerTransform]:
             yield layer
 
 
-def _arrays(layer: LayerTransform) -> tuple[NDArray[np.float32] | None, ...]:
-    return layer.forward, layer.partner, layer.mean, layer.eigenvalues
+def _arrays(layer: LayerTransform) -> tuple[NDArray[np.float32], ...]:
+    """Every array of a layer, whatever its format holds."""
+    return tuple(value for value in vars(layer).values() if isinstance(value, np.ndarray))
 
 
 def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:

@@ -43,6 +43,10 @@ MAX_PARTS = 4
 
 FileRole = Literal["k_rotation", "v_rotation", "statistics", "moments", "latent_rotation", "gguf"]
 Sha256OfFile = Hex64
+FormatVersion = Annotated[int, Field(ge=1, le=3)]
+"""Formats of rotation files that are read; `formats` says what each one holds."""
+HubScheme = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
+"""What stands before the colon in the name of a hub. Hubs are not known here."""
 
 
 class CompatibleModel(Spec):
@@ -286,7 +290,7 @@ class Registry(Spec):
     status: Status = Status()
     scores: tuple[Score, ...] = ()
     aliases: tuple[Text, ...] = ()
-    hubs: dict[Literal["hf", "ms"], HubLocation] = Field(default_factory=dict)
+    hubs: dict[HubScheme, HubLocation] = Field(default_factory=dict)
 
 
 class Manifest(Spec):
@@ -300,7 +304,7 @@ class Manifest(Spec):
     digest: Digest | None
     tool: Harness
     kind: Literal["rotation_pair", "mla_latent", "gguf"]
-    format_version: Annotated[int, Field(ge=1, le=3)] | None
+    format_version: FormatVersion | None
     grouping: Literal["layer", "kv_head"]
     transform: Transform
     model: ModelBlock

@@ -141,9 +141,8 @@ class _Builder:
             self.bad("schema.type", "the file holds a bare tensor")
         version = self.top.get("format_version")
         if type(version) is not int or version not in GROUPINGS:
-            self.bad(
-                "schema.version", f"format_version is {ascii(version)[:60]}; 1, 2 and 3 are read"
-            )
+            known = "{} and {}".format(", ".join(map(str, [*GROUPINGS][:-1])), max(GROUPINGS))
+            self.bad("schema.version", f"format_version is {ascii(version)[:60]}; {known} are read")
         required = {"format_version", "objective", "source_grouping", "layers"} | (
             {"transform"} if version == 3 else set()
         )

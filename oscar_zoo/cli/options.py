@@ -11,6 +11,7 @@ import click
 
 from oscar_zoo.cli import completing
 from oscar_zoo.errors import UsageError
+from oscar_zoo.hubs.table import FORMS
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
@@ -41,8 +42,8 @@ def hubs_option(function: F) -> F:
         multiple=True,
         metavar="HUB",
         help=(
-            "Hub to use instead of the configured ones: hf:ORG/REPO[@REV], ms:ORG/REPO or"
-            " file:PATH. Can be repeated: they are asked in order. Default: OSCAR_ZOO_HUB,"
+            f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a"
+            " revision. Can be repeated: they are asked in order. Default: OSCAR_ZOO_HUB,"
             " config.toml, else your own zoo and the public ones."
         ),
     )(function)
@@ -56,9 +57,9 @@ def targets_option(function: F) -> F:
         multiple=True,
         metavar="HUB",
         help=(
-            "Hub to write to: hf:ORG/REPO, ms:ORG/REPO or file:PATH. Can be repeated: they are"
-            " written in order, ModelScope last. Default: OSCAR_ZOO_HUB, `publish` of config.toml,"
-            " else your own zoo."
+            f"Hub to write to: {FORMS}. Can be repeated: they are written in order, hubs without"
+            " commits (ModelScope) last. Default: OSCAR_ZOO_HUB, `publish` of config.toml, else"
+            " your own zoo."
         ),
     )(function)
 

@@ -60,7 +60,11 @@ def open_hub(
     text = re.sub(
         r"//[^/@]*@", "//***@", text
     )  # somebody's password, in an address of another kind
-    form = f"a hub in a folder is written file:{text}" if os.path.lexists(text) else table.FORMS
+    form = (
+        f"a hub in a folder is written file:{text}"
+        if os.path.lexists(text)
+        else f"a hub is written {table.FORMS}"
+    )
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
 
 

@@ -20,7 +20,6 @@ from oscar_zoo.hubs.local import LocalHub
 if TYPE_CHECKING:
     from oscar_zoo.hubs.transport import Limits
 
-FORMS = "a hub is written hf:ORG/REPO, ms:ORG/REPO or file:PATH"
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 
@@ -31,6 +30,7 @@ class HubKind:
     Attributes:
         scheme: what stands before the colon.
         title: its name in sentences.
+        place: what stands behind the colon, for messages.
         open: opens the hub at a place, within limits of requests; asks nothing.
         endpoints: variables that may hold its address, in the order they count; a kind without
             any is not reached over the network.
@@ -43,6 +43,7 @@ class HubKind:
 
     scheme: str
     title: str
+    place: str
     open: Callable[[str, Limits], Hub]
     endpoints: tuple[str, ...] = ()
     credential: Callable[[], Credential | None] | None = None
@@ -90,7 +91,9 @@ def _repository(scheme: str, place: str) -> tuple[str, str | None]:
         check_part(organisation, "organisation")
         check_part(name, "repository")
     except InvalidName as error:
-        raise UsageError(f"{text!r} is not a hub: {error.message}", hint=FORMS) from None
+        raise UsageError(
+            f"{text!r} is not a hub: {error.message}", hint=f"a hub is written {FORMS}"
+        ) from None
     if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise UsageError(
             f"{text!r} has no valid revision after @.", hint="name a branch, a tag or a commit"
@@ -116,10 +119,11 @@ def _folder(place: str) -> Path:
 HUBS = {
     kind.scheme: kind
     for kind in (
-        HubKind("file", "a folder", _open_folder),
+        HubKind("file", "a folder", "PATH", _open_folder),
         HubKind(
             "hf",
             "Hugging Face",
+            "ORG/REPO",
             _open_huggingface,
             endpoints=("HF_ENDPOINT",),
             credential=credentials.huggingface,
@@ -129,6 +133,7 @@ HUBS = {
         HubKind(
             "ms",
             "ModelScope",
+            "ORG/REPO",
             _open_modelscope,
             endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
             credential=credentials.modelscope,
@@ -138,3 +143,9 @@ HUBS = {
     )
 }
 """Every kind of hub, by its scheme."""
+_WRITTEN = [
+    f"{kind.scheme}:{kind.place}"
+    for kind in sorted(HUBS.values(), key=lambda kind: not kind.is_remote)
+]
+FORMS = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
+"""How every kind is written, for messages and helps."""

@@ -15,7 +15,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
-from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, HubLocation, Manifest, Status
+from oscar_zoo.artifact.manifest import (
+    FILE_NAME,
+    MAX_PARTS,
+    FormatVersion,
+    HubLocation,
+    HubScheme,
+    Manifest,
+    Status,
+)
 from oscar_zoo.artifact.names import ArtifactId, Reference, check_part
 from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
 from oscar_zoo.errors import MalformedFile, UsageError
@@ -46,7 +54,7 @@ class Summary(Spec):
     truth."""
 
     method: Text | None = None
-    format_version: Annotated[int, Field(ge=1, le=3)] | None = None
+    format_version: FormatVersion | None = None
     bits_per_element: Annotated[float, Field(gt=0, le=32)] | None = None
     license: Text | None = None
     measured: Measured | None = None
@@ -88,7 +96,7 @@ class IndexEntry(Spec):
     aliases: tuple[Text, ...] = ()
     status: Status = Status()
     scores: tuple[Score, ...] = ()
-    hubs: dict[Literal["hf", "ms"], HubLocation] = Field(default_factory=dict)
+    hubs: dict[HubScheme, HubLocation] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
