@@ -99,10 +99,13 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self._check_graphs()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Fill the tables that a decode graph reads, in front of its capture and of every
-        replay."""
+        """Fill the tables that a decode graph reads, before its capture and before every replay.
+
+        SGLang captures before the first request, when no hook has seen a row yet, so nothing can
+        be checked then.
+        """
         self._check_graphs()
-        step = self._step(forward_batch)
+        step = step_input(forward_batch) if in_capture else self._step(forward_batch)
         if in_capture or step.kind == "extend":
             self.cache.begin(step)
         else:

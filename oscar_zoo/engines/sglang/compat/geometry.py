@@ -8,7 +8,6 @@ from typing import Any
 from oscar_zoo.engines.sglang.compat import radix_attention, releases
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.engine import CacheConfig
-from oscar_zoo.runtime.int2_cache import piece_tokens
 
 
 def max_requests_per_worker(configurator: Any) -> int:
@@ -36,6 +35,8 @@ def cache_config(runner: Any, pool: Any) -> CacheConfig:
     Raises:
         UnsupportedModel: attention layers that differ in the factor of their logits.
     """
+    from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
+
     layers = list(radix_attention.attention_layers(runner.model))
     scales = {float(layer.scaling) for layer in layers}
     if len(scales) != 1:
