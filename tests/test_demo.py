@@ -25,8 +25,8 @@ echo printed
 """
 WAITING = """#!/usr/bin/env python3
 import sys, time
-print("begun", file=sys.stderr, flush=True)
 try:
+    print("begun", file=sys.stderr, flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     sys.exit(130)
