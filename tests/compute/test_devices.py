@@ -34,7 +34,7 @@ from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture import run as capturing
 from oscar_zoo.compute.capture.base import no_progress
 from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
-from oscar_zoo.compute.capture.run import Captured
+from oscar_zoo.compute.capture.run import Captured, CaptureRequest
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, load_calibration
 from oscar_zoo.compute.estimate import matmul_speed
@@ -153,9 +153,8 @@ def test_a_model_is_captured(
         model, text = capture_models.build(family, torch.float32), capture_models.sequences(40, 33)
     if not by_layer:
         monkeypatch.setattr(layerwise, "start_states", lambda *args: None)
-    captured = capturing.capture(
-        model, text, NEEDS, work=tmp_path / "work", resume=False, progress=no_progress
-    )
+    request = CaptureRequest(text, NEEDS, tmp_path / "work", progress=no_progress)
+    captured = capturing.capture(model, request)
     coverage.check(captured.moments, NEEDS)
     assert all(layer.qq.device == CPU for layer in captured.moments.layers.values())
 
