@@ -57,9 +57,6 @@ class OscarZooError(Exception):
         self.suggestions, self.advice, self.next_step = (), advice, next_step
 
 
-# --- the branches ---
-
-
 class UsageError(OscarZooError, ValueError):
     """The request itself makes no sense: bad option, ambiguous name."""
 
@@ -96,9 +93,6 @@ class ConflictError(OscarZooError):
     code = "conflict"
 
 
-# --- neither ---
-
-
 class UnsupportedModel(OscarZooError):
     """A model whose attention this version cannot handle."""
 
@@ -109,9 +103,6 @@ class UnsupportedMachine(OscarZooError):
     """This machine, or something installed on it, cannot run what was asked for."""
 
     code = "unsupported.machine"
-
-
-# --- usage ---
 
 
 class InvalidName(UsageError):
@@ -147,9 +138,6 @@ class NotLocked(UsageError):
             f" {name} --lock"
         )
         return cls(f"{name} is not in {lock}.", hint=hint)
-
-
-# --- not found ---
 
 
 class ArtifactNotFound(NotFoundError):
@@ -234,9 +222,6 @@ class RevisionNotFound(NotFoundError):
         )
 
 
-# --- integrity ---
-
-
 class MalformedFile(IntegrityError, ValueError):
     """A file breaks the rules of its format.
 
@@ -306,9 +291,6 @@ class RollbackError(IntegrityError):
         )
 
 
-# --- network ---
-
-
 class HubUnreachable(NetworkError):
     """A hub could not be reached, broke off, or answered with a server error."""
 
@@ -363,9 +345,6 @@ class OfflineError(NetworkError):
         return cls(_UNASKED.format(name), hint=go_online)
 
 
-# --- access ---
-
-
 class LoginRequired(AccessError):
     """A hub wants a (valid) token."""
 
@@ -406,9 +385,6 @@ class Forbidden(AccessError):
         )
 
 
-# --- conflict ---
-
-
 class VersionExists(ConflictError):
     """A published version exists with other content; versions never change."""
 
@@ -439,9 +415,6 @@ class PortInUse(OscarZooError):
     """Another process listens on the wanted port."""
 
     code = "port_in_use"
-
-
-# --- other ---
 
 
 class GeometryMismatch(OscarZooError, ValueError):

@@ -128,8 +128,6 @@ class _Machine:
             self.bad("value", "the pickle holds neither a dict nor a tensor")
         return top
 
-    # --- bytes ---
-
     def bad(self, rule: str, message: str) -> NoReturn:
         raise MalformedFile(
             f"pickle.{rule}", f"{self.what}: {message} (near byte {self.position})."
@@ -156,8 +154,6 @@ class _Machine:
         self.position = end + 1
         return text.decode("ascii", "replace")
 
-    # --- stack ---
-
     def pop(self) -> Any:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
             self.bad("stack", "the pickle takes from an empty stack")
@@ -170,8 +166,6 @@ class _Machine:
         items = self.stack[mark:]
         del self.stack[mark:]
         return items
-
-    # --- opcodes ---
 
     def text(self) -> None:
         size = self.number("I")

@@ -95,8 +95,6 @@ class Verification:
             v=side["v"],
         )
 
-    # --- stages ---
-
     def bytes(self) -> _Result:
         if self.manifest is None and FILE_NAME in self.files:
             try:
@@ -215,8 +213,6 @@ class Verification:
 
     def localisation(self) -> _Result:
         return checks.localisation({role: side.rotations for role, side in self.sides.items()})
-
-    # --- parts ---
 
     @property
     def known_geometry(self) -> Geometry | None:

@@ -142,9 +142,6 @@ def test_the_other_formats(k: RotationSet, v: RotationSet) -> None:
     assert found.k.objective == k.objective
 
 
-# --- stage bytes ---
-
-
 def test_one_flipped_byte_anywhere_is_a_digest_mismatch() -> None:
     files = described(pair(), statistics=fingerprint())
     lock = [file_digest(name, data) for name, data in files.items()]
@@ -194,9 +191,6 @@ def test_a_broken_manifest_is_refused_by_its_own_rules() -> None:
         ),
     ):
         assert_rejected(verify_files({**files, "oscar.json": data}), "bytes", code)
-
-
-# --- stages container to content: one of each, the corpus has the rest ---
 
 
 def test_problems_of_one_file_name_the_file() -> None:
@@ -270,9 +264,6 @@ def test_missing_and_tied_eigenvalues_are_warnings() -> None:
     )
 
 
-# --- roles and pairs ---
-
-
 def test_swapped_files_are_refused() -> None:
     assert_rejected(verify_files(pair(V_SET, K_SET, names=("k_x.pt", "v_x.pt"))), "roles", "k-is-v")
     assert_rejected(verify_files(described(pair(V_SET, K_SET))), "roles", "k-is-v")
@@ -336,9 +327,6 @@ def test_one_fit_id_proves_the_pair() -> None:
     assert assert_verified(verify_files(tokens)).warnings == ("pair.tokens",)
 
 
-# --- model and statistics ---
-
-
 def test_the_model_has_these_heads() -> None:
     def other(**changes: int) -> Geometry:
         return SHAPE.model_copy(update=changes)
@@ -388,9 +376,6 @@ def test_other_kinds_are_named() -> None:
     outcome = verify_files(described(pair(), kind="gguf"))
     assert isinstance(outcome, Unsupported)
     assert outcome.kind == "gguf"
-
-
-# --- paths ---
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> Path:

@@ -294,8 +294,6 @@ def test_the_engine_ends_when_its_parent_is_interrupted(stand_in: Path, fifo: Pa
     assert not left(stand_in)
 
 
-# --- what a killed engine leaves is gone on with ---
-
 KILL = "if len(self.lengths) == 2: os.killpg(0, signal.SIGKILL)"
 """At the second of two sequences, everything that belongs to the engine."""
 

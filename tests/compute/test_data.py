@@ -35,9 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-# --- packing ---
-
-
 def test_packing_is_the_stream_cut_at_the_budget(tmp_path: Path) -> None:
     data = load(write(tmp_path, "abc<|endoftext|>de<|endoftext|>fghij"), tokens=7, seq_len=3)
     assert data.sequences == ((97, 98, 99), (0, 100, 101), (0,))
@@ -162,9 +159,6 @@ def test_a_huge_document_is_tokenized_only_as_far_as_needed(tmp_path: Path) -> N
     assert (data.heldout.tokens, data.tokens_used) == (4100, 1000)
 
 
-# --- held out ---
-
-
 def test_whole_later_documents_are_held_out(tmp_path: Path) -> None:
     path = write(tmp_path, SEPARATOR.join(["a" * 9, "b" * 9, "c" * 9, "d" * 9, "e" * 9]))
     data = load(path, tokens=12, seq_len=6, heldout=16)
@@ -260,9 +254,6 @@ def test_documents_that_come_again_are_not_held_out(tmp_path: Path) -> None:
     assert repeated.tokens_used == 640
 
 
-# --- shards ---
-
-
 @settings(deadline=None, max_examples=40)
 @given(number=st.integers(1, 30), world=st.integers(1, 30))
 def test_shards_partition_the_sequences_in_order(number: int, world: int) -> None:
@@ -287,8 +278,6 @@ def test_a_shard_keeps_the_rest_of_the_data(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no rank 3 among 3"):
         shard(data, 3, 3)
 
-
-# --- chats ---
 
 CHATS = [
     {"messages": [{"role": "user", "content": "hi"}]},
@@ -362,9 +351,6 @@ def test_the_example_model_renders_chats() -> None:
     data = load_calibration(path, tokenizer, tokens=100, seq_len=100)
     assert tokenizer.decode(data.sequences[0]) == "hi<|endoftext|>qr<|endoftext|>"
     assert data.chat_template
-
-
-# --- refusals ---
 
 
 @pytest.mark.parametrize("content", ["", "  \n\n", "<|endoftext|>\n<|endoftext|>"])

@@ -139,9 +139,6 @@ def test_records_name_sequences(ids: list[int]) -> None:
     assert record.sha256 == sha256_hex(json.dumps(ids, separators=(",", ":")).encode())
 
 
-# --- refusals at saving ---
-
-
 def broken(change: Callable[[LayerMoments], None]) -> Moments:
     moments = random_moments()
     change(moments.layers[2])
@@ -182,9 +179,6 @@ def test_moments_that_are_not_what_they_are_described_as_are_not_saved(tmp_path:
     assert path.read_bytes() == b"old"
     with pytest.raises(StorageError, match="cannot write"):
         save_moments(tmp_path / "missing" / "m", whole, info)
-
-
-# --- files of others ---
 
 
 def rebuilt(content: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], None]) -> bytes:

@@ -53,9 +53,6 @@ def found(text: str, *items: str) -> tuple[int, int, int]:
     return result.compared, result.partial, result.whole
 
 
-# --- the measure ---
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -106,9 +103,6 @@ def test_the_measure_is_that_of_a_search_word_by_word(
     assert compared == (len(question) >= 6)
     assert partial == (len(question) >= 6 and any(expected))
     assert whole == (compared and f" {' '.join(question)} " in f" {' '.join(text)} ")
-
-
-# --- the result ---
 
 
 def test_disjoint_sets_are_recorded_with_the_method() -> None:
@@ -162,9 +156,6 @@ def test_held_out_text_is_compared_too(tmp_path: Path) -> None:
     held = load_calibration(path, Letters(), **load, heldout_tokens=16)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="1 of 1 questions of quiz"):
         check_overlap(held, [EvaluationSet("quiz", (QUESTION,))])
-
-
-# --- the sets ---
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,6 @@ class Tags(HTMLParser):
             self.before += data
 
 
-# --- data ---
-
-
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_report_survives_its_file(fast: bool) -> None:
     data = sample_report(fast=fast)
@@ -137,9 +134,6 @@ def test_a_spectrum_keeps_few_points_and_both_ends(dim: int) -> None:
     assert list(ranks) == sorted(set(ranks))
 
 
-# --- words ---
-
-
 def test_the_table_names_every_candidate_and_marks_the_one_that_was_kept() -> None:
     comparison = sample_report().comparison
     assert comparison is not None
@@ -201,9 +195,6 @@ def test_a_broken_model_is_called_broken() -> None:
     row = Candidate(method="identity", perplexity=1e9, change_percent=1e9, standard_error=1e9)
     table = text.table(Comparison(candidates=(row,)))
     assert table.rows[1].cells == ("identity", "1.000e+09", "broken", text.NOT_APPLICABLE)
-
-
-# --- the page ---
 
 
 def test_the_page_says_the_answer_before_anything_is_drawn(html: str) -> None:
@@ -355,9 +346,6 @@ def test_perplexities_near_and_far_can_be_drawn(changes: tuple[float, float]) ->
     assert all(text.change(change) in drawn for change in changes)
 
 
-# --- the picture and the files ---
-
-
 def test_the_picture_is_one_png_of_all_charts(tmp_path: Path) -> None:
     data = sample_report()
     write_report(data, tmp_path / "r.html", tmp_path / "r.png")
@@ -394,9 +382,6 @@ def test_reading_a_report_needs_neither_torch_nor_matplotlib() -> None:
         " set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-# --- moments ---
 
 
 def test_moments_show_the_spectra_that_a_fit_would_see() -> None:

@@ -47,9 +47,6 @@ def refusal(source: Path | str, kind: type[OscarZooError] = UsageError) -> Oscar
     return caught.value
 
 
-# --- files ---
-
-
 def test_documents_are_separated_and_trimmed(tmp_path: Path) -> None:
     path = write(
         tmp_path, "one\ntwo\n<|endoftext|>\n\n<|endoftext|>three<|endoftext|>four\r\nfive\n"
@@ -155,9 +152,6 @@ def test_a_file_nobody_may_read_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert "Permission denied" in refusal(path, StorageError).message
 
 
-# --- folders and names ---
-
-
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     for name, content in {
@@ -206,9 +200,6 @@ def test_a_path_wins_over_a_name(tmp_path: Path) -> None:
     write(Path.cwd() / "org" / "name", "mine", "a.txt")
     assert texts("manuals") == ["own"]
     assert texts("org/name") == ["mine"]
-
-
-# --- datasets ---
 
 
 @pytest.mark.parametrize(

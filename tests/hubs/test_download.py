@@ -70,9 +70,6 @@ def test_the_whole_body_arrives(serve: Callable[..., RawServer]) -> None:
     assert server.requests[0].headers["user-agent"].startswith("oscar-zoo/")
 
 
-# --- silence and slowness ---
-
-
 def test_a_hub_that_never_answers(serve: Callable[..., RawServer]) -> None:
     server = serve(lambda connection, seen: server.ending.wait())
     ends_soon(
@@ -181,9 +178,6 @@ def test_nobody_is_told_about_a_try_that_was_given_up(serve: Callable[..., RawSe
     assert told == [5]
 
 
-# --- lengths ---
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -270,9 +264,6 @@ def test_compressed_content_is_no_content(serve: Callable[..., RawServer]) -> No
     server = serve(saying(answer(b"x", Content_Encoding="gzip")))
     with pytest.raises(HubUnreachable, match="it compresses"):
         hub(server).get(server.url, limit=10)
-
-
-# --- redirects and the token ---
 
 
 def has_token(seen: Seen) -> bool:

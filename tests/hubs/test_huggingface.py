@@ -53,9 +53,6 @@ def listed(path: str) -> HubFile:
     return HubFile(path, len(FILES[path]), None)
 
 
-# --- reading ---
-
-
 def test_names_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = open_huggingface("org/name", "v1")
     assert (hub.name, hub.title) == ("hf:org/name@v1", "Hugging Face org/name")
@@ -163,9 +160,6 @@ def test_a_listing_without_sha256_still_checks_content(server: HubServer) -> Non
     server.fault("flip", path=f"{QWEN}/k.pt", at=-1)
     with pytest.raises(DigestMismatchError, match="git oid"):
         hub.fetch(QWEN, "k.pt", limit=1 << 20)
-
-
-# --- a hub that lies or stumbles ---
 
 
 @pytest.mark.parametrize(
@@ -304,9 +298,6 @@ def test_processes_that_start_together_fetch_each_small_file_once(
     assert [each.wait(120) for each in several] == [0] * 6
     asked = [record.path for record in server.requests if record.path != "/api/models/org/name"]
     assert len(asked) == len(set(asked)) == 3  # the listing, one manifest, the index
-
-
-# --- who may ---
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,6 @@ def change(artifact: ArtifactId | None = None, parent: str | None = OLD) -> Chan
     )
 
 
-# --- the view ---
-
-
 def test_nothing_is_asked_before_there_is_a_question() -> None:
     source = Repository()
     hub = RemoteHub(source)
@@ -181,9 +178,6 @@ def test_a_question_that_failed_is_asked_again() -> None:
     assert hub.artifacts()
 
 
-# --- what is there ---
-
-
 def test_artifacts_are_folders_of_two_good_names() -> None:
     odd = [
         "a/b",
@@ -238,9 +232,6 @@ def test_what_is_not_there() -> None:
     assert hub.root_file("LICENSE") is None
     with pytest.raises(InvalidName):
         hub.root_file("../index.json")
-
-
-# --- content ---
 
 
 def test_fetch_gives_the_bytes_and_tells_how_many() -> None:
@@ -339,9 +330,6 @@ def test_a_file_in_lfs_may_be_listed_by_the_oid_of_its_pointer() -> None:
     listed = HubFile("k.pt", 6, None, git_oid(pointer.encode()))
     assert remote.difference(listed, b"hello\n") is None
     assert "git oid" in str(remote.difference(listed, b"jello\n"))
-
-
-# --- writing ---
 
 
 def test_changes_and_tags_reach_the_source() -> None:

@@ -82,9 +82,6 @@ CUT = answer(b"x" * 5, Content_Length=9)
 GOOD = answer(b"content")
 
 
-# --- tries ---
-
-
 @pytest.mark.parametrize(
     "trouble", [BUSY, SLOW_DOWN, None, answer(status="500 Broken"), answer(status="504 Late")]
 )
@@ -264,9 +261,6 @@ def test_only_a_full_answer_is_an_answer(
         hub(server).get(server.url, limit=9)
 
 
-# --- waits that the hub asks for ---
-
-
 @pytest.mark.parametrize(
     "headers, seconds",
     [
@@ -328,9 +322,6 @@ def test_a_wait_until_a_moment() -> None:
     assert 20 < (asked_to_wait({"retry-after": soon}) or 0) <= 30
     assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
     assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 -0000"}) == 0
-
-
-# --- what errors say ---
 
 
 def test_offline_mode_of_the_client_is_obeyed(

@@ -290,9 +290,6 @@ def test_an_alias_must_be_a_plain_name_that_is_free(
     assert index_of(hub).entry(HARD) is None
 
 
-# --- proposals, dry runs, new repositories ---
-
-
 def test_a_proposal_is_one_pull_request_and_no_tag(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     result = publish(folder, hub, propose=True)
@@ -352,9 +349,6 @@ def test_a_repository_is_created_on_request_only(tmp_path: Path, folder: Path) -
     assert (hub.created, hub.exists) == ([], False)
     assert publish(folder, hub, create=True).tag == TAG
     assert hub.created == [False]
-
-
-# --- death and races ---
 
 
 def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(

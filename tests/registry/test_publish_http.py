@@ -326,9 +326,6 @@ def test_modelscope_takes_a_version_once_even_when_the_reply_is_lost(
     assert len(repo.commits) == commits
 
 
-# --- races ---
-
-
 def folders(root: Path, ids: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """For each pair of ids a pair of folders with different content."""
     content = [payload(seed=1), payload(seed=2)]

@@ -95,9 +95,6 @@ def write_index(hub: LocalHub, *entries: IndexEntry, serial: int | None = None) 
     hub.refresh()
 
 
-# --- the lock ---
-
-
 def test_a_pull_pins_for_the_project_and_for_the_user(
     hub: LocalHub, store: Store, lock: PinFile
 ) -> None:
@@ -213,9 +210,6 @@ def test_another_manifest_under_a_pin_is_seen(
         pull(NAME, hub, Store(tmp_path / "fresh"), trust=trust)
 
 
-# --- known artifacts ---
-
-
 def test_what_this_user_saw_holds_after_the_store_was_emptied(
     hub: LocalHub, store: Store, tmp_path: Path
 ) -> None:
@@ -226,9 +220,6 @@ def test_what_this_user_saw_holds_after_the_store_was_emptied(
     assert old.digest in caught.value.message
     assert store.installed() == ()
     assert not pull(NAME, hub, store).already_present
-
-
-# --- the index ---
 
 
 def test_an_index_that_contradicts_its_files_is_refused(hub: LocalHub, store: Store) -> None:
@@ -271,9 +262,6 @@ def test_yanked_versions_need_their_digest_and_bring_the_reason(
 def test_an_alias_of_the_index_is_a_name(hub: LocalHub, store: Store) -> None:
     write_index(hub, entry(artifact_files(), aliases=("hardy",)))
     assert pull("HARDY", hub, store).artifact.record.id == HARD
-
-
-# --- several hubs ---
 
 
 @pytest.mark.parametrize(
@@ -393,9 +381,6 @@ def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
         assert "--offline" not in str(caught.value.hint)
         assert pull(newer.reference, (), fresh, trust=trust, offline=True).already_present
         assert not pull(HARD.reference, home, fresh, trust=trust).already_present
-
-
-# --- offline ---
 
 
 def test_offline_takes_what_is_here_and_says_what_is_not(hub: LocalHub, store: Store) -> None:

@@ -139,9 +139,6 @@ def test_a_second_pass_needs_a_first() -> None:
         new_tap().weigh()
 
 
-# --- the hook and the calls on a worker ---
-
-
 def batch(tokens: int, mode: str = "EXTEND") -> Any:
     return SimpleNamespace(
         forward_mode=SimpleNamespace(name=mode),
@@ -209,8 +206,6 @@ def test_a_failure_is_raised_by_the_next_call_and_left_for_the_parent(
     with pytest.raises(ComputeFailed, match="from position 5"):
         ranks.raise_failure(tmp_path)
 
-
-# --- a worker that goes on from what another one saved ---
 
 LENGTHS = [4, 9]
 
@@ -295,9 +290,6 @@ def test_sums_that_are_not_finite_are_not_saved(
     with pytest.raises(ComputeFailed, match="layer 7: kk has NaN"):
         one.call(monkeypatch, "save", tmp_path / "sums-1")
     assert not list((tmp_path / "sums-1").iterdir())
-
-
-# --- real SGLang, without an engine ---
 
 
 @pytest.fixture(scope="module")
