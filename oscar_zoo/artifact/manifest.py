@@ -45,8 +45,8 @@ FileRole = Literal["k_rotation", "v_rotation", "statistics", "moments", "latent_
 Sha256OfFile = Hex64
 FormatVersion = Annotated[int, Field(ge=1, le=3)]
 """Formats of rotation files that are read; `formats` says what each one holds."""
-HubScheme = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
-"""What stands before the colon in the name of a hub. Hubs are not known here."""
+HubScheme = Literal["hf", "ms"]
+"""Hubs whose copies manifests and indexes name; anything else in untrusted bytes is refused."""
 
 
 class CompatibleModel(Spec):
