@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from oscar_zoo.errors import OscarZooError
+from oscar_zoo import errors
 
 TAIL_BYTES = 1 << 18
 NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
 """Lines of a log that name an error: the end of a traceback, and what an argument parser says."""
-OURS = re.compile(rf"(?:{re.escape(OscarZooError.__module__)}\.\w+|error): (?P<message>.+)")
+OURS = re.compile(rf"(?:{re.escape(errors.__name__)}(?:\.\w+)+|error): (?P<message>.+)")
 """Lines that this library wrote, at the end of a traceback or in its place (`worker_errors`)."""
 FOLLOWS = re.compile(
     r"(EOFError|BrokenPipeError|Connection\w*Error)\b|RuntimeError: (Rank \d+|Initialization"
@@ -47,10 +47,10 @@ def cause_in(log: Path) -> tuple[str, str | None]:
             hint = after.removeprefix(HINT) if after.startswith(HINT) else None
             return own["message"][:600].rstrip("."), hint
     seen = zip(lines, _frames(lines), strict=True)
-    errors = [
+    named = [
         _reason(*one) for one in seen if NAMES_ERROR.match(one[0]) or WORDLESS.fullmatch(one[0])
     ]
-    roots = [line for line in errors if not FOLLOWS.match(line)] or errors
+    roots = [line for line in named if not FOLLOWS.match(line)] or named
     return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
 
 

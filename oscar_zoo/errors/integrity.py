@@ -1,0 +1,76 @@
+"""Errors of content: bytes are not what a digest, a format or a check says they must be."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from oscar_zoo.errors.base import IntegrityError
+
+
+class MalformedFile(IntegrityError, ValueError):
+    """A file breaks the rules of its format.
+
+    Args:
+        reason: stable code of the broken rule, such as `zip.crc` or `pickle.opcode`.
+        message: what was seen.
+    """
+
+    code = "integrity.malformed"
+
+    def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class UnsupportedFormat(MalformedFile):
+    """A file of a kind that is recognised but not loaded; `reason` names the kind."""
+
+    code = "integrity.unsupported"
+
+
+class DigestMismatchError(IntegrityError):
+    """Content does not have the digest it must have; `what`, `want` and `got` are the facts where
+    they are known."""
+
+    code = "integrity.digest"
+    what = want = got = ""
+
+    @classmethod
+    def for_content(cls, what: str, *, want: str, got: str | None, hint: str | None = None) -> Self:
+        """Build the error that shows both digests; `got` is `None` when the content is missing."""
+        seen = "is missing" if got is None else f"has sha256 {got}"
+        error = cls(
+            f"{what} {seen}, expected {want}.", hint=hint or "fetch it again; do not use this copy"
+        )
+        error.what, error.want, error.got = what, want, got or "no file"
+        return error
+
+
+class VerificationFailed(IntegrityError):
+    """An artifact was checked and must not be used; `outcome` is what `artifact.verify` found."""
+
+    code = "integrity.verification"
+
+    def __init__(self, message: str, *, hint: str | None = None, outcome: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.outcome = outcome
+
+
+class RevisionGone(IntegrityError):
+    """The commit that a lock names no longer exists. Another commit is never taken silently."""
+
+    code = "integrity.revision_gone"
+
+
+class RollbackError(IntegrityError):
+    """A hub offers an older index than it did before."""
+
+    code = "integrity.rollback"
+
+    @classmethod
+    def for_serial(cls, hub: str, seen: int, offered: int) -> Self:
+        """Build the error for an index whose serial went from `seen` down to `offered`."""
+        return cls(
+            f"the index of {hub} went back from serial {seen} to {offered}.",
+            hint="ask its owner; if that is intended: --allow-downgrade",
+        )

@@ -1,0 +1,93 @@
+"""Errors of an artifact's name: it is unclear, unknown, not here, or taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from oscar_zoo.errors.base import ConflictError, NetworkError, NotFoundError, UsageError
+from oscar_zoo.next_step import ListNames
+
+_UNASKED = "{} is not on this machine, and offline mode asks no hub."
+
+
+WITHOUT_OPTION = "run it without --offline"
+"""How to end the offline mode that the command line asked for."""
+
+
+class InvalidName(UsageError):
+    """A name, tag or digest that does not follow the grammar of artifact names."""
+
+    code = "usage.name"
+
+
+class AmbiguousName(UsageError):
+    """A name that means more than one artifact."""
+
+    code = "usage.ambiguous"
+
+    @classmethod
+    def for_name(cls, name: str, choices: Sequence[str]) -> Self:
+        """Build the error that lists `choices`, full references the user can copy."""
+        return cls(
+            f"{name!r} could be any of {', '.join(choices)}.",
+            hint=f"name one, for example {choices[0]}",
+        )
+
+
+class NotLocked(UsageError):
+    """In locked mode, something is needed that the lock file does not have."""
+
+    code = "usage.locked"
+
+    @classmethod
+    def for_name(cls, name: str, lock: object) -> Self:
+        """Build the error for an artifact `name` without an entry in the file `lock`."""
+        hint = (
+            f"add it without --locked: oscar-zoo pull {name}; outside of a project: oscar-zoo pull"
+            f" {name} --lock"
+        )
+        return cls(f"{name} is not in {lock}.", hint=hint)
+
+
+class ArtifactNotFound(NotFoundError):
+    """No known artifact has this name."""
+
+    code = "not_found.artifact"
+
+    @classmethod
+    def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
+        """Build the error for an unknown `name` with close matches, best first."""
+        return cls(f"no artifact is called {name!r}.", suggestions=close, next_step=ListNames())
+
+
+class ArtifactNotAsked(ArtifactNotFound):
+    """An artifact is not on this machine, and offline mode asked no hub for it."""
+
+    code = "not_found.offline"
+
+    @classmethod
+    def for_name(
+        cls, name: str, close: Sequence[str] = (), *, go_online: str = WITHOUT_OPTION
+    ) -> Self:
+        """Build the error for `name`; see `ArtifactNotFound.for_name`. `go_online` says how to end
+        offline mode."""
+        return cls(_UNASKED.format(name), hint=go_online, suggestions=close)
+
+
+class OfflineError(NetworkError):
+    """Something is needed from a hub in offline mode."""
+
+    code = "network.offline"
+
+    @classmethod
+    def for_name(cls, name: str, *, go_online: str = WITHOUT_OPTION) -> Self:
+        """Build the error for an artifact `name` that is not on this machine; `go_online` says how
+        to end offline mode."""
+        return cls(_UNASKED.format(name), hint=go_online)
+
+
+class VersionExists(ConflictError):
+    """A published version exists with other content; versions never change."""
+
+    code = "conflict.version"
