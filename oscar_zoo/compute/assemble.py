@@ -15,26 +15,22 @@ from typing import Any
 
 from oscar_zoo.artifact import statistics, strict_json, writer
 from oscar_zoo.artifact.digest import artifact_digest, file_digest
+from oscar_zoo.artifact.fit_block import Calibration, Coverage, Fit, MomentsFile, Numerics
 from oscar_zoo.artifact.formats import CalibrationValue, Role, RotationSet
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SCHEMA,
     STATISTICS_NAME,
-    Calibration,
-    Coverage,
     FileEntry,
     FileRole,
-    Fit,
     License,
     Manifest,
-    ModelBlock,
-    MomentsFile,
-    Numerics,
     Provenance,
     SideTransform,
     StatisticsBlock,
     Transform,
 )
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import CAPABILITIES, Harness, ServingRecipe
 from oscar_zoo.compute.fit import FitResult

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.compute.capture.calibration_rows import MOST_TOKENS
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions

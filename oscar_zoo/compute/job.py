@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
+from oscar_zoo.artifact.fit_block import MomentsFile
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.verify import verify_files

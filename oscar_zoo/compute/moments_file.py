@@ -24,7 +24,8 @@ from torch import Tensor
 from oscar_zoo.artifact import durable, strict_json, tensor_file
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import mistaken_content, read_file
-from oscar_zoo.artifact.manifest import Calibration, Coverage, ModelBlock, MomentsFile, Numerics
+from oscar_zoo.artifact.fit_block import Calibration, Coverage, MomentsFile, Numerics
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.distributed import rank_and_size

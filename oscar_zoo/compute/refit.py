@@ -8,7 +8,8 @@ from pathlib import Path
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, MomentsFile
+from oscar_zoo.artifact.fit_block import MomentsFile
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe

@@ -17,7 +17,7 @@ from torch import Tensor
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER, QuantSpec
 from oscar_zoo.artifact.formats import Array, Role, RotationSet
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
 

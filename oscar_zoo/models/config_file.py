@@ -12,7 +12,7 @@ from typing import Any
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel, MalformedFile
 from oscar_zoo.models.geometry import model_block
 

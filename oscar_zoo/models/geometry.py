@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 

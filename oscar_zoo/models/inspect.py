@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models import config_file, model_hub
 from oscar_zoo.models.geometry import model_block

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models.geometry import float8_block
 from oscar_zoo.models.inspect import read_model_config

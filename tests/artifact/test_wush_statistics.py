@@ -12,9 +12,10 @@ import tiny_artifacts as artifacts
 import tiny_rotations as tiny
 from numpy.typing import NDArray
 
+from oscar_zoo.artifact.fit_block import Composition, Estimator, Estimators
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.hadamard import hadamard
-from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators, Manifest
+from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import (
     LIMIT,

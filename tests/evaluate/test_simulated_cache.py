@@ -14,7 +14,7 @@ from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.hadamard import hadamard_set
-from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.simulated_cache import (

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.manifest import Numerics
+from oscar_zoo.artifact.fit_block import Numerics
 from oscar_zoo.artifact.specs import Geometry, Harness
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import ranks, state

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oscar_zoo.artifact.manifest import Coverage, ModelBlock, Numerics
+from oscar_zoo.artifact.fit_block import Coverage, Numerics
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import engine as in_engine
 from oscar_zoo.compute.capture import transformers as in_process

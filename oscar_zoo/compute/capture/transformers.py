@@ -33,7 +33,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.manifest import ModelBlock, Numerics
+from oscar_zoo.artifact.fit_block import Numerics
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute.capture import layerwise, whole
 from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
