@@ -12,7 +12,8 @@ import torch
 
 from oscar_zoo.artifact.fit_block import Coverage
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.layer_moments import LayerMoments, Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed
 
 _BROKEN = "the model computes nothing there that can be calibrated; try --dtype float32"

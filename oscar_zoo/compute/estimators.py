@@ -18,7 +18,8 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import Grouping
 from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.moments import LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed
 

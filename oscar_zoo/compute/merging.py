@@ -21,8 +21,9 @@ from oscar_zoo.artifact.fit_block import Calibration, LengthStats, MomentsFile, 
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import needs_met, observed
+from oscar_zoo.compute.layer_moments import WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.methods.table import METHODS
-from oscar_zoo.compute.moments import WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
 from oscar_zoo.errors import ComputeFailed, UsageError
 
@@ -156,7 +157,7 @@ def _join(parts: Sequence[Part]) -> Part:
     for stage in stages.values():
         _check_other_queries(stage)
         joined = (
-            Moments.cat_heads([part.moments for part in stage])
+            Moments.join_heads([part.moments for part in stage])
             if len(stage) > 1
             else stage[0].moments
         )

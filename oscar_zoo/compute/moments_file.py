@@ -29,7 +29,8 @@ from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, MalformedFile
 from oscar_zoo.version import __version__
 

@@ -24,8 +24,9 @@ from oscar_zoo.compute.capture.transformers import capture, numerics
 from oscar_zoo.compute.coverage import observed
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.fit import fit
+from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.methods.table import METHODS
-from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, save_moments
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.loading import LoadedModel

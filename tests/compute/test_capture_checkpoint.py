@@ -22,7 +22,7 @@ from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import checkpoint, state
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Position
 from oscar_zoo.compute.capture.transformers import capture, discard, numerics
-from oscar_zoo.compute.moments import LayerMoments, Need
+from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.errors import IntegrityError, OutputExists
 

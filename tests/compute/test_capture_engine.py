@@ -30,7 +30,8 @@ from torch.nn import functional
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture.engine import discard
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import load_model
 

@@ -25,7 +25,8 @@ from forked_program import ForkedProgram
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.capture import engine, ranks, state
 from oscar_zoo.compute.capture.engine import EngineFacts, capture_with_engine, discard
-from oscar_zoo.compute.moments import ROW_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.errors import (
     ComputeFailed,
@@ -50,7 +51,7 @@ import torch
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.engines.sglang.capture_program import capture_program
-from oscar_zoo.compute.moments import LayerMoments
+from oscar_zoo.compute.layer_moments import LayerMoments
 
 __version__ = "9.9.9"
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from torch import Tensor
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import coverage, estimators
 from oscar_zoo.compute.capture import ranks
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.errors import ComputeFailed, MissingDependency, UnsupportedModel
 
 LENGTHS = (9, 4)

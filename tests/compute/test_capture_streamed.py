@@ -20,7 +20,8 @@ from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture.held_out_rows import collect
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.job import ComputeOptions, compute_artifact
-from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.compute.layer_moments import Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import Measurement, TaskPrompt, measure

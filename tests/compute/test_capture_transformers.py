@@ -17,7 +17,8 @@ from torch.nn import functional
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture.transformers import capture
-from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.layer_moments import LayerMoments, Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model

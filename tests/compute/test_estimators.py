@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.estimators import ESTIMATORS, estimate
-from oscar_zoo.compute.moments import LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import LayerMoments
+from oscar_zoo.compute.moments import Moments
 
 Rows = NDArray[np.float64]
 TOKENS, GROUP, KV_HEADS, DIM, VALUE_DIM, HIDDEN = 41, 3, 2, 8, 4, 10

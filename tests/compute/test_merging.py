@@ -23,9 +23,10 @@ from oscar_zoo.artifact.fit_block import Disjoint
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.fit import possible_methods
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Need
 from oscar_zoo.compute.merging import LOST_WEIGHTS, MergeResult, merge_files
 from oscar_zoo.compute.methods.table import METHODS
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments, Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
 from oscar_zoo.errors import ComputeFailed, UsageError
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import coverage
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments, Need
+from oscar_zoo.compute.join_heads import join_heads
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.products import CHUNK_ROWS, symmetric
 from oscar_zoo.errors import ComputeFailed
 
@@ -196,7 +198,7 @@ def test_heads_of_ranks_join_to_those_of_one_process(order: list[int]) -> None:
         part.set_weights(projection()[:, 8 * head : 8 * head + 8])
         part.add_weighted(key[head, None], value[head, None], target[head, None])
         parts.append(part)
-    assert_equal(LayerMoments.cat_heads(parts), whole)
+    assert_equal(join_heads(parts), whole)
 
 
 @pytest.mark.parametrize("common_target", [True, False])
@@ -220,10 +222,10 @@ def test_ranks_that_share_a_key_value_head_add_only_what_belongs_to_queries(
             key[head, None], value[head, None], target[head, None] if common_target else own
         )
         parts.append(part)
-    assert_equal(LayerMoments.cat_heads(parts), whole)
+    assert_equal(join_heads(parts), whole)
     parts[3].kk *= 1.001
     with pytest.raises(ComputeFailed, match="share KV head 1 saw different keys"):
-        LayerMoments.cat_heads(parts)
+        join_heads(parts)
 
 
 def test_ranks_of_different_tokens_or_with_a_missing_query_head_do_not_join() -> None:
@@ -232,10 +234,10 @@ def test_ranks_of_different_tokens_or_with_a_missing_query_head_do_not_join() ->
     for part, j in zip(parts, (0, 2, 3), strict=True):
         part.add(query[j, None], key[part.heads[0], None], value[part.heads[0], None])
     with pytest.raises(ComputeFailed, match="different numbers of rows"):
-        LayerMoments.cat_heads(parts)
+        join_heads(parts)
     parts[2].tokens = 29
     with pytest.raises(ComputeFailed, match="saw 30 and 29 tokens of KV head 1"):
-        LayerMoments.cat_heads(parts)
+        join_heads(parts)
 
 
 def test_parts_weighed_with_one_target_add() -> None:
@@ -270,7 +272,7 @@ def test_moments_of_other_heads_or_weights_do_not_add() -> None:
     with pytest.raises(ComputeFailed, match="different layers"):
         moments.merge(dataclasses.replace(moments, layers={0: moments.layers[0]}))
     with pytest.raises(ComputeFailed, match="different layers"):
-        Moments.cat_heads([moments, dataclasses.replace(moments, layers={0: moments.layers[0]})])
+        Moments.join_heads([moments, dataclasses.replace(moments, layers={0: moments.layers[0]})])
 
 
 def test_all_layers_merge_and_join_alike() -> None:
@@ -283,7 +285,7 @@ def test_all_layers_merge_and_join_alike() -> None:
     left.merge(right)
     for layer in GEOMETRY.attention_layers:
         assert_equal(left.layers[layer], whole.layers[layer])
-        assert_equal(Moments.cat_heads([whole]).layers[layer], whole.layers[layer])
+        assert_equal(Moments.join_heads([whole]).layers[layer], whole.layers[layer])
 
 
 def test_only_the_lower_triangle_of_a_sum_counts() -> None:

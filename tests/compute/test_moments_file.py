@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from oscar_zoo.artifact import strict_json, tensor_file
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.compute import coverage
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import (
     KEY,
     MAX_HEADER,

@@ -19,7 +19,8 @@ from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute.coverage import observed
 from oscar_zoo.compute.estimators import qqt
-from oscar_zoo.compute.moments import LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 
 Rows = NDArray[np.float64]

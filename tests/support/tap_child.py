@@ -85,7 +85,7 @@ def record_rows(folder: str) -> None:
     `<process>-<number>.safetensors`."""
     from safetensors.torch import save_file
 
-    from oscar_zoo.compute.moments import LayerMoments
+    from oscar_zoo.compute.layer_moments import LayerMoments
 
     add, calls = LayerMoments.add, iter(range(1 << 20))
 

@@ -16,7 +16,8 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture.checkpoint import SUMS, Checkpoint
 from oscar_zoo.compute.capture.distributed import World
-from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.layer_moments import LayerMoments, Need
+from oscar_zoo.compute.moments import Moments
 
 Progress = Callable[[int, int, str], None]
 """`(tokens done, tokens in all, where)`, such as `layer 7 of 36`; a layer or a pass counts its

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.compute.capture.state import StateFile
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, moments_bytes
 
 SCHEMA = "oscar-zoo.capture/1"

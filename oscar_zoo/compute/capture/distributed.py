@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, distributed
 
 from oscar_zoo.compute.capture.checkpoint import COUNTS, SUMS
-from oscar_zoo.compute.moments import LayerMoments, Moments
+from oscar_zoo.compute.layer_moments import LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UsageError
 
 

@@ -33,7 +33,8 @@ from oscar_zoo.compute.capture import ranks, state
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.engine_job import CaptureJob, Scalar
 from oscar_zoo.compute.capture.rank_store import Done, RankStore
-from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.compute.layer_moments import Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, GeometryMismatch, MissingDependency
 
 STORE = "ranks"

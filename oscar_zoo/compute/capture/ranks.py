@@ -4,7 +4,7 @@ Every rank writes the sums of its own heads, one file per layer, with the model'
 heads and the length of every sequence that each layer saw. `join_ranks` accepts only the expected
 ranks, one geometry and, in every layer of every rank and in both passes, exactly the sequences that
 were sent. So a token that was seen twice or never is found. Then heads are joined by the rules of
-`LayerMoments.cat_heads`.
+`join_heads`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.specs import Geometry, Spec
 from oscar_zoo.compute.capture.state import unusable
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
+from oscar_zoo.compute.join_heads import join_heads
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import (
     ComputeFailed,
     IntegrityError,
@@ -157,7 +159,7 @@ def join_ranks(
 
     Raises:
         ComputeFailed: a rank is missing, or did not see each token of `lengths` once; or the ranks
-            do not belong together, see `LayerMoments.cat_heads`.
+            do not belong together, see `join_heads`.
     """
     raise_failure(folder)
     names = sorted(path.parent.name for path in folder.glob(f"*/{_REPORT}"))
@@ -174,7 +176,7 @@ def join_ranks(
             for name, report in reports.items()
             if layer_id in report.layers
         ]
-        layers[layer_id] = LayerMoments.cat_heads(parts)
+        layers[layer_id] = join_heads(parts)
     return Moments(geometry, layers), tuple(reports.values())
 
 

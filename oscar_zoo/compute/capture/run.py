@@ -21,7 +21,8 @@ from oscar_zoo.compute.capture.engine import EngineProgram
 from oscar_zoo.compute.capture.engine_job import Scalar
 from oscar_zoo.compute.capture.state import STATE
 from oscar_zoo.compute.data import CalibrationData
-from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.compute.layer_moments import Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.models.loading import LoadedModel
 

@@ -44,7 +44,8 @@ from oscar_zoo.compute.capture.projection import OutputProjections
 from oscar_zoo.compute.capture.state import weights_digest
 from oscar_zoo.compute.capture.tap import Tap
 from oscar_zoo.compute.data import CalibrationData, shard
-from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.layer_moments import LayerMoments, Need
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import UnsupportedModel

@@ -17,7 +17,8 @@ from torch import Tensor
 from oscar_zoo.artifact.fit_block import Composition, Estimators
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.compute.layer_moments import Need
+from oscar_zoo.compute.moments import Moments
 
 Matrix = NDArray[np.float64]
 

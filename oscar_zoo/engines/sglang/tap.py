@@ -25,7 +25,7 @@ from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.capture.state import another, unusable, weights_digest
 from oscar_zoo.compute.coverage import check_finite
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention, scheduler_process
@@ -81,7 +81,7 @@ class LayerTap:
         """Begin the second pass.
 
         The target comes from the queries of this rank alone. If ranks share a KV head,
-        `LayerMoments.cat_heads` joins their weighted sums accordingly.
+        `join_heads` joins their weighted sums accordingly.
 
         Raises:
             ComputeFailed: there was no first pass.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture import ranks
-from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.engines.sglang import tap
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention
 from oscar_zoo.engines.sglang.tap import LayerTap
