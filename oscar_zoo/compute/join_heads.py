@@ -6,6 +6,7 @@ A KV head lives on one rank or, when there are more ranks than KV heads, on seve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -37,20 +38,16 @@ def join_heads(parts: Sequence[LayerMoments]) -> LayerMoments:
     counts = {(one.tokens, one.query_rows, one.output_rows, one.weighted_tokens) for one in joined}
     if len(counts) != 1:
         raise ComputeFailed.incomplete(f"KV heads saw different numbers of rows: {sorted(counts)}")
-    first = joined[0]
     sums = {
         name: torch.cat([getattr(one, name) for one in joined])
         for name in (*ROW_SUMS, *WEIGHTED_SUMS)
     }
     weights = [one.wo for one in joined if one.wo is not None]
-    return LayerMoments(
+    return replace(
+        joined[0],
         **sums,
         heads=tuple(sorted(holders)),
         wo=torch.cat(weights) if len(weights) == len(joined) else None,
-        tokens=first.tokens,
-        query_rows=first.query_rows,
-        output_rows=first.output_rows,
-        weighted_tokens=first.weighted_tokens,
     )
 
 
@@ -91,12 +88,9 @@ def _one_head(layer: LayerMoments, position: int) -> LayerMoments:
         name: getattr(layer, name)[position : position + 1].to("cpu", copy=True)
         for name in (*ROW_SUMS, *WEIGHTED_SUMS)
     }
-    return LayerMoments(
+    return replace(
+        layer,
         **sums,
         heads=(layer.heads[position],),
         wo=None if layer.wo is None else layer.wo[position : position + 1].to("cpu", copy=True),
-        tokens=layer.tokens,
-        query_rows=layer.query_rows,
-        output_rows=layer.output_rows,
-        weighted_tokens=layer.weighted_tokens,
     )
