@@ -16,9 +16,10 @@ from oscar_zoo.compute.data import CalibrationData, HeldOut, load_calibration
 from oscar_zoo.compute.fit import Fits, fit_all
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.select import choose as choosing
-from oscar_zoo.compute.select.choose import FINER_CLIPS, choose
+from oscar_zoo.compute.select import trial_runner
+from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.compute.select.decision import Choice
+from oscar_zoo.compute.select.trial_runner import FINER_CLIPS
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.models.loading import LoadedModel, load_model
 
@@ -58,7 +59,7 @@ def chosen(loaded: LoadedModel, data: CalibrationData, moments: Moments) -> Choi
     """Between a data-free method and a good one, with few questions: the whole held-out text is
     filler."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(choosing, "RECALL_ANSWERS", 16)
+        patched.setattr(trial_runner, "RECALL_ANSWERS", 16)
         return choose(loaded, held(data, 4), only(moments, "identity", "hadamard", "wush"), RECIPE)
 
 
@@ -170,7 +171,7 @@ def test_a_poor_best_is_refused_unless_it_is_wanted(
 def test_a_model_that_recalls_nothing_is_not_judged_by_it(
     loaded: LoadedModel, data: CalibrationData, moments: Moments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
     mute = loaded.tokenizer
     odd = replace(
         loaded,

@@ -45,7 +45,7 @@ from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.report.of_moments import report_of_moments
-from oscar_zoo.compute.select import choose as choosing
+from oscar_zoo.compute.select import trial_runner
 from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.evaluate import run
 from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
@@ -170,9 +170,9 @@ def test_auto_measures_and_keeps_one(
     """Clips, quality, perplexity, recall, the choice, the files and the report."""
     assert data.heldout is not None
     monkeypatch.setattr(tuned, "STEPS", 4)
-    monkeypatch.setattr(choosing, "RECALL_ANSWERS", 8)
-    monkeypatch.setattr(choosing, "RECALL_WINDOWS", (40,))
-    monkeypatch.setattr(choosing, "RECALL_LEAST", 0.0)
+    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(trial_runner, "RECALL_WINDOWS", (40,))
+    monkeypatch.setattr(trial_runner, "RECALL_LEAST", 0.0)
     rows: CalibrationRows = collect_rows(loaded, data.sequences, 16)
     fits: Fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
     choice = choose(loaded, data.heldout, fits, RECIPE, allow_poor=True)

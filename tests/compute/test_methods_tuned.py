@@ -28,7 +28,7 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.phases import MORE_RECALL, expected_phases
 from oscar_zoo.compute.refit import refit
-from oscar_zoo.compute.select import choose
+from oscar_zoo.compute.select import trial_runner
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.models.loading import load_model
 
@@ -211,7 +211,7 @@ def options(output_dir: Path, **changes: object) -> ComputeOptions:
 
 def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the outlier model no other method but WUSH's comes near it."""
-    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
     monkeypatch.setattr(tuned, "STEPS", 60)
     news: list[tuple[int, int, str]] = []
     wanted = options(tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True)
@@ -237,7 +237,7 @@ def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_takes_too_long_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
     monkeypatch.setattr(job, "LONGEST_TUNING", 0.0)
     wanted = options(
         tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True, calib_tokens=300
