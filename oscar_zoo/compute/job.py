@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.fit_block import MomentsFile
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.verify import verify_files
@@ -30,42 +27,23 @@ from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture import run
 from oscar_zoo.compute.capture.base import no_progress
-from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
-from oscar_zoo.compute.capture.run import (
-    Captured,
-    CaptureRequest,
-    EngineRequest,
-    is_main_process,
-)
-from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
-from oscar_zoo.compute.estimate import LONGEST_TUNING, tuning_seconds
-from oscar_zoo.compute.fit import FitResult, Fits, Tick, fit, fit_all, with_tuned
+from oscar_zoo.compute.capture.run import Captured, is_main_process
+from oscar_zoo.compute.data import CalibrationData
+from oscar_zoo.compute.fit import FitResult
+from oscar_zoo.compute.fitting import fit_or_choose
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.base import Method
-from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.options import (
-    AUTO,
-    LONGEST_DEFAULT,
-    ComputeOptions,
-    check_options,
-    sequence_length,
-)
-from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, ROWS, TUNE, WRITE, tunes
+from oscar_zoo.compute.options import ComputeOptions, check_options
+from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, WRITE
 from oscar_zoo.compute.report.build import report_of, save_report
-from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.compute.select.decision import Choice
-from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.compute.subject import ENOUGH_TOKENS, Subject, load_subject, read_data, run_capture
+from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Progress
-from oscar_zoo.models.inspect import inspect_model
-from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
-from oscar_zoo.models.memory import Workload, memory_errors
-from oscar_zoo.next_step import AddOption
+from oscar_zoo.models.memory import memory_errors
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
-
-ENOUGH_TOKENS = 5000
-"""Published fits stop changing near this number of tokens; fewer give a remark."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +89,6 @@ class _Clock:
         self.seconds[name] = time.monotonic() - start
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """The model of a job; `loaded` is `None` when an engine of its own runs it."""
-
-    block: ModelBlock
-    tokenizer: Any
-    loaded: LoadedModel | None
-
-
 def compute_artifact(
     options: ComputeOptions,
     *,
@@ -149,8 +118,8 @@ def compute_artifact(
     methods = check_options(options)
     clock = _Clock(progress)
     with clock.phase(LOAD):
-        subject = _load(options)
-    data = _read_data(options, subject, methods)
+        subject = load_subject(options)
+    data = read_data(options, subject, methods)
     base = options.output_dir or _place(options, methods[0] if len(methods) == 1 else None, data)
     if len(methods) == 1:
         check_target(base, force=options.force)
@@ -161,7 +130,7 @@ def compute_artifact(
     device = loaded.device if loaded else torch.device("cpu")
     with run.kept_for_resume(work), memory_errors(subject.block.id, device):
         with clock.phase(CAPTURE):
-            captured = _capture(options, subject, methods, data, work, progress)
+            captured = run_capture(options, subject, methods, data, work, progress)
         if not is_main_process():
             return None
         return _finish(options, subject, methods, data, captured, clock)
@@ -169,7 +138,7 @@ def compute_artifact(
 
 def _finish(
     options: ComputeOptions,
-    subject: _Subject,
+    subject: Subject,
     methods: tuple[Method, ...],
     data: CalibrationData,
     captured: Captured | None,
@@ -178,15 +147,7 @@ def _finish(
     """Fit, choose, verify and write, given the moments."""
     with clock.phase(FIT):
         moments = captured.moments if captured else Moments(subject.block, {})
-        choice = None
-        if options.method in TUNED:
-            rows = _rows(options, subject, data, clock.progress)
-            chosen = fit(moments, methods[0], rows, tick=_tuning(clock.progress))
-        elif options.method != AUTO:
-            chosen = fit(moments, methods[0])
-        else:
-            choice = _choose(options, subject, data, moments, clock.progress)
-            chosen = choice.result
+        chosen, choice = fit_or_choose(options, methods, subject, data, moments, clock.progress)
         target = options.output_dir or _place(options, chosen.method, data)
         facts = _facts(options, chosen, subject, data, captured)
         if choice is not None:
@@ -213,110 +174,6 @@ def _finish(
     )
 
 
-def _choose(
-    options: ComputeOptions,
-    subject: _Subject,
-    data: CalibrationData,
-    moments: Moments,
-    progress: Progress,
-) -> Choice:
-    if subject.loaded is None or data.heldout is None:
-        raise UsageError(
-            "there is no held-out text to choose a method with.",
-            hint="use more text",
-            next_step=AddOption("--method", "wush"),
-        )
-    return choose(
-        subject.loaded,
-        data.heldout,
-        _fits(options, subject, data, moments, progress),
-        options.recipe,
-        fixed_clip=options.fixed_clip,
-        fast=options.fast,
-        allow_poor=options.allow_poor,
-        progress=progress,
-    )
-
-
-def _fits(
-    options: ComputeOptions,
-    subject: _Subject,
-    data: CalibrationData,
-    moments: Moments,
-    progress: Progress,
-) -> Fits:
-    """The fits of every method; tuned methods are included when they do not take too long."""
-    fits = fit_all(moments)
-    if not tunes(options) or subject.loaded is None:
-        return fits
-    cost = tuning_seconds(subject.block, str(subject.loaded.device))
-    if cost > LONGEST_TUNING:
-        why_not = (
-            f"tuning takes about {cost / 60:.0f} minutes on this device; to wait for it, name it"
-            " with --method"
-        )
-        return replace(fits, refused={**fits.refused, **dict.fromkeys(TUNED, why_not)})
-    return with_tuned(
-        fits, moments, _rows(options, subject, data, progress), tick=_tuning(progress)
-    )
-
-
-def _rows(
-    options: ComputeOptions, subject: _Subject, data: CalibrationData, progress: Progress
-) -> CalibrationRows:
-    assert subject.loaded is not None  # `check_options` asks for transformers
-    tick = partial(_told, progress, ROWS)
-    return collect_rows(subject.loaded, data.sequences, options.recipe.group_size, tick=tick)
-
-
-def _tuning(progress: Progress) -> Tick:
-    return partial(_told, progress, TUNE)
-
-
-def _told(progress: Progress, phase: str, done: int, total: int) -> None:
-    progress(done, total, phase)
-
-
-def _load(options: ComputeOptions) -> _Subject:
-    if options.engine == "sglang":
-        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
-        return _Subject(block, load_tokenizer(options.model, revision=options.revision), None)
-    loaded = load_model(
-        options.model,
-        revision=options.revision,
-        dtype=options.dtype,
-        device=options.device,
-        model_id=options.model_id,
-        stream=options.stream_weights,
-        workload=Workload(
-            min(options.seq_len or LONGEST_DEFAULT, options.calib_tokens), options.calib_tokens
-        ),
-    )
-    return _Subject(loaded.block, loaded.tokenizer, loaded)
-
-
-def _read_data(
-    options: ComputeOptions, subject: _Subject, methods: tuple[Method, ...]
-) -> CalibrationData:
-    auto = options.method == AUTO
-    data = load_calibration(
-        options.calib_data,
-        subject.tokenizer,
-        tokens=options.calib_tokens,
-        seq_len=sequence_length(options, subject.block),
-        seed=options.seed,
-        chat_template=options.chat_template,
-        heldout_tokens=options.heldout_tokens if auto else 0,
-    )
-    if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
-        raise ComputeFailed(
-            f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim}"
-            " channels per head.",
-            hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
-        )
-    return check_overlap(data, allow_overlap=options.allow_overlap)
-
-
 def _artifact_id(
     options: ComputeOptions, method: Method | None, data: CalibrationData
 ) -> ArtifactId:
@@ -331,42 +188,10 @@ def _place(options: ComputeOptions, method: Method | None, data: CalibrationData
     return Path(artifact.model) / artifact.tag
 
 
-def _capture(
-    options: ComputeOptions,
-    subject: _Subject,
-    methods: tuple[Method, ...],
-    data: CalibrationData,
-    work: Path,
-    progress: Progress,
-) -> Captured | None:
-    if not any(method.needs for method in methods):
-        return None
-    # Everything a fit can ask for costs little more than what one does, and the moments then serve
-    # them all.
-    needs = frozenset(need for method in METHODS.values() for need in method.needs)
-
-    def told(done: int, total: int, where: str) -> None:
-        progress(done, total, CAPTURE)
-
-    request = CaptureRequest(data, needs, work, options.resume, told)
-    if subject.loaded is not None:
-        return run.capture(subject.loaded, request)
-    assert options.program is not None  # `check_options` refuses an engine without its program
-    engine = EngineRequest(
-        program=options.program,
-        model=options.model,
-        revision=options.revision,
-        device=options.device,
-        dtype=options.dtype,
-        tensor_parallel=options.tensor_parallel,
-    )
-    return run.capture_in_engine(subject.block, request, engine)
-
-
 def _facts(
     options: ComputeOptions,
     chosen: FitResult,
-    subject: _Subject,
+    subject: Subject,
     data: CalibrationData,
     captured: Captured | None,
 ) -> Facts:
@@ -386,7 +211,7 @@ def _moments_path(target: Path) -> Path:
 
 
 def _save_moments(
-    target: Path, subject: _Subject, data: CalibrationData, captured: Captured | None
+    target: Path, subject: Subject, data: CalibrationData, captured: Captured | None
 ) -> MomentsFile | None:
     """Write the moments beside the artifact; they are not part of it."""
     if captured is None:

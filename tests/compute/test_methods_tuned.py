@@ -17,7 +17,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import job
+from oscar_zoo.compute import fitting
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture.calibration_rows import collect_rows, most_tokens, pick
 from oscar_zoo.compute.fit import FitResult, fit
@@ -238,7 +238,7 @@ def test_what_takes_too_long_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
-    monkeypatch.setattr(job, "LONGEST_TUNING", 0.0)
+    monkeypatch.setattr(fitting, "LONGEST_TUNING", 0.0)
     wanted = options(
         tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True, calib_tokens=300
     )

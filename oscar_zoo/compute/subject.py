@@ -1,0 +1,124 @@
+"""What a computation works on: the model, its text, and the sums over a run of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.compute.capture import run
+from oscar_zoo.compute.capture.run import Captured, CaptureRequest, EngineRequest
+from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
+from oscar_zoo.compute.methods.base import Method
+from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, sequence_length
+from oscar_zoo.compute.phases import CAPTURE
+from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
+from oscar_zoo.models.memory import Workload
+
+ENOUGH_TOKENS = 5000
+"""Published fits stop changing near this number of tokens; fewer give a remark."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model of a job; `loaded` is `None` when an engine of its own runs it."""
+
+    block: ModelBlock
+    tokenizer: Any
+    loaded: LoadedModel | None
+
+
+def load_subject(options: ComputeOptions) -> Subject:
+    """Read the model of a job; an engine of its own needs only its configuration and tokenizer.
+
+    Raises:
+        PathNotFound, InvalidModel, UnsupportedModel, NotEnoughMemory: see `loading.load_model`.
+    """
+    if options.engine == "sglang":
+        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+        return Subject(block, load_tokenizer(options.model, revision=options.revision), None)
+    loaded = load_model(
+        options.model,
+        revision=options.revision,
+        dtype=options.dtype,
+        device=options.device,
+        model_id=options.model_id,
+        stream=options.stream_weights,
+        workload=Workload(
+            min(options.seq_len or LONGEST_DEFAULT, options.calib_tokens), options.calib_tokens
+        ),
+    )
+    return Subject(loaded.block, loaded.tokenizer, loaded)
+
+
+def read_data(
+    options: ComputeOptions, subject: Subject, methods: tuple[Method, ...]
+) -> CalibrationData:
+    """The sequences to calibrate with, and those held out for `auto`.
+
+    Raises:
+        UsageError: see `data.load_calibration` and `data.check_overlap`.
+        ComputeFailed: there are fewer tokens than channels per head.
+    """
+    auto = options.method == AUTO
+    data = load_calibration(
+        options.calib_data,
+        subject.tokenizer,
+        tokens=options.calib_tokens,
+        seq_len=sequence_length(options, subject.block),
+        seed=options.seed,
+        chat_template=options.chat_template,
+        heldout_tokens=options.heldout_tokens if auto else 0,
+    )
+    if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
+        raise ComputeFailed(
+            f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim}"
+            " channels per head.",
+            hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
+        )
+    return check_overlap(data, allow_overlap=options.allow_overlap)
+
+
+def run_capture(
+    options: ComputeOptions,
+    subject: Subject,
+    methods: tuple[Method, ...],
+    data: CalibrationData,
+    work: Path,
+    progress: Progress,
+) -> Captured | None:
+    """Sums over a run of the model; `None` when no method needs data.
+
+    Args:
+        work: folder that keeps the state of an interrupted run.
+
+    Raises:
+        ComputeFailed: see `run.capture` and `run.capture_in_engine`.
+    """
+    if not any(method.needs for method in methods):
+        return None
+    # Everything a fit can ask for costs little more than what one does, and the moments then serve
+    # them all.
+    needs = frozenset(need for method in METHODS.values() for need in method.needs)
+
+    def told(done: int, total: int, where: str) -> None:
+        progress(done, total, CAPTURE)
+
+    request = CaptureRequest(data, needs, work, options.resume, told)
+    if subject.loaded is not None:
+        return run.capture(subject.loaded, request)
+    assert options.program is not None  # `check_options` refuses an engine without its program
+    engine = EngineRequest(
+        program=options.program,
+        model=options.model,
+        revision=options.revision,
+        device=options.device,
+        dtype=options.dtype,
+        tensor_parallel=options.tensor_parallel,
+    )
+    return run.capture_in_engine(subject.block, request, engine)
