@@ -10,7 +10,7 @@ from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.serve_artifact import with_folder
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.engines.sglang import concurrency, config_refusals, flags
+from oscar_zoo.engines.sglang import concurrency, flags
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.model_names import ModelChoice
@@ -66,7 +66,6 @@ def prepare(
     gpu: int,
     extra: tuple[str, ...],
     usual_gpus: bool = False,
-    stock: bool = True,
 ) -> Prepared:
     """Choose model, recipe and number of GPUs, and refuse what does not go together.
 
@@ -76,17 +75,13 @@ def prepare(
         clip: clip ratios in place of the recipe's.
         extra: engine flags of the user.
         usual_gpus: take as many GPUs as the zoo does, however many are here.
-        stock: whether stock SGLang will run it, which refuses some models.
 
     Raises:
         UsageError: no model or recipe is known.
         GeometryMismatch: artifact and model have different shapes.
-        UnsupportedModel: an INT2 cache cannot serve the model.
     """
     choice = model_for(artifact, model, observer, again=with_folder("serve", text))
     geometry = geometry_for(choice)
-    if stock and geometry is not None:
-        config_refusals.check_geometry(geometry)
     recipe = recipe_for(artifact, choice, geometry).override(clip=clip)
     parallel = flags.tensor_parallel(extra)
     if parallel is None:

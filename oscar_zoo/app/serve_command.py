@@ -96,7 +96,6 @@ def command(
         gpu=gpu,
         extra=request.extra,
         usual_gpus=wanted_device is not None,
-        stock=stock,
     )
     if not stock:
         return _fork(prepared, request.port, request.revision, request.extra)

@@ -26,7 +26,8 @@ class CacheConfig:
     """What one worker serves, beside the shapes of its stores.
 
     Attributes:
-        layer_ids: global ids of the attention layers of this worker.
+        layer_ids: global ids of the full-attention layers of this worker, in the order of the
+            stores. Other layers of the model are not the cache's business.
         num_q_heads: local query heads.
         sm_scale: factor of the logits, the same in all layers.
         max_batch: requests of a decode step.
@@ -36,7 +37,7 @@ class CacheConfig:
         device: where the stores live.
     """
 
-    layer_ids: range
+    layer_ids: tuple[int, ...]
     num_q_heads: int
     sm_scale: float
     max_batch: int

@@ -55,6 +55,7 @@ class Int2Cache:
         prefill: Prefill | None,
     ) -> None:
         self.config, self.windows, self.source = config, windows, source
+        self._index = {layer_id: index for index, layer_id in enumerate(config.layer_ids)}
         self.executor = Executor(
             [slots.layer(index, windows) for index in range(slots.shape.num_layers)],
             windows.state,
@@ -132,7 +133,7 @@ class Int2Cache:
 
     def layer_index(self, layer_id: int) -> int:
         """Index of a layer in the stores."""
-        return layer_id - self.config.layer_ids.start
+        return self._index[layer_id]
 
     def report(self) -> dict[str, object]:
         """What this cache allocated beside its stores, in bytes."""

@@ -5,6 +5,7 @@ They stay float32, because a bfloat16 copy of a rotation misses orthogonality by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,7 +47,7 @@ class TransformTable:
         cls,
         k: RotationSet,
         v: RotationSet,
-        layer_ids: range,
+        layer_ids: Sequence[int],
         *,
         kv_heads: range,
         device: str | torch.device,
@@ -55,7 +56,8 @@ class TransformTable:
 
         Args:
             k, v: both sides of one artifact.
-            layer_ids: global ids of the decoder layers of this worker.
+            layer_ids: global ids of the full-attention layers of this worker, in the order of the
+                table.
             kv_heads: global ids of its KV heads; tensor parallelism cuts per-head tensors along
                 these.
             device: where the tensors live.
@@ -95,7 +97,11 @@ def transform_bytes(k: RotationSet, v: RotationSet, num_layers: int, num_kv_head
 
 
 def _side(
-    side: RotationSet, name: str, layer_ids: range, kv_heads: range, device: str | torch.device
+    side: RotationSet,
+    name: str,
+    layer_ids: Sequence[int],
+    kv_heads: range,
+    device: str | torch.device,
 ) -> list[_Side]:
     by_id = {layer.layer_id: layer for layer in side.layers}
     missing = [i for i in layer_ids if i not in by_id]

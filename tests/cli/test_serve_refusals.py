@@ -133,7 +133,6 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         1,
         ("chunked local attention",),
     ),
-    "linear attention": (lambda t: t.config(full_attention_interval=4), 1, ("linear-attention",)),
     "capped logits": (
         lambda t: t.config(attn_logit_softcapping=50.0),
         1,

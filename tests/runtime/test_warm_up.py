@@ -38,7 +38,7 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     windows = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
     sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
     table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
-    config = CacheConfig(range(1), 2, 0.2, 2, 20, 16, "cpu")
+    config = CacheConfig((0,), 2, 0.2, 2, 20, 16, "cpu")
     built = Executor(
         [slots.layer(0, windows)],
         windows.state,

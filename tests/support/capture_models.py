@@ -49,6 +49,11 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Qwen3Next": {**LINEAR, **MOE, "shared_expert_intermediate_size": 16},
     "Qwen3_5Text": LINEAR,
     "Gemma3Text": {"layer_types": WINDOWED, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "Lfm2": {
+        "head_dim": None,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "block_auto_adjust_ff_dim": False,
+    },
     "Bamba": {
         "head_dim": None,
         "attn_layer_indices": [1, 3],

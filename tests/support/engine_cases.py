@@ -6,21 +6,30 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cache_oracle import general_set
 from engines import Engines, text_tokens
 from saved_models import save_model
-from tiny_artifacts import artifact_files, write_folder
+from tiny_artifacts import TINY, manifest, payload, write_folder
 
+from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.writer import rotation_bytes
 
 SINK, RECENT = 16, 32
 INT2 = {"kv_cache_dtype": "int2"}
 STOCK = {"attention_backend": "torch_native"}
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
+FULL_LAYERS = {"Lfm2": (1, 3)}
+"""Layers with full attention, by family; in other families all of them."""
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "Lfm2": {"hidden_size": 256, "intermediate_size": 512, "head_dim": None}
+}
+EXACT_STATE = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+"""States of convolutions are saved as exactly as they are computed. By default they are rounded
+wherever one is saved, which is not at the same tokens with a recent window."""
 NO_TAIL = {"OSCAR_INT2_WINDOW_ON_HIT": "int2"}
 
 
@@ -33,7 +42,7 @@ class Case:
         env: variables beside sizes of windows and mode.
         rotations: `general` (format 3, one pair per KV head, not orthogonal, centred) or
             `orthogonal` (format 1).
-        mode: of the slots; empty for a server without the plugin's cache.
+        mode: of the slots, `int2` for codes alone; empty for a server without the plugin's cache.
         mutant: a bug of `int2_test_plugin.mutants`.
         spawn: workers as users get them.
         family: of a small random model in place of the example; see `capture_models`.
@@ -79,14 +88,25 @@ CASES = {
     "one_matrix": Case(mutant="partner_is_forward"),
     "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
     "experts": Case(family="Qwen3Moe"),
+    "hybrid_stock": Case(STOCK, {"SGLANG_PLUGINS": "none", **EXACT_STATE}, mode="", family="Lfm2"),
+    "hybrid": Case(env=EXACT_STATE, family="Lfm2"),
+    "hybrid_one_layer": Case(env=EXACT_STATE, family="Lfm2", mutant="one_layer"),
+    "hybrid_int2": Case(env=EXACT_STATE, rotations="orthogonal", mode="int2", family="Lfm2"),
+    "hybrid_swapped": Case(
+        env=EXACT_STATE,
+        rotations="orthogonal",
+        mode="int2",
+        family="Lfm2",
+        mutant="swapped_layers",
+    ),
 }
 
 
 def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) -> None:
     """Queue the cases `names`, all with the same requests."""
-    folders = rotations(engines.folder)
     for name in names:
         case = CASES[name]
+        folders = rotations(engines.folder, FULL_LAYERS.get(case.family, TINY.attention_layers))
         env, engine = dict(case.env), dict(case.engine)
         env |= cores(engine, engines.release)
         if case.mode:
@@ -122,23 +142,33 @@ def model(folder: Path, family: str) -> Path:
         }
         # On a CPU, SGLang pads experts to a multiple of 32 channels and leaves the padding as it
         # finds it.
-        save_model(folder, family, **shape, hidden_size=64, moe_intermediate_size=32)
+        own = SHAPES.get(family, {"hidden_size": 64, "moe_intermediate_size": 32})
+        save_model(folder, family, **{**shape, **own})
     return folder
 
 
-def rotations(folder: Path) -> dict[str, Path]:
-    """The two kinds of artifacts, written into `folder` once."""
+def rotations(folder: Path, layers: tuple[int, ...] = TINY.attention_layers) -> dict[str, Path]:
+    """The two kinds of artifacts for full attention in `layers`, written into `folder` once."""
     general = (general_set(side, 4, 2, 64, seed=seed) for seed, side in enumerate("kv"))
+    geometry = TINY.model_copy(update={"attention_layers": layers})
+    orthogonal = payload(geometry=geometry)
     files = {
-        "orthogonal": artifact_files(),
+        "orthogonal": {
+            **orthogonal,
+            FILE_NAME: manifest(orthogonal, geometry=geometry).to_bytes(),
+        },
         "general": {
-            f"{side}.pt": rotation_bytes(pair) for side, pair in zip("kv", general, strict=True)
+            f"{side}.pt": rotation_bytes(
+                replace(pair, layers=tuple(one for one in pair.layers if one.layer_id in layers))
+            )
+            for side, pair in zip("kv", general, strict=True)
         },
     }
-    for name in files:
-        if not (folder / name).exists():
-            write_folder(folder / name, files[name])
-    return {name: folder / name for name in files}
+    places = {name: folder / f"{name}-{'-'.join(map(str, layers))}" for name in files}
+    for name, place in places.items():
+        if not place.exists():
+            write_folder(place, files[name])
+    return places
 
 
 def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
@@ -152,7 +182,7 @@ def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
 
 def test_mode(mode: str, mutant: str = "") -> dict[str, str]:
     """Variables of a mode and a bug of `int2_test_plugin`."""
-    return {"INT2_TEST_MODE": mode, "INT2_TEST_MUTANT": mutant}
+    return {"INT2_TEST_MODE": mode.removeprefix("int2"), "INT2_TEST_MUTANT": mutant}
 
 
 test_mode.__test__ = False  # type: ignore[attr-defined]

@@ -52,12 +52,9 @@ def model(folder: str) -> str:
     from sglang.srt.configs.model_config import ModelConfig
 
     from oscar_zoo.engines.sglang import refusals
-    from oscar_zoo.engines.sglang.compat import geometry
 
     config = ModelConfig(model_path=folder)
-    return complaint(
-        lambda: refusals.check_model(config, linear_layers=geometry.has_linear_layers(config))
-    )
+    return complaint(lambda: refusals.check_model(config))
 
 
 def layer(attributes: dict[str, Any]) -> str:

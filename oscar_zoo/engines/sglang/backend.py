@@ -13,7 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from oscar_zoo.engines.sglang import fired_hooks, refusals, worker
-from oscar_zoo.engines.sglang.compat import geometry, radix_attention, server_arguments
+from oscar_zoo.engines.sglang.compat import (
+    geometry,
+    hybrid_parts,
+    radix_attention,
+    server_arguments,
+)
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
 from oscar_zoo.engines.sglang.pool import Int2TokenPool
 from oscar_zoo.errors import ServerFailed
@@ -28,7 +33,9 @@ _Stock: Any = radix_attention.attention_backend_class()
 
 
 class OscarAttentionBackend(_Stock):  # type: ignore[misc]
-    """Attention over an `Int2TokenPool`.
+    """Attention over an `Int2TokenPool`, for the full-attention layers of a model.
+
+    SGLang wraps it in a backend of its own when the model has other layers too.
 
     Args:
         runner: SGLang's model runner.
@@ -40,7 +47,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
-        pool, rows = runner.token_to_kv_pool, runner.req_to_token_pool
+        pool, rows = hybrid_parts.full_pool(runner.token_to_kv_pool), runner.req_to_token_pool
         missing = sorted(fired_hooks.BEFORE_BACKEND - fired_hooks.FIRED)
         if missing or not isinstance(pool, Int2TokenPool):
             raise ServerFailed(
@@ -56,9 +63,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             os.environ,
             eager_only=worker.eager_only(runner.server_args),
         )
-        refusals.check_layers(radix_attention.attention_layers(runner.model))
+        refusals.check_layers(geometry.full_attention_layers(runner))
         chosen, artifact = worker.served()
-        config = geometry.cache_config(runner, pool)
+        config = geometry.cache_config(runner)
         table = TransformTable.build(
             artifact.k,
             artifact.v,
@@ -68,7 +75,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         )
         self.pool = pool
         # Models and SGLang's forward context read these two names from any backend.
-        self.token_to_kv_pool, self.req_to_token_pool = pool, rows
+        self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
         self.window_on_hit = chosen.window_on_hit.value
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes

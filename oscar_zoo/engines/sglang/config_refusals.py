@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.engines.sglang.refusals import LINEAR, MODEL, STOCK, Refusal, check_rows
+from oscar_zoo.engines.sglang.refusals import MODEL, STOCK, Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile
@@ -45,7 +44,7 @@ CONFIG = (
     _told_earlier("a sliding-window hybrid model", _windows),
     _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
     _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
-    replace(LINEAR, uses=_has("full_attention_interval", "linear_attention", "mamba", "conv")),
+    _told_earlier("sparse attention with an index", _has("indexer_n_heads")),
     Refusal(
         "attn_logit_softcapping",
         _has("attn_logit_softcapping"),
@@ -64,13 +63,3 @@ def check_config(config: ConfigFile) -> None:
     """
     for part in (config.get_text_config(), config):
         check_rows(part, CONFIG, UnsupportedModel)
-
-
-def check_geometry(geometry: Geometry) -> None:
-    """Refuse a model by the shape of its cache, if no `config.json` is available.
-
-    Raises:
-        UnsupportedModel: some of its layers have no keys and values.
-    """
-    if len(geometry.attention_layers) < geometry.num_layers:
-        check_rows(geometry, [LINEAR], UnsupportedModel)

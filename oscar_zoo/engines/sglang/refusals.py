@@ -290,16 +290,16 @@ MODEL = (
         "tokens outside the chunk must not be seen",
         STOCK,
     ),
+    Refusal(
+        "sparse attention with an index",
+        lambda model: (
+            getattr(getattr(model, "hf_text_config", None), "indexer_n_heads", None) is not None
+        ),
+        "its backend replaces the one that reads these slots",
+        STOCK,
+    ),
 )
 """Rows over the model configuration."""
-
-LINEAR = Refusal(
-    "a model with linear-attention layers",
-    lambda _: True,
-    "only models with full attention in every layer are served",
-    STOCK,
-)
-"""Holds for a model that has such layers."""
 
 LAYER = (
     Refusal(
@@ -355,20 +355,13 @@ def check_request(params: Any) -> None:
             raise UsageError(f"{row.sentence} Instead: {row.instead}.")
 
 
-def check_model(config: Any, *, linear_layers: bool = False) -> None:
-    """Refuse a model by its configuration.
-
-    Args:
-        config: of the model, attributes only.
-        linear_layers: some of its layers keep a state in place of keys and values; SGLang tells
-            that by a function.
+def check_model(config: Any) -> None:
+    """Refuse a model by its configuration, attributes only.
 
     Raises:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
     check_rows(config, MODEL, UnsupportedModel)
-    if linear_layers:
-        raise UnsupportedModel(LINEAR.sentence, hint=f"instead: {LINEAR.instead}")
 
 
 def check_layers(layers: Iterable[Any]) -> None:

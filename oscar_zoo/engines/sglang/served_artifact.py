@@ -79,16 +79,19 @@ class ServedArtifact:
         return ()
 
     def check_geometry(
-        self, *, num_layers: int, num_kv_heads: int, head_dim: int, v_head_dim: int
+        self, *, layer_ids: tuple[int, ...], num_kv_heads: int, head_dim: int, v_head_dim: int
     ) -> None:
-        """Refuse a model that this artifact was not made for. It must cover every layer of the
-        model.
+        """Refuse a model that this artifact was not made for.
+
+        Args:
+            layer_ids: the full-attention layers of the model, all of which it must cover.
+            num_kv_heads, head_dim, v_head_dim: of these layers.
 
         Raises:
             GeometryMismatch: names what the artifact has and what the model has.
         """
         seen = {
-            "layers": (len(self.k.layers), num_layers),
+            "full-attention layers": (len(self.k.layers), len(layer_ids)),
             "KV heads": (self.k.num_kv_heads or num_kv_heads, num_kv_heads),
             "KV heads of V": (self.v.num_kv_heads or num_kv_heads, num_kv_heads),
             "head_dim": (self.k.head_dim, head_dim),
@@ -103,10 +106,16 @@ class ServedArtifact:
                     f" {has}.",
                     hint="use the artifact of this model: oscar-zoo list",
                 )
-        if self.k.layer_ids != tuple(range(num_layers)):
+        if self.k.layer_ids != layer_ids:
             raise GeometryMismatch(
-                f"the artifact {self.where} does not cover layers 0 .. {num_layers - 1}."
+                f"the artifact {self.where} covers layers {_said(self.k.layer_ids)}, this model has"
+                f" full attention in layers {_said(layer_ids)}.",
+                hint="use the artifact of this model: oscar-zoo list",
             )
+
+
+def _said(layer_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, layer_ids))
 
 
 def load(

@@ -112,9 +112,9 @@ def check_model(model_config: Any) -> None:
     Raises:
         UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
     """
-    refusals.check_model(model_config, linear_layers=geometry.has_linear_layers(model_config))
+    refusals.check_model(model_config)
     served()[1].check_geometry(
-        num_layers=model_config.num_hidden_layers,
+        layer_ids=geometry.full_layers(model_config),
         num_kv_heads=model_config.get_total_num_kv_heads(),
         head_dim=model_config.head_dim,
         v_head_dim=model_config.v_head_dim,
@@ -131,7 +131,7 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
     """Shape of the slots of this worker.
 
     Raises:
-        UsageError: head size and group size do not fit.
+        UsageError: head size and group size do not fit, or the worker has no full-attention layer.
     """
     chosen, model = served()[0], configurator.model_config
     specs = []
@@ -145,7 +145,7 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
             raise UsageError(
                 f"INT2 rows of this model: {error}.", hint="--oscar-group-size"
             ) from None
-    layers = configurator.layer_info.num_effective_layers
+    layers = len(geometry.worker_layers(configurator))
     return SlotShape(layers, num_slots, len(geometry.local_kv_heads(model)), specs[0], specs[1])
 
 
@@ -154,7 +154,7 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
     chosen, model = served()[0], configurator.model_config
     idle = chosen.idle_sinks.value
     return WindowShape(
-        num_layers=configurator.layer_info.num_effective_layers,
+        num_layers=len(geometry.worker_layers(configurator)),
         num_rows=num_rows,
         num_kv_heads=len(geometry.local_kv_heads(model)),
         k_head_dim=model.head_dim,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
-from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
 
 ROWS, LENGTHS, SLOTS = torch.tensor([1, 3]), torch.tensor([24, 10]), torch.arange(10)
 
@@ -45,25 +46,69 @@ def test_a_decode_step_holds_the_engines_own_buffers() -> None:
     assert step.out_loc.data_ptr() == SLOTS.data_ptr() and len(step.out_loc) == 2
 
 
-def runner(*scales: float) -> tuple[Any, Any]:
-    layers = [SimpleNamespace(scaling=scale, tp_q_head_num=6) for scale in scales]
-    pool = SimpleNamespace(
-        start_layer=7,
-        layer_num=2,
+def runner(scales: dict[int, float], *, pool_layers: tuple[int, ...] | None = None) -> Any:
+    """Of a worker with layers 6 to 9; `scales` are those of its attention layers."""
+    layers = [
+        SimpleNamespace(layer_id=layer, scaling=scale, tp_q_head_num=6)
+        for layer, scale in scales.items()
+    ]
+    inner = SimpleNamespace(
+        start_layer=6,
+        layer_num=len(scales),
         device="cpu",
         windows=SimpleNamespace(shape=SimpleNamespace(num_rows=5)),
     )
-    return SimpleNamespace(model=layers, model_config=SimpleNamespace(context_len=100)), pool
+    hybrid = SimpleNamespace(
+        full_kv_pool=inner,
+        full_attention_layer_id_mapping={
+            layer: place for place, layer in enumerate(pool_layers or scales)
+        },
+    )
+    return SimpleNamespace(
+        model=layers,
+        model_config=SimpleNamespace(context_len=100),
+        layer_info=SimpleNamespace(start_layer=6, end_layer=10),
+        token_to_kv_pool=inner if pool_layers is None else hybrid,
+    )
 
 
-def test_the_configuration_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def full_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says which layers of the model have full attention."""
     monkeypatch.setattr(radix_attention, "attention_layers", iter)
-    config = geometry.cache_config(*runner(0.1, 0.1))
-    assert (config.layer_ids, config.num_q_heads, config.sm_scale) == (range(7, 9), 6, 0.1)
+    return lambda *layers: monkeypatch.setattr(geometry, "full_layers", lambda _: layers)
+
+
+def test_the_configuration_of_a_worker(full_layers: Callable[..., None]) -> None:
+    full_layers(*range(20))
+    config = geometry.cache_config(runner(dict.fromkeys(range(6, 10), 0.1)))
+    assert (config.layer_ids, config.num_q_heads, config.sm_scale) == ((6, 7, 8, 9), 6, 0.1)
     assert (config.max_batch, config.piece_tokens) == (5, 0) and config.max_tokens >= 100
 
 
-def test_layers_must_share_their_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix_attention, "attention_layers", iter)
+def test_only_full_attention_layers_of_the_worker_count(full_layers: Callable[..., None]) -> None:
+    """A hybrid model, of which this worker has a part. Layer 8 has another kind of attention."""
+    full_layers(3, 7, 9, 11)
+    config = geometry.cache_config(runner({7: 0.1, 8: 0.3, 9: 0.1}, pool_layers=(7, 9)))
+    assert (config.layer_ids, config.sm_scale, config.max_batch) == ((7, 9), 0.1, 5)
+
+
+def test_a_pool_for_other_layers_is_noticed(full_layers: Callable[..., None]) -> None:
+    full_layers(3, 7, 9, 11)
+    for built in ((9, 7), (7, 8)):
+        with pytest.raises(ServerFailed, match="built a pool for layers"):
+            geometry.cache_config(runner({7: 0.1, 9: 0.1}, pool_layers=built))
+
+
+def test_a_pipeline_stage_without_full_attention_is_refused(
+    full_layers: Callable[..., None],
+) -> None:
+    full_layers(3, 11)
+    with pytest.raises(UsageError, match=r"layers 6 \.\. 9 of this model have no full attention"):
+        geometry.cache_config(runner({}))
+
+
+def test_layers_must_share_their_scaling(full_layers: Callable[..., None]) -> None:
+    full_layers(6, 7)
     with pytest.raises(UnsupportedModel, match="different scaling"):
-        geometry.cache_config(*runner(0.1, 0.2))
+        geometry.cache_config(runner({6: 0.1, 7: 0.2}))

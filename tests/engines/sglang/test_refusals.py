@@ -77,6 +77,7 @@ MODEL_CASES = {
     "a model with attention sinks as weights": {"has_attention_sinks": True},
     "an encoder-decoder model": {"is_encoder_decoder": True},
     "chunked local attention": {"attention_chunk_size": 8192},
+    "sparse attention with an index": {"hf_text_config": SimpleNamespace(indexer_n_heads=4)},
 }
 LAYER_CASES = {
     "sliding_window_size": {"sliding_window_size": 127},
@@ -126,14 +127,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 128,
         "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-    },
-    "a model with linear-attention layers": {
-        **QWEN3,
-        "architectures": ["Qwen3NextForCausalLM"],
-        "model_type": "qwen3_next",
-        "layer_types": ["linear_attention", "full_attention"],
-        "num_experts": 2,
         "num_experts_per_tok": 1,
     },
 }
@@ -232,7 +225,6 @@ def test_what_to_do_instead_works_for_everybody() -> None:
         *refusals.MODEL,
         *refusals.LAYER,
         *config_refusals.CONFIG,
-        refusals.LINEAR,
     )
     for row in rows:
         assert (
@@ -242,11 +234,6 @@ def test_what_to_do_instead_works_for_everybody() -> None:
     assert sum("--kv-cache-dtype auto" in row.instead for row in refusals.MODEL) == len(
         refusals.MODEL
     )
-
-
-def test_linear_layers_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="linear-attention"):
-        refusals.check_model(SimpleNamespace(), linear_layers=True)
 
 
 def model_folder(folder: Path, config: dict[str, Any]) -> str:

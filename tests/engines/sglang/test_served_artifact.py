@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, rotation, write_folder
@@ -24,7 +25,7 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.registry.store import Store
 
-FIT = {"num_layers": 4, "num_kv_heads": 2, "head_dim": 64, "v_head_dim": 64}
+FIT = {"layer_ids": (0, 1, 2, 3), "num_kv_heads": 2, "head_dim": 64, "v_head_dim": 64}
 
 
 def test_a_folder_with_a_manifest(tmp_path: Path) -> None:
@@ -132,14 +133,21 @@ def test_two_files_the_wrong_way_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"num_layers": 36}, "was made for 4 layers, this model has 36"),
+        (
+            {"layer_ids": tuple(range(36))},
+            "was made for 4 full-attention layers, this model has 36",
+        ),
+        (
+            {"layer_ids": (0, 1, 2, 4)},
+            "covers layers 0, 1, 2, 3, this model has full attention in layers 0, 1, 2, 4",
+        ),
         ({"head_dim": 128}, "was made for 64 head_dim, this model has 128"),
         ({"v_head_dim": 32}, "was made for 64 v_head_dim, this model has 32"),
         ({"num_kv_heads": 8}, "was made for 2 KV heads of the manifest, this model has 8"),
     ],
 )
 def test_another_model_than_the_artifact_was_made_for(
-    tmp_path: Path, changed: dict[str, int], text: str
+    tmp_path: Path, changed: dict[str, Any], text: str
 ) -> None:
     loaded = load(ArtifactSource(folder=str(write_folder(tmp_path / "a", artifact_files()))))
     with pytest.raises(GeometryMismatch, match=text):

@@ -18,9 +18,11 @@ NAMES = (
     "clip_one_rank_lower",
     "keep_stale_rows",
     "no_ring_start",
+    "one_layer",
     "partner_is_forward",
     "publish_early",
     "ring_before_attention",
+    "swapped_layers",
 )
 
 
@@ -49,6 +51,13 @@ def partner_is_forward(table: TransformTable) -> TransformTable:
             for layer in table.layers
         )
     )
+
+
+def layer_index(index: int, layers: int, mutant: str) -> int:
+    """The place of a layer in stores of `layers` layers; a wrong one, if `mutant` is about it."""
+    if mutant == "one_layer":
+        return 0
+    return layers - 1 - index if mutant == "swapped_layers" else index
 
 
 def broken(ops: Ops, mutant: str) -> Ops:

@@ -32,6 +32,11 @@ class TestedCache(Int2Cache):
         """See `Int2Cache.report`."""
         return {**super().report(), **self.said}
 
+    def layer_index(self, layer_id: int) -> int:
+        """See `Int2Cache.layer_index`."""
+        index, layers = super().layer_index(layer_id), len(self.config.layer_ids)
+        return mutants.layer_index(index, layers, self.said["mutant"])
+
 
 def install(mode: str, mutant: str, ops: str) -> None:
     """Make every INT2 server of this process one of `mode`, with a bug, or with other ops."""

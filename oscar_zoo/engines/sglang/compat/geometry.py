@@ -1,12 +1,16 @@
-"""The part of one worker in a model and a parallel layout: its heads, its rows, its rank, and the
-`CacheConfig` that follows."""
+"""The part of one worker in a model and a parallel layout: its layers, its heads, its rows, its
+rank, and the `CacheConfig` that follows.
+
+A full-attention layer sees every earlier token and keeps a key and a value of each. Other layers
+of a hybrid model keep a state, or only the last tokens. They have pools of their own.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oscar_zoo.engines.sglang.compat import radix_attention, releases
-from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.engines.sglang.compat import hybrid_parts, radix_attention, releases
+from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
 from oscar_zoo.runtime.engine import CacheConfig
 
 
@@ -29,22 +33,70 @@ def longest_request(owner: Any) -> int:
     return int(owner.model_config.context_len) + 64
 
 
-def cache_config(runner: Any, pool: Any) -> CacheConfig:
+def full_layers(model_config: Any) -> tuple[int, ...]:
+    """Global ids of the full-attention layers of a model, in ascending order."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    hybrid = mambaish_config(model_config)
+    if hybrid is None:
+        return tuple(range(model_config.num_hidden_layers))
+    return tuple(sorted(hybrid.full_attention_layer_ids))
+
+
+def worker_layers(owner: Any) -> tuple[int, ...]:
+    """Those of `full_layers` that a worker holds; with pipeline parallelism a part of them.
+
+    Args:
+        owner: model runner or pool configurator.
+
+    Raises:
+        UsageError: it holds none of them.
+    """
+    span = owner.layer_info
+    layers = full_layers(owner.model_config)
+    own = tuple(i for i in layers if span.start_layer <= i < span.end_layer)
+    if not own:
+        raise UsageError(
+            f"layers {span.start_layer} .. {span.end_layer - 1} of this model have no full"
+            " attention, so one of the pipeline stages would have no INT2 KV cache.",
+            hint="use fewer pipeline stages: --pp-size",
+        )
+    return own
+
+
+def full_attention_layers(runner: Any) -> list[Any]:
+    """The full-attention layers of a worker, as SGLang's modules.
+
+    Args:
+        runner: model runner, with its model.
+    """
+    own = worker_layers(runner)
+    return [
+        layer for layer in radix_attention.attention_layers(runner.model) if layer.layer_id in own
+    ]
+
+
+def cache_config(runner: Any) -> CacheConfig:
     """What the worker of a model runner serves from our token pool.
 
     Raises:
         UnsupportedModel: attention layers that differ in the factor of their logits.
+        ServerFailed: SGLang built the pool for other layers.
     """
     from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
 
-    layers = list(radix_attention.attention_layers(runner.model))
+    pool, own = hybrid_parts.full_pool(runner.token_to_kv_pool), worker_layers(runner)
+    built = hybrid_parts.pool_layers(runner.token_to_kv_pool)
+    if built != own:
+        raise ServerFailed(f"SGLang built a pool for layers {built}, the INT2 cache is for {own}.")
+    layers = full_attention_layers(runner)
     scales = {float(layer.scaling) for layer in layers}
     if len(scales) != 1:
         raise UnsupportedModel(
             f"attention layers with different scaling ({sorted(scales)}) are not served."
         )
     return CacheConfig(
-        layer_ids=range(pool.start_layer, pool.start_layer + pool.layer_num),
+        layer_ids=own,
         num_q_heads=layers[0].tp_q_head_num,
         sm_scale=scales.pop(),
         max_batch=pool.windows.shape.num_rows,
@@ -75,13 +127,6 @@ def local_q_heads(model_config: Any) -> int:
     from sglang.srt.runtime_context import get_parallel
 
     return int(model_config.num_attention_heads) // int(get_parallel().attn_tp_size)
-
-
-def has_linear_layers(model_config: Any) -> bool:
-    """Whether some layers keep a state in place of keys and values."""
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-
-    return mambaish_config(model_config) is not None
 
 
 def rank_name() -> str:

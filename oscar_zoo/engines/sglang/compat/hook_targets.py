@@ -51,7 +51,10 @@ def targets() -> dict[str, tuple[Target, ...]]:
         ),
         "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
         "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
-        "pool": (Target(configurator + "_build_mha_kv_pool", "AROUND"),),
+        "pool": tuple(
+            Target(f"{configurator}_build_{kind}_kv_pool", "AROUND")
+            for kind in ("mha", "hybrid_linear")
+        ),
         "tail": tuple(
             Target(f"sglang.srt.mem_cache.{t}.swa_reprefill_tail_tokens", "AFTER") for t in tails
         ),

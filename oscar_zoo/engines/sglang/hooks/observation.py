@@ -10,7 +10,7 @@ from typing import Any
 from oscar_zoo.engines.sglang import metrics as exported
 from oscar_zoo.engines.sglang import server_info as info
 from oscar_zoo.engines.sglang import worker
-from oscar_zoo.engines.sglang.compat import request_rows, scheduler_process
+from oscar_zoo.engines.sglang.compat import hybrid_parts, request_rows, scheduler_process
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 
 
@@ -29,7 +29,8 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
     if outlet is None:
         return
     FIRED.add("metrics")
-    pool, rows = outlet.runner.token_to_kv_pool, outlet.runner.req_to_token_pool
+    pool = hybrid_parts.full_pool(outlet.runner.token_to_kv_pool)
+    rows = outlet.runner.req_to_token_pool
     described = _described(outlet.runner)
     chosen = worker.served()[0]
     refilled = chosen.window_on_hit.value == "recompute"
@@ -69,7 +70,7 @@ def prefix_hits(rows: Any, requests: Any, *_: Any, **__: Any) -> None:
 
 def _described(runner: Any) -> dict[str, Any]:
     chosen, artifact = worker.served()
-    pool = runner.token_to_kv_pool
+    pool = hybrid_parts.full_pool(runner.token_to_kv_pool)
     return info.describe(chosen, artifact, pool.slots.shape, FACTS, tokens=pool.size)
 
 
@@ -80,8 +81,8 @@ def oscar_report(scheduler: Any, path: str) -> None:
     Raises:
         RuntimeError: this server has no INT2 cache.
     """
-    backend = scheduler_process.model_runner(scheduler).attn_backend
     if "pool" not in FIRED:
         raise RuntimeError("this server has no INT2 KV cache")
+    backend = hybrid_parts.full_backend(scheduler_process.model_runner(scheduler).attn_backend)
     report = {"fired": sorted(FIRED), "facts": FACTS, **backend.report()}
     Path(f"{path}.{os.getpid()}.json").write_text(json.dumps(report))

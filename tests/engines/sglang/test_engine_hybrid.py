@@ -1,0 +1,126 @@
+"""A model whose layers do not all keep keys and values, on every supported release of SGLang: a
+small LFM2, where convolutions and full attention take turns.
+
+In lossless mode its tokens are those of the stock backend. With INT2 slots they are those of a
+reference that runs the whole sequence in this process. Two wrong maps from layers to stores show
+that both comparisons can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engine_cases
+import pytest
+from engine_cases import RECENT, SINK, answers, logprobs
+from engines import CHUNK, RELEASES, Engines, needs_sglang, recall_prompts
+from reference_server import equal_tokens
+from whole_reference import WholeReference
+
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import load_model
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
+
+NEW, FULL = 16, engine_cases.FULL_LAYERS["Lfm2"]
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engines]:
+    runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
+    groups = engine_cases.scheduling_groups()
+    engine_cases.start(runs, ["hybrid_stock", "hybrid"], groups)
+    engine_cases.start(runs, ["hybrid_one_layer"], groups[:1])
+    engine_cases.start(runs, ["hybrid_int2", "hybrid_swapped"], one_at_a_time())
+    yield runs
+    runs.close()
+
+
+def one_at_a_time() -> list[dict[str, Any]]:
+    """Requests that never share a batch, so that every chunk has the full size, and a second turn
+    long enough to hit all of the first."""
+    prompts = recall_prompts()
+    groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
+    turn = {"of": ["new0", 0], "append": prompts[1][: 2 * RECENT]}
+    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
+
+
+def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> None:
+    """Chunked prefill, prefix hits, second turns, and fourteen requests for eight rows."""
+    ours, stock = engines.result("hybrid"), engines.result("hybrid_stock")
+    assert answers(ours) == answers(stock)
+    assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
+def test_the_comparison_notices_layers_that_share_a_store(engines: Engines) -> None:
+    found = answers(engines.result("hybrid_one_layer"))
+    assert found["first"] != answers(engines.result("hybrid_stock"))["first"]
+
+
+def test_memory_counts_full_attention_layers_only(engines: Engines) -> None:
+    (report,) = engines.result("hybrid_int2")["reports"]
+    facts = report["facts"]
+    assert facts["slot_bytes"] == len(FULL) * 2 * 2 * (16 + 4)
+    assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
+    assert facts["subtracted"] == report["side_store"] + report["transforms"] + report["scratch"]
+    (info,) = engines.result("hybrid_int2")["info"]
+    assert info["memory"]["slot_bytes"] == facts["slot_bytes"] and info["bits_per_element"] == 2.5
+    assert info["artifact"]["id"] is not None
+
+
+@pytest.mark.parametrize("name", ["hybrid", "hybrid_int2"])
+def test_nothing_stays_behind(engines: Engines, name: str) -> None:
+    before, after = engines.result(name)["memory"]
+    assert before == after
+    assert before["kept"] == before["locked"] == 0 < before["tokens"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> WholeReference:
+    folder = tmp_path_factory.mktemp("reference")
+    model = load_model(str(engine_cases.model(folder / "Lfm2", "Lfm2")), dtype="float32")
+    assert model.block.attention_layers == FULL
+    place = engine_cases.rotations(folder, FULL)["orthogonal"]
+    recipe = Manifest.from_bytes((place / FILE_NAME).read_bytes(), what=FILE_NAME).recipe
+    recipe = recipe.model_copy(update={"windows": Windows(sink=SINK, recent=RECENT)})
+    k, v = (read_rotation(file.read_bytes(), what=file.name) for file in _files(place))
+    return WholeReference(model, CacheSpec(k, v, recipe), CHUNK)
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(place.glob("*.pt"))
+
+
+def test_int2_tokens_are_those_of_the_reference(
+    engines: Engines, reference: WholeReference
+) -> None:
+    groups = engines.result("hybrid_int2")["groups"]
+    donors = [reference.generate(ids, NEW) for ids in recall_prompts()]
+    equal = sum(
+        equal_tokens(groups[f"new{i}"]["tokens"][0], donor) for i, donor in enumerate(donors)
+    )
+    (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]
+    if groups["new0"]["tokens"] == [donors[0].answer]:
+        assert cached > donors[0].prompt
+        equal += equal_tokens(
+            groups["turn2"]["tokens"][0], reference.generate(turn, NEW, donors[0], cached)
+        )
+    assert equal > 0.7 * NEW * len(groups)
+
+
+def test_the_reference_notices_layers_that_change_places(
+    engines: Engines, reference: WholeReference
+) -> None:
+    """Each layer is written and read with the rotation of the other one, which lossless slots do
+    not show."""
+    groups = engines.result("hybrid_swapped")["groups"]
+    with pytest.raises(AssertionError, match="which leads by"):
+        for i, ids in enumerate(recall_prompts()):
+            equal_tokens(groups[f"new{i}"]["tokens"][0], reference.generate(ids, NEW))

@@ -1,0 +1,90 @@
+"""An INT2 server simulated over whole sequences, for models with any kinds of layers.
+
+Every step runs the model over all tokens again, so layers that keep a state need no code here. A
+position reads the cache as it was when a server processed that position: at the end of an earlier
+chunk, or one token ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from reference_server import Served
+from torch import Tensor
+
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass of a server over the positions `[first, last)` of a sequence.
+
+    Attributes:
+        cached: tokens in the cache when these positions read it.
+        own_from: the request of this pass found so many tokens in the prefix cache.
+    """
+
+    first: int
+    last: int
+    cached: int
+    own_from: int
+
+
+class WholeReference:
+    """Greedy generation with chunks of `chunk` tokens."""
+
+    def __init__(self, model: LoadedModel, spec: CacheSpec, chunk: int) -> None:
+        self.model, self.windows, self.chunk = model, spec.recipe.windows, chunk
+        block = model.block
+        self.layers = {
+            i: SimulatedLayer(spec, block.geometry, i, model.device) for i in block.attention_layers
+        }
+        self._passes: dict[int, list[Pass]] = {}
+
+    def generate(
+        self, ids: Sequence[int], new: int, donor: Served | None = None, cached: int = 0
+    ) -> Served:
+        """Serve a prompt whose first `cached` tokens were processed with `donor`."""
+        passes = [] if donor is None else [p for p in self._passes[id(donor)] if p.last <= cached]
+        assert not passes or passes[-1].last == cached
+        served = Served(list(ids), len(ids), cached)
+        for first in range(cached, len(ids), self.chunk):
+            passes.append(Pass(first, min(first + self.chunk, len(ids)), first, cached))
+        for _ in range(new):
+            token, margin = self._next(served.ids, passes)
+            served.ids.append(token)
+            served.margins.append(margin)
+            end = len(served.ids)
+            passes.append(Pass(end - 1, end, end, cached))
+        self._passes[id(served)] = passes
+        return served
+
+    def _next(self, ids: list[int], passes: list[Pass]) -> tuple[int, float]:
+        codes = torch.cat([self._reads_codes(one, len(ids)) for one in passes])
+        causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        mask = torch.cat([causal & ~codes, causal & codes], 1)
+
+        def attention(
+            layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        ) -> Tensor:
+            layer = self.layers[layer_id]
+            # Every token twice: uncompressed, and as INT2.
+            k, v = (torch.cat([rows[0], rows[1]], -2) for rows in layer.encode(key, value))
+            return layer.attend(query, k, v, mask, scaling)
+
+        with torch.no_grad(), attention_scope(self.model, attention):
+            logits = self.model.model(torch.tensor([ids]), use_cache=False).logits
+        best = logits[0, -1].topk(2)
+        return int(best.indices[0]), float(best.values[0] - best.values[1])
+
+    def _reads_codes(self, one: Pass, length: int) -> Tensor:
+        """`[positions of the pass, length]`: which tokens they read as INT2."""
+        at = torch.arange(length)
+        first, last = at < self.windows.sink, at >= one.cached - self.windows.recent
+        foreign = ~first & (at < one.own_from)
+        reads = (at < one.cached) & (foreign | ~(first | last))
+        return reads.expand(one.last - one.first, length)
