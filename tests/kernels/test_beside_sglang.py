@@ -18,6 +18,8 @@ MODULES = (
     "kv_read.kernel",
     "kv_write.kernel",
     "kv_write.order_kernel",
+    "kv_write.rows_kernel",
+    "kv_write.slot_kernel",
     "slot_table.kernel",
 )
 PROGRAM = """
