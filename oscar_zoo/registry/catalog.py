@@ -87,13 +87,28 @@ class Catalog:
     def close_matches(
         self, name: str, more: Iterable[str] = (), *, limit: int = 3
     ) -> tuple[str, ...]:
-        """Model names like `name`, best first; `more` adds names a hub knows."""
+        """Model names like `name`, best first; `more` adds names a hub knows.
+
+        Names with all its words come first, then names all of whose words it has, then names with
+        similar letters.
+        """
         spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
         spelled |= {other.casefold(): other for other in more}
         wanted = name.rsplit("/", 1)[-1].casefold()
-        return tuple(
-            spelled[key] for key in difflib.get_close_matches(wanted, spelled, n=limit, cutoff=0.5)
-        )
+        ranked = sorted(((_likeness(wanted, key), key) for key in spelled), reverse=True)
+        return tuple(spelled[key] for likeness, key in ranked[:limit] if likeness >= _ALIKE)
+
+
+_ALIKE = 0.5
+"""The least share of letters in common that makes two names alike."""
+
+
+def _likeness(wanted: str, name: str) -> float:
+    """How well `name` fits what somebody typed: 2 to 3, 1 to 2, or the share of letters in
+    common."""
+    letters = difflib.SequenceMatcher(None, wanted, name).ratio()
+    asked, has = set(wanted.split("-")), set(name.split("-"))
+    return letters + (2 if asked <= has else 1 if has <= asked else 0)
 
 
 def recipe_for(model: str) -> ModelRecipe | None:

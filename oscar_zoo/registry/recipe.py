@@ -51,6 +51,7 @@ class ModelRecipe(Spec):
     """One model of the zoo.
 
     `name` is the folder of its artifacts in every hub: the model's name without organisation.
+    `family` is what people call its kind, and `model_type` what its `config.json` calls it.
     `default_tag` is the calibration tag a bare name means, when there is one. `on_hub` is false
     where no hub has the checkpoint: its ids are names only, and commands need its folder.
     `tensor_parallel` is the number of GPUs to start from.
@@ -58,6 +59,8 @@ class ModelRecipe(Spec):
 
     name: Text
     hf_id: RepoId
+    family: Text
+    model_type: Text
     modelscope_id: RepoId | None = None
     on_hub: bool = True
     aliases: tuple[Text, ...] = ()

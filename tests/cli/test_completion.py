@@ -87,7 +87,7 @@ def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
         assert {"Mine", "small", "tiny-qwen3-hard", "Qwen3-8B", "Qwen3-4B-Thinking"} <= {*found}, (
             command
         )
-    assert completed(tmp_path, script, "oscar-zoo", "pull", "SM") == ["small"]
+    assert completed(tmp_path, script, "oscar-zoo", "pull", "SMA") == ["small"]
     assert completed(tmp_path, script, "oscar-zoo", "pull", "mine", "tiny-qwen3-h") == [
         "tiny-qwen3-hard"
     ]

@@ -430,7 +430,8 @@ def test_what_asked_for_offline_mode_is_named(
 
 
 def test_a_wrong_name_in_the_store_brings_close_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Did you mean Qwen3-8B" in refused(capsys, 3, "verify", "qwen3-7b")
+    told = refused(capsys, 3, "verify", "qwen3-7b")
+    assert "Did you mean " in told and "Qwen3-8B" in told
     assert "Fetch it: oscar-zoo pull Qwen3-8B" in refused(capsys, 3, "verify", "Qwen3-8B")
 
 

@@ -43,10 +43,38 @@ def test_an_unknown_name_is_none(catalog: Catalog, name: str) -> None:
     assert catalog.recipe(name) is None
 
 
-def test_close_matches_name_real_models(catalog: Catalog) -> None:
-    assert catalog.close_matches("qwen3-7b")[0] == "Qwen3-8B"
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("qwen3-7b", "Qwen3-8B"),
+        ("qwen35-9b", "Qwen3.5-9B"),
+        ("Qwen3.5-9", "Qwen3.5-9B"),
+        ("Qwen/Qwen3.5-9b-fp8", "Qwen3.5-9B"),
+        ("qwen3.5-9b-instruct", "Qwen3.5-9B"),
+        ("Qwen3-VL-8B", "Qwen3-VL-8B-Instruct"),
+        ("qwen3-coder", "Qwen3-Coder-480B-A35B-Instruct"),
+        ("llama-3.1-8b", "Llama-3.1-8B-Instruct"),
+        ("gemma-3-4b", "gemma-3-4b-it"),
+        ("mistral-small", "Mistral-Small-3.2-24B-Instruct-2506"),
+        ("gpt-oss", "gpt-oss-20b"),
+        ("minimax-m2.6", "MiniMax-M2.7"),
+        ("phi4", "phi-4"),
+        ("nemotron-nano", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    ],
+)
+def test_a_near_miss_names_the_model_that_was_meant(
+    catalog: Catalog, typed: str, meant: str
+) -> None:
+    assert catalog.recipe(typed) is None
+    assert meant in catalog.close_matches(typed)
+
+
+def test_names_with_all_words_come_before_names_with_similar_letters(catalog: Catalog) -> None:
+    assert catalog.close_matches("Qwen3-VL-8B")[0] == "Qwen3-VL-8B-Instruct"
+    assert catalog.close_matches("qwen3.5-9b-instruct")[0] == "Qwen3.5-9B"
     assert catalog.close_matches("mymodl", ["MyModel"]) == ("MyModel",)
     assert catalog.close_matches("zzzzzz") == ()
+    assert catalog.close_matches("") == ()
 
 
 @pytest.mark.parametrize(
