@@ -120,9 +120,9 @@ def _merge(plan: OpPlan, dry: bool) -> Iterator[str]:
         job = cases.attention_layers(
             plan.heads, lengths, cases.layers(roofline.decode(plan.heads, lengths), plan.layers)
         )
-        splits = launcher._splits(
-            launcher._decode_tiles(job.caches[0], number, job.query.shape[1], job.query.device)
-        )
+        splits = launcher._decode_tiles(
+            job.caches[0], number, job.query.shape[1], job.query.device
+        ).partials
         most = next(most for most in tuning.MERGE if splits <= most)
         if most in seen:
             continue

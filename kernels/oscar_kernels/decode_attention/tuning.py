@@ -33,6 +33,11 @@ class AttentionTiles:
     stages: int
     registers: int | None = None
 
+    @property
+    def partials(self) -> int:
+        """Partial results of a query row, one per program that reads tokens for it."""
+        return self.splits + self.exact_splits + (self.tokens > 0)
+
 
 PROGRAMS_PER_SM = 12
 """Programs of one warp that the registers of a multiprocessor hold, so one wave of them."""
