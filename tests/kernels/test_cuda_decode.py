@@ -12,6 +12,7 @@ from oscar_kernels import testing
 from oscar_kernels.cache import BatchView
 from oscar_kernels.decode_attention import reference, tuning
 from oscar_kernels.decode_attention.cuda import launcher
+from oscar_kernels.decode_attention.cuda import variant as variants
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
@@ -19,9 +20,9 @@ from oscar_kernels.spec import QuantSpec
 
 def variant(
     head_dim: int = 128, group: int = 4, heads: int = 8, groups: int = 1
-) -> launcher.AttentionVariant:
+) -> variants.AttentionVariant:
     spec = QuantSpec(head_dim, head_dim // groups)
-    return launcher.AttentionVariant(spec, spec, group, heads, "int", "int", "long long", 0, False)
+    return variants.AttentionVariant(spec, spec, group, heads, "int", "int", "long long", 0, False)
 
 
 def nvrtc_missing() -> str | None:
@@ -43,7 +44,7 @@ def nvrtc_missing() -> str | None:
     ids=lambda x: x.k_spec.head_dim,
 )
 def test_source_compiles_without_a_gpu_and_is_kept(
-    made: launcher.AttentionVariant, arch: str, own_state, monkeypatch
+    made: variants.AttentionVariant, arch: str, own_state, monkeypatch
 ) -> None:
     reason = nvrtc_missing()
     if reason:
@@ -69,14 +70,14 @@ def test_a_broken_source_raises_the_compilers_words() -> None:
     "made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4, 4), variant(128, 4, 4)], ids=str
 )
 def test_stages_fit_into_the_shared_memory_of_a_block(
-    made: launcher.AttentionVariant, shared: int
+    made: variants.AttentionVariant, shared: int
 ) -> None:
     def room(stages: int) -> int:
         tiles = dataclasses.replace(made.tiles, stages=stages)
-        used = launcher._ring_bytes(dataclasses.replace(made, tiles=tiles).flags)
-        return shared - used - launcher.PLAN_BYTES - launcher.STATIC_BYTES
+        used = variants.ring_bytes(dataclasses.replace(made, tiles=tiles).flags)
+        return shared - used - variants.PLAN_BYTES - variants.STATIC_BYTES
 
-    got = launcher._fitting(made, shared).tiles.stages
+    got = variants.fitting(made, shared).tiles.stages
     assert tuning.LEAST_STAGES <= got <= tuning.CUDA.stages
     assert room(got) >= 0 or got == tuning.LEAST_STAGES
     assert got == tuning.CUDA.stages or room(got + 1) < 0
@@ -86,7 +87,7 @@ def test_tiles_share_a_block_of_eight_warps() -> None:
     for heads in range(1, 17):
         for group in (1, 4, 8, 9, 16):
             flags = variant(group=group, heads=heads).flags
-            assert int(flags["HB"]) * int(flags["VH"]) * int(flags["TW"]) == launcher.WARPS
+            assert int(flags["HB"]) * int(flags["VH"]) * int(flags["TW"]) == variants.WARPS
             assert heads % int(flags["HB"]) == 0
 
 

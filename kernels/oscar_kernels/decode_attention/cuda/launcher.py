@@ -7,130 +7,37 @@ are small beside a long context.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.decode_attention.tuning import CUDA, LEAST_STAGES, MOST_RESIDENT, CudaTiles
+from oscar_kernels.decode_attention.cuda.parameters import Params
+from oscar_kernels.decode_attention.cuda.variant import (
+    PLAN_BYTES,
+    WARPS,
+    AttentionVariant,
+    fitting,
+    misfit,
+    ring_bytes,
+    variant,
+)
+from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, CudaTiles
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.nvrtc import driver
-from oscar_kernels.spec import QuantSpec
 
 SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "decode.cu")
 
 LOG2E = 1.4426950408889634
-MAX_BATCH = 1024
-MAX_GROUP = 16
-WARPS = 8
-KEY_DIMS, VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 MERGED_ROWS = (8, 4, 2, 1)
-PLAN_BYTES = 28 * MAX_BATCH + 4
-"""Bytes of shared memory for the places of every request's tokens."""
-STATIC_BYTES = 1024
-"""Most bytes of shared memory that the kernel declares and the system keeps."""
-
-_QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_INTEGER = {torch.int32: "int", torch.int64: "long long"}
 
 
 class NoAttentionVariant(ValueError):
     """The CUDA kernel does not do this; the message says what and why, in one line."""
-
-
-class _Params(ctypes.Structure):
-    """`Params` of decode.cu."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "query",
-                "codes",
-                "affine",
-                "ring_k",
-                "ring_v",
-                "sink_k",
-                "sink_v",
-                "indptr",
-                "slots",
-                "rows",
-                "sink_block",
-                "sink_from",
-                "ring_start",
-                "partial",
-                "stats",
-                "prefix",
-                "out",
-                "partner",
-            )
-        ),
-        *((name, ctypes.c_float) for name in ("scale", "cap")),
-        *(
-            (name, ctypes.c_int)
-            for name in (
-                "batch",
-                "heads",
-                "recent",
-                "sink",
-                "partner_heads",
-                "blocks",
-                "code_stride",
-                "affine_stride",
-                "settled",
-            )
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class AttentionVariant:
-    """What a kernel is compiled for; every field is a flag of decode.cu, which explains it."""
-
-    k_spec: QuantSpec
-    v_spec: QuantSpec
-    group: int
-    heads: int
-    slot: str
-    indptr: str
-    row: str
-    query: int
-    capped: bool
-    tiles: CudaTiles = CUDA
-
-    @property
-    def flags(self) -> dict[str, str | int]:
-        """Values of the `-D` flags."""
-        halves = 1 if self.group <= 8 else 2
-        together = math.gcd(self.heads, WARPS // halves)
-        wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
-        tiles = self.tiles
-        return {
-            "DK": self.k_spec.head_dim,
-            "DV": self.v_spec.head_dim,
-            "GK": self.k_spec.num_groups,
-            "GV": self.v_spec.num_groups,
-            "GROUP": self.group,
-            "HB": together,
-            "VH": halves,
-            "TW": WARPS // halves // together,
-            "STAGES": tiles.stages,
-            "SLOT_T": self.slot,
-            "INDPTR_T": self.indptr,
-            "ROW_T": self.row,
-            "QUERY": self.query,
-            "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
-            "CAPPED": int(self.capped),
-            "BLOCKS": 1 if wide else tiles.resident,
-            "WINDOW_COST": tiles.window_cost,
-            "EARLY_UNITS": tiles.early,
-            "ALONE": int(tiles.alone),
-        }
 
 
 @dataclass(frozen=True)
@@ -144,33 +51,9 @@ class _Loaded:
 
 def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
     """Why the CUDA kernel cannot run these, in one line; `None` if it can."""
-    k_dim, v_dim, heads = cache.k_spec.head_dim, cache.v_spec.head_dim, cache.num_kv_heads
-    group, remainder = divmod(query.shape[1], heads)
-    if k_dim not in KEY_DIMS or v_dim not in VALUE_DIMS:
-        return f"head_dim {k_dim} of K and {v_dim} of V; it has {KEY_DIMS} and {VALUE_DIMS}"
-    if remainder or not 1 <= group <= MAX_GROUP:
-        return (
-            f"{query.shape[1]} query heads over {heads} KV heads; it has whole groups of 1 to"
-            f" {MAX_GROUP}"
-        )
-    if query.dtype not in _QUERY:
-        return f"query dtype {query.dtype}"
-    if query.data_ptr() % 16:
-        return "a query that does not begin at a multiple of 16 bytes"
-    if cache.ring_k.dtype != torch.bfloat16:
-        return f"windows of {cache.ring_k.dtype}; it has bfloat16"
-    if query.shape[0] > MAX_BATCH:
-        return f"{query.shape[0]} requests; it has up to {MAX_BATCH}"
-    wrong = next(
-        (
-            x.dtype
-            for x in (batch.kv_indptr, batch.kv_indices, batch.rows)
-            if x.dtype not in _INTEGER
-        ),
-        None,
-    )
-    if wrong is not None:
-        return f"{wrong} indices; it has int32 and int64"
+    reason = misfit(query, cache, batch)
+    if reason:
+        return reason
     if query.device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, the query is on {query.device.type}"
     if torch.cuda.get_device_capability(query.device) < (8, 0):
@@ -179,9 +62,9 @@ def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | Non
 
 
 @cache
-def _build_failure(variant: AttentionVariant, device: torch.device) -> str | None:
+def _build_failure(made: AttentionVariant, device: torch.device) -> str | None:
     try:
-        _load(variant, device)
+        _load(made, device)
     except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, driver.DriverError) as error:
         return " ".join(str(error).split())
     return None
@@ -192,7 +75,7 @@ def unbuildable(
 ) -> str | None:
     """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
     is."""
-    return _build_failure(_variant(query, cache, batch, logit_cap), query.device)
+    return _build_failure(variant(query, cache, batch, logit_cap), query.device)
 
 
 def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
@@ -247,7 +130,7 @@ def decode_attention(
     sizes = _parts(cache, query.shape[1], requests)
     if requests == 0:
         return out
-    loaded = _load(_variant(query, cache, batch, logit_cap, tiles), query.device)
+    loaded = _load(variant(query, cache, batch, logit_cap, tiles), query.device)
     partial, stats, prefix = workspace.scratch[: sum(sizes)].split(sizes)
     rows_per_block = _rows_per_block(requests * (query.shape[1] // heads), heads, query.device)
     tensors = (
@@ -270,7 +153,7 @@ def decode_attention(
         out,
     )
     scale = sm_scale * LOG2E * (2 / logit_cap if logit_cap else 1)
-    parameters = _Params(
+    parameters = Params(
         *(x.data_ptr() for x in tensors),
         None if o_partner is None else o_partner.data_ptr(),
         scale,
@@ -336,66 +219,28 @@ def _misfit(
     )
 
 
-def _variant(
-    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA
-) -> AttentionVariant:
-    return AttentionVariant(
-        cache.k_spec,
-        cache.v_spec,
-        query.shape[1] // cache.num_kv_heads,
-        cache.num_kv_heads,
-        _INTEGER[batch.kv_indices.dtype],
-        _INTEGER[batch.kv_indptr.dtype],
-        _INTEGER[batch.rows.dtype],
-        _QUERY[query.dtype],
-        logit_cap != 0,
-        tiles,
-    )
-
-
 @cache
-def _load(variant: AttentionVariant, device: torch.device) -> _Loaded:
+def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     major, minor = torch.cuda.get_device_capability(device)
-    flags = _fitting(
-        variant, torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    flags = fitting(
+        made, torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     ).flags
     code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
-        ring_bytes = _ring_bytes(flags)
-        stage1.allow_shared(ring_bytes + PLAN_BYTES)
-        resident = max(
-            1, min(variant.tiles.resident, stage1.blocks_per_multiprocessor(ring_bytes + 1024))
-        )
+        ring = ring_bytes(flags)
+        stage1.allow_shared(ring + PLAN_BYTES)
+        resident = max(1, min(made.tiles.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
     return _Loaded(
         stage1,
         dict(zip(MERGED_ROWS, stage2, strict=True)),
-        ring_bytes,
+        ring,
         resident * _multiprocessors(device),
         major >= 9,
     )
-
-
-def _fitting(variant: AttentionVariant, shared: int) -> AttentionVariant:
-    """The variant with as many stages as fit the shared memory of a block, but at least
-    `LEAST_STAGES`."""
-    while (
-        variant.tiles.stages > LEAST_STAGES
-        and _ring_bytes(variant.flags) + PLAN_BYTES + STATIC_BYTES > shared
-    ):
-        variant = replace(variant, tiles=replace(variant.tiles, stages=variant.tiles.stages - 1))
-    return variant
-
-
-def _ring_bytes(flags: nvrtc.Flags) -> int:
-    """`RING_BYTES` of decode.cu."""
-    size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
-    tokens = 32 * size["TW"]
-    rows = tokens * size["HB"] * ((size["DK"] + size["DV"]) // 4 + 4 * (size["GK"] + size["GV"]))
-    return size["STAGES"] * (-(-rows // 128) * 128 + 16)
 
 
 def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:

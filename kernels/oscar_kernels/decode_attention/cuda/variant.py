@@ -1,0 +1,140 @@
+"""The variants of `decode.cu`, and the tensors that no variant fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.decode_attention.tuning import CUDA, LEAST_STAGES, CudaTiles
+from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.spec import QuantSpec
+
+MAX_BATCH = 1024
+MAX_GROUP = 16
+WARPS = 8
+KEY_DIMS = (64, 128, 192, 256)
+VALUE_DIMS = (64, 128, 256)
+PLAN_BYTES = 28 * MAX_BATCH + 4
+"""Bytes of shared memory for the places of every request's tokens."""
+STATIC_BYTES = 1024
+"""Most bytes of shared memory that the kernel declares and the system keeps."""
+
+_QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_INTEGER = {torch.int32: "int", torch.int64: "long long"}
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """What a kernel is compiled for; every field is a flag of decode.cu, which explains it."""
+
+    k_spec: QuantSpec
+    v_spec: QuantSpec
+    group: int
+    heads: int
+    slot: str
+    indptr: str
+    row: str
+    query: int
+    capped: bool
+    tiles: CudaTiles = CUDA
+
+    @property
+    def flags(self) -> dict[str, str | int]:
+        """Values of the `-D` flags."""
+        halves = 1 if self.group <= 8 else 2
+        together = math.gcd(self.heads, WARPS // halves)
+        wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
+        tiles = self.tiles
+        return {
+            "DK": self.k_spec.head_dim,
+            "DV": self.v_spec.head_dim,
+            "GK": self.k_spec.num_groups,
+            "GV": self.v_spec.num_groups,
+            "GROUP": self.group,
+            "HB": together,
+            "VH": halves,
+            "TW": WARPS // halves // together,
+            "STAGES": tiles.stages,
+            "SLOT_T": self.slot,
+            "INDPTR_T": self.indptr,
+            "ROW_T": self.row,
+            "QUERY": self.query,
+            "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            "CAPPED": int(self.capped),
+            "BLOCKS": 1 if wide else tiles.resident,
+            "WINDOW_COST": tiles.window_cost,
+            "EARLY_UNITS": tiles.early,
+            "ALONE": int(tiles.alone),
+        }
+
+
+def misfit(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
+    """Why the kernel cannot run these on any device, because of their types, shapes or addresses;
+    `None` if it can."""
+    k_dim, v_dim, heads = cache.k_spec.head_dim, cache.v_spec.head_dim, cache.num_kv_heads
+    group, remainder = divmod(query.shape[1], heads)
+    if k_dim not in KEY_DIMS or v_dim not in VALUE_DIMS:
+        return f"head_dim {k_dim} of K and {v_dim} of V; it has {KEY_DIMS} and {VALUE_DIMS}"
+    if remainder or not 1 <= group <= MAX_GROUP:
+        return (
+            f"{query.shape[1]} query heads over {heads} KV heads; it has whole groups of 1 to"
+            f" {MAX_GROUP}"
+        )
+    if query.dtype not in _QUERY:
+        return f"query dtype {query.dtype}"
+    if query.data_ptr() % 16:
+        return "a query that does not begin at a multiple of 16 bytes"
+    if cache.ring_k.dtype != torch.bfloat16:
+        return f"windows of {cache.ring_k.dtype}; it has bfloat16"
+    if query.shape[0] > MAX_BATCH:
+        return f"{query.shape[0]} requests; it has up to {MAX_BATCH}"
+    wrong = next(
+        (
+            x.dtype
+            for x in (batch.kv_indptr, batch.kv_indices, batch.rows)
+            if x.dtype not in _INTEGER
+        ),
+        None,
+    )
+    return None if wrong is None else f"{wrong} indices; it has int32 and int64"
+
+
+def variant(
+    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA
+) -> AttentionVariant:
+    """The variant for a query, a cache and a batch that are no `misfit`."""
+    return AttentionVariant(
+        cache.k_spec,
+        cache.v_spec,
+        query.shape[1] // cache.num_kv_heads,
+        cache.num_kv_heads,
+        _INTEGER[batch.kv_indices.dtype],
+        _INTEGER[batch.kv_indptr.dtype],
+        _INTEGER[batch.rows.dtype],
+        _QUERY[query.dtype],
+        logit_cap != 0,
+        tiles,
+    )
+
+
+def fitting(made: AttentionVariant, shared: int) -> AttentionVariant:
+    """The variant with as many stages as fit the shared memory of a block, but at least
+    `LEAST_STAGES`."""
+    while (
+        made.tiles.stages > LEAST_STAGES
+        and ring_bytes(made.flags) + PLAN_BYTES + STATIC_BYTES > shared
+    ):
+        made = replace(made, tiles=replace(made.tiles, stages=made.tiles.stages - 1))
+    return made
+
+
+def ring_bytes(flags: nvrtc.Flags) -> int:
+    """`RING_BYTES` of decode.cu."""
+    size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
+    tokens = 32 * size["TW"]
+    rows = tokens * size["HB"] * ((size["DK"] + size["DV"]) // 4 + 4 * (size["GK"] + size["GV"]))
+    return size["STAGES"] * (-(-rows // 128) * 128 + 16)
