@@ -87,6 +87,30 @@ class MemoryPlan:
         )
 
 
+@dataclass(frozen=True)
+class States:
+    """The engine's states of layers without full attention.
+
+    Attributes:
+        slots: number of them, the padding slot not included.
+        nbytes: of all, the padding slot included.
+        requests: requests at a time that they are enough for.
+    """
+
+    slots: int = 0
+    nbytes: int = 0
+    requests: int = 0
+
+    def describe(self) -> str:
+        """One line for the log."""
+        slot = self.nbytes / (self.slots + 1)
+        return (
+            f"{self.slots} state slots of {slot / MB:.3f} MB for the layers without full attention"
+            f" = {self.nbytes / MB:.1f} MB, for {self.requests} requests at a time and for cached"
+            " prefixes"
+        )
+
+
 def plan(
     slots: SlotShape, windows: WindowShape, transforms: int, *, scratch: int = 0
 ) -> MemoryPlan:

@@ -216,8 +216,19 @@ def memory(scheduler: Any, path: str) -> None:
         "kept": scheduler.tree_cache.evictable_size(),
         "locked": scheduler.tree_cache.protected_size(),
         "table_bytes": table_bytes(),
+        "states": states(scheduler.req_to_token_pool),
     }
     Path(path).write_text(json.dumps(counts))
+
+
+def states(rows: Any) -> list[int]:
+    """State slots of a hybrid model without the padding slot, and bytes of all; empty for other
+    models."""
+    pool = getattr(rows, "mamba_pool", None)
+    if pool is None:
+        return []
+    cache = pool.mamba_cache
+    return [pool.size, sum(one.nbytes for one in (*cache.conv, cache.temporal))]
 
 
 def table_bytes() -> float:

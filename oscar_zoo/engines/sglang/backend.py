@@ -194,6 +194,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             "INT2 KV cache: %s",
             memory_plan.describe(plan, slots, windows, tokens=self.pool.size),
         )
+        if "states" in fired_hooks.FACTS:
+            states = memory_plan.States(**fired_hooks.FACTS["states"])
+            logger.info("INT2 KV cache: %s", states.describe())
         warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)

@@ -45,10 +45,12 @@ def describe(
         chosen: settings in force.
         artifact: the artifact that is served.
         slots: shape of the slots of this worker.
-        facts: numbers that the hooks gave to SGLang: `plan`, `profiled`, `rows`.
+        facts: numbers that the hooks gave to SGLang: `plan`, `profiled`, `rows`, and `states` of a
+            hybrid model.
         tokens: token slots of the pool.
     """
     plan = memory_plan.MemoryPlan(**facts["plan"])
+    states = memory_plan.States(**facts.get("states", {}))
     return {
         "artifact": {
             "name": chosen.name,
@@ -74,5 +76,7 @@ def describe(
             "transform_bytes": plan.transforms,
             "scratch_bytes": plan.scratch,
             "found_bytes": facts["profiled"],
+            "state_slots": states.slots,
+            "state_bytes": states.nbytes,
         },
     }

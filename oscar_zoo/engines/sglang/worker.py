@@ -17,6 +17,7 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import refusals, served_artifact, settings
 from oscar_zoo.engines.sglang.compat import geometry, server_arguments
 from oscar_zoo.errors import UsageError
+from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill
@@ -67,6 +68,15 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShap
         artifact = served()[1]
         whole += transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
     return whole
+
+
+def fixed_memory(configurator: Any, *, num_rows: int) -> memory_plan.MemoryPlan:
+    """The memory plan of this worker with `num_rows` request rows, the padding row included."""
+    artifact, slots = served()[1], slot_shape(configurator, num_slots=0)
+    windows = window_shape(configurator, num_rows=num_rows)
+    transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
+    scratch = scratch_bytes(configurator, str(configurator.device), slots, windows)
+    return memory_plan.plan(slots, windows, transforms, scratch=scratch)
 
 
 def make_stores(

@@ -15,7 +15,7 @@ from typing import Any
 import engine_cases
 import pytest
 from engine_cases import RECENT, SINK, answers, logprobs
-from engines import CHUNK, RELEASES, Engines, needs_sglang, recall_prompts
+from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
 from reference_server import equal_tokens
 from whole_reference import WholeReference
 
@@ -24,6 +24,7 @@ from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model
+from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
@@ -37,7 +38,7 @@ def engines(
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
     groups = engine_cases.scheduling_groups()
     engine_cases.start(runs, ["hybrid_stock", "hybrid"], groups)
-    engine_cases.start(runs, ["hybrid_one_layer"], groups[:1])
+    engine_cases.start(runs, ["hybrid_one_layer", "hybrid_few_states"], groups[:1])
     engine_cases.start(runs, ["hybrid_int2", "hybrid_swapped"], one_at_a_time())
     yield runs
     runs.close()
@@ -73,6 +74,34 @@ def test_memory_counts_full_attention_layers_only(engines: Engines) -> None:
     (info,) = engines.result("hybrid_int2")["info"]
     assert info["memory"]["slot_bytes"] == facts["slot_bytes"] and info["bits_per_element"] == 2.5
     assert info["artifact"]["id"] is not None
+
+
+@pytest.mark.parametrize("name", ["hybrid", "hybrid_int2"])
+def test_there_are_as_many_states_as_requests_and_cached_prefixes_use(
+    engines: Engines, name: str
+) -> None:
+    """Stock SGLang would give them nearly half of the memory, of which 6144 tokens need little."""
+    run = engines.result(name)
+    (report,), (info,) = run["reports"], run["info"]
+    slots, nbytes = run["memory"][0]["states"]
+    rows, tokens = ENGINE["max_running_requests"], ENGINE["max_total_tokens"]
+    assert slots == 3 * rows + tokens // TOKENS_PER_PREFIX + 1
+    assert report["facts"]["states"] == {"slots": slots, "nbytes": nbytes, "requests": rows}
+    assert (info["memory"]["state_slots"], info["memory"]["state_bytes"]) == (slots, nbytes)
+    assert f"INT2 KV cache: {slots} state slots of" in engines.log(name)
+    assert engines.result("hybrid_stock")["memory"][0]["states"][0] > 100 * slots
+
+
+def test_a_number_of_states_that_the_user_named_is_kept(engines: Engines) -> None:
+    """Enough for two requests at a time, so windows are planned for two."""
+    run = engines.result("hybrid_few_states")
+    (report,) = run["reports"]
+    assert run["memory"][0]["states"][0] == 7 and report["facts"]["states"]["requests"] == 2
+    assert report["rows"] == 3
+    assert report["facts"]["subtracted"] == (
+        report["side_store"] + report["transforms"] + report["scratch"]
+    )
+    assert answers(run)["first"] == answers(engines.result("hybrid_stock"))["first"]
 
 
 @pytest.mark.parametrize("name", ["hybrid", "hybrid_int2"])

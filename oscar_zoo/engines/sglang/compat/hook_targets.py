@@ -49,6 +49,7 @@ def targets() -> dict[str, tuple[Target, ...]]:
                 "AROUND",
             ),
         ),
+        "states": (Target(configurator + "_handle_max_mamba_cache", "AROUND"),),
         "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
         "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
         "pool": tuple(

@@ -8,7 +8,13 @@ from typing import Any
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import settings, tap
 from oscar_zoo.engines.sglang.compat import hook_targets, versions
-from oscar_zoo.engines.sglang.hooks import memory_pool, observation, prefix_cache, server_args
+from oscar_zoo.engines.sglang.hooks import (
+    memory_pool,
+    observation,
+    prefix_cache,
+    server_args,
+    state_memory,
+)
 
 
 def install() -> None:
@@ -24,6 +30,7 @@ def install() -> None:
         "check_server_args": server_args.check_server_args,
         "kv_dtype": memory_pool.kv_dtype,
         "slot_bytes": memory_pool.slot_bytes,
+        "states": state_memory.states,
         "budget": memory_pool.budget,
         "rows": memory_pool.rows,
         "pool": memory_pool.pool,

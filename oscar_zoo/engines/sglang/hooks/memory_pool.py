@@ -13,7 +13,6 @@ from oscar_zoo.engines.sglang import settings, worker
 from oscar_zoo.engines.sglang.compat import geometry
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 from oscar_zoo.runtime import memory_plan
-from oscar_zoo.runtime.transforms import transform_bytes
 
 
 def kv_dtype(original: Any, **kwargs: Any) -> Any:
@@ -49,12 +48,9 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     if self.kv_cache_dtype_str != settings.DTYPE:
         return None
     FIRED.add("budget")
-    artifact = worker.served()[1]
-    slots = worker.slot_shape(self, num_slots=0)
-    windows = worker.window_shape(self, num_rows=geometry.max_requests_per_worker(self) + 1)
-    transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
-    scratch = worker.scratch_bytes(self, str(self.device), slots, windows)
-    plan = memory_plan.plan(slots, windows, transforms, scratch=scratch)
+    states = FACTS.get("states")
+    requests = geometry.max_requests_per_worker(self) if states is None else states["requests"]
+    plan = worker.fixed_memory(self, num_rows=requests + 1)
     left = plan.budget(int(result))
     FACTS.update(profiled=int(result), subtracted=plan.fixed, plan=asdict(plan))
     return left

@@ -1,0 +1,104 @@
+"""The division of memory between states and tokens of a hybrid model.
+
+It fits, it keeps the engine's proportion, and it gives more requests and tokens than the engine's
+own share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oscar_zoo.runtime.memory_plan import SLOT_TABLES, States
+from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX, StateDemand, StatePlan
+
+GB = 10**9
+NEXT = StateDemand(
+    state=77_000_000,
+    per_request=5,
+    row=384 * 24_576,
+    token=12 * 2 * 2 * (64 + 8) + SLOT_TABLES,
+    plain_token=12 * 2 * 2 * 256 * 2,
+    ratio=0.9,
+    requests=256,
+)
+"""Qwen3-Next-80B on one GPU: states in float32, and 12 layers of two KV heads."""
+LFM2 = StateDemand(
+    state=10 * 2048 * 3 * 2,
+    per_request=3,
+    row=384 * 12_288,
+    token=6 * 8 * 2 * (16 + 4) + SLOT_TABLES,
+    plain_token=12_288,
+    ratio=0.9,
+    requests=64,
+)
+"""LFM2-1.2B: convolutions have small states."""
+
+
+def tokens(demand: StateDemand, memory: float, plan: StatePlan) -> float:
+    """Token slots that fit beside the states and rows of a plan."""
+    left = memory - plan.slots * demand.state - plan.requests * demand.row
+    return left / demand.token
+
+
+def engine(demand: StateDemand, memory: float, token: int) -> tuple[float, float]:
+    """States and tokens of SGLang's own division, with tokens of `token` bytes."""
+    share = demand.ratio / (1 + demand.ratio)
+    return memory * share / demand.state, memory * (1 - share) / token
+
+
+@pytest.mark.parametrize("memory", [GB, 8 * GB, 45 * GB])
+@pytest.mark.parametrize("demand", [NEXT, LFM2], ids=["next", "lfm2"])
+def test_states_rows_and_tokens_fit(demand: StateDemand, memory: int) -> None:
+    plan = demand.divide(memory)
+    assert tokens(demand, memory, plan) > 0
+    assert 1 <= plan.requests <= demand.requests
+    assert plan.slots >= plan.requests * demand.per_request
+
+
+def test_large_states_grow_with_the_tokens() -> None:
+    """Without a new division, INT2 gives seven times the tokens for the same states; nobody could
+    use them."""
+    memory = 45 * GB
+    plan = NEXT.divide(memory)
+    states, plain_tokens = engine(NEXT, memory, NEXT.plain_token)
+    assert plan.slots > 1.7 * states
+    assert tokens(NEXT, memory, plan) > 1.7 * plain_tokens
+    assert plan.requests == plan.slots // NEXT.per_request > 1.6 * (states // NEXT.per_request)
+    # As many tokens per state as the engine has without INT2.
+    per_state = plain_tokens / states
+    assert tokens(NEXT, memory, plan) / plan.slots == pytest.approx(per_state, rel=0.05)
+
+
+def test_small_states_leave_the_memory_to_the_tokens() -> None:
+    memory = 10 * GB
+    plan = LFM2.divide(memory)
+    _, plain_tokens = engine(LFM2, memory, LFM2.plain_token)
+    assert plan.requests == LFM2.requests
+    have = tokens(LFM2, memory, plan)
+    assert have > 9 * plain_tokens
+    assert plan.slots - LFM2.requests * LFM2.per_request == pytest.approx(
+        have / TOKENS_PER_PREFIX, rel=0.01
+    )
+
+
+def test_few_requests_leave_states_to_cached_prefixes() -> None:
+    many, few = (replace(NEXT, requests=n).divide(45 * GB) for n in (64, 8))
+    assert (many.requests, few.requests) == (64, 8)
+    assert few.slots >= many.slots > 64 * NEXT.per_request
+
+
+def test_a_limit_of_tokens_limits_states() -> None:
+    plan = replace(LFM2, most_tokens=6000).divide(10 * GB)
+    assert plan.slots == 64 * 3 + 6000 // TOKENS_PER_PREFIX + 1
+
+
+def test_one_request_is_planned_even_when_nothing_fits() -> None:
+    """The memory plan then says what is missing."""
+    assert NEXT.divide(0) == StatePlan(NEXT.per_request, 1)
+
+
+def test_what_is_said() -> None:
+    said = States(slots=9, nbytes=20_000_000, requests=3).describe()
+    assert said.startswith("9 state slots of 2.000 MB") and "= 20.0 MB, for 3 requests" in said
