@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -32,3 +33,21 @@ def test_the_folder_of_decode_attention_is_the_op_and_still_a_package() -> None:
     assert oscar_kernels.extend_attention is launcher.extend_attention
     with pytest.raises(AttributeError, match="k_spec"):
         oscar_kernels.decode_attention(None, None, None, sm_scale=1.0)  # type: ignore[arg-type]
+
+
+def test_an_op_has_the_signature_of_its_definition() -> None:
+    from oscar_kernels.decode_attention import dispatch as decode
+    from oscar_kernels.decode_attention import launcher as triton_decode
+    from oscar_kernels.decode_attention import reference as decode_reference
+    from oscar_kernels.kv_write import dispatch as write
+    from oscar_kernels.kv_write import reference as write_reference
+
+    for op, definition in (
+        (write.write_kv_int2, write_reference.write_kv_int2),
+        (decode.decode_attention, triton_decode.decode_attention),
+        (decode.decode_attention, decode_reference.decode_attention),
+    ):
+        taken, wanted = (inspect.signature(one).parameters.values() for one in (op, definition))
+        assert [(p.name, p.kind, p.default) for p in taken] == [
+            (p.name, p.kind, p.default) for p in wanted
+        ]

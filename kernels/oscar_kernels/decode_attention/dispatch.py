@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
 from torch import Tensor
 
+from oscar_kernels._signature import signature_of
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.decode_attention import launcher as triton_launcher
 from oscar_kernels.decode_attention.cuda import launcher as cuda_launcher
-from oscar_kernels.decode_attention.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
 
-def decode_attention(
-    query: Tensor,
-    cache: LayerCache,
-    batch: BatchView,
-    *,
-    sm_scale: float,
-    logit_cap: float = 0.0,
-    o_partner: Tensor | None = None,
-    workspace: Workspace | None = None,
-    out: Tensor | None = None,
-    prefix_stable: bool = False,
-) -> Tensor:
+@signature_of(triton_launcher.decode_attention)
+def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **options: Any) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
 
     Args:
@@ -40,24 +31,12 @@ def decode_attention(
         ValueError: neither path can run this, or tensors do not fit.
     """
     reason = cuda_launcher.unsupported(query, cache, batch) or cuda_launcher.unbuildable(
-        query, cache, batch, logit_cap
+        query, cache, batch, options.get("logit_cap", 0.0)
     )
-    if reason:
-        _tell(reason)
-        path = triton_launcher.decode_attention
-    else:
-        path = cuda_launcher.decode_attention
-    return path(
-        query,
-        cache,
-        batch,
-        sm_scale=sm_scale,
-        logit_cap=logit_cap,
-        o_partner=o_partner,
-        workspace=workspace,
-        out=out,
-        prefix_stable=prefix_stable,
-    )
+    if not reason:
+        return cuda_launcher.decode_attention(query, cache, batch, **options)
+    _tell(reason)
+    return triton_launcher.decode_attention(query, cache, batch, **options)
 
 
 def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels._signature import signature_of
+from oscar_kernels.cache import Transforms
 from oscar_kernels.kv_write import launcher as triton_launcher
+from oscar_kernels.kv_write import reference
 from oscar_kernels.kv_write.cuda import launcher as cuda_launcher
 from oscar_kernels.kv_write.cuda.prepared import prepared
-from oscar_kernels.kv_write.reference import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +25,8 @@ VARIABLE = "OSCAR_KERNELS_CUDA_WRITE"
 """Environment variable; the value 0 disables the CUDA kernel."""
 
 
-def write_kv_int2(
-    key: Tensor,
-    value: Tensor,
-    cache: LayerCache,
-    transforms: Transforms,
-    targets: TokenTargets,
-    *,
-    windows: WindowState,
-    parts: Parts = "all",
-    query: Tensor | None = None,
-    query_out: Tensor | None = None,
-    rows_out: tuple[Tensor, Tensor] | None = None,
-) -> Tensor | None:
+@signature_of(reference.write_kv_int2)
+def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
     """Transform new tokens and write their INT2 slots, ring rows and sink rows; see
     `reference.write_kv_int2`.
 
@@ -46,19 +36,12 @@ def write_kv_int2(
     Raises:
         ValueError: tensors do not fit, or no kernel can run here.
     """
-    options: dict[str, Any] = {
-        "windows": windows,
-        "parts": parts,
-        "query": query,
-        "query_out": query_out,
-        "rows_out": rows_out,
-    }
     if key.is_cuda and wanted():
         try:
-            return cuda_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
+            return cuda_launcher.write_kv_int2(key, *others, **options)
         except cuda_launcher.NoWriteVariant as error:
             _tell(str(error))
-    return triton_launcher.write_kv_int2(key, value, cache, transforms, targets, **options)
+    return triton_launcher.write_kv_int2(key, *others, **options)
 
 
 def wanted() -> bool:
