@@ -115,6 +115,23 @@ def test_refusals_name_what_was_seen() -> None:
     assert "int16 indices" in reason(kv_indices=torch.zeros(5, dtype=torch.int16))
 
 
+@pytest.mark.parametrize(
+    ("checked", "reason"), [(False, "needs an NVIDIA GPU"), (True, "out is not contiguous")]
+)
+def test_what_the_caller_has_checked_is_not_asked_again(checked: bool, reason: str) -> None:
+    filling = testing.random_cache([5], QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
+    with pytest.raises(launcher.NoAttentionVariant, match=reason):
+        launcher.decode_attention(
+            torch.zeros(1, 4, 128, dtype=torch.bfloat16),
+            filling.cache,
+            filling.batch,
+            sm_scale=1.0,
+            workspace=Workspace.allocate(1, "cpu"),
+            out=torch.zeros(1, 4, 256, dtype=torch.bfloat16)[..., ::2],
+            checked=checked,
+        )
+
+
 LENGTHS = (1, 17, 320, 63, 1000, 3001)
 
 

@@ -34,7 +34,7 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
         query, cache, batch, options.get("logit_cap", 0.0)
     )
     if not reason:
-        return cuda_launcher.decode_attention(query, cache, batch, **options)
+        return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
     _tell(reason)
     return triton_launcher.decode_attention(query, cache, batch, **options)
 
