@@ -5,6 +5,7 @@ All models are frozen and refuse unknown keys. "Not reported" is `None`, never a
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -71,6 +72,11 @@ class Geometry(Spec):
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError("num_q_heads must be a multiple of num_kv_heads")
         return self
+
+    @property
+    def largest_group(self) -> int:
+        """The largest number of channels that divides the rows of K and of V."""
+        return math.gcd(self.head_dim, self.v_head_dim)
 
     def difference(self, other: Geometry) -> str | None:
         """The first field in which `other` differs, as text for people; `None` when equal."""

@@ -150,11 +150,13 @@ def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     """
     check_model(block)
     group = options.recipe.group_size
-    if block.head_dim % group or block.v_head_dim % group:
-        raise UsageError(
-            f"group size {group} does not divide head_dim {block.head_dim} of {block.id}.",
-            hint=f"use a group size of {block.head_dim}",
-        )
+    for name in ("head_dim", "v_head_dim"):
+        width = getattr(block, name)
+        if width % group:
+            raise UsageError(
+                f"group size {group} does not divide {name} {width} of {block.id}.",
+                hint=f"use a group size of {block.largest_group}",
+            )
     longest = block.rope.max_position if block.rope else None
     if options.seq_len is None:
         return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)

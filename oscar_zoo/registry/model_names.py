@@ -17,6 +17,9 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.known_names import aliased
 from oscar_zoo.registry.recipe import ModelRecipe
 
+DEFAULT_GROUP = 128
+"""Channels that share a scale, for a model that is not in the zoo and has rows of this multiple."""
+
 
 @dataclass(frozen=True)
 class ModelChoice:
@@ -184,11 +187,8 @@ def serving_recipe(choice: ModelChoice, geometry: Geometry) -> ServingRecipe:
     the default."""
     if choice.recipe is not None and choice.recipe.geometry == geometry:
         return choice.recipe.serving
-    group = (
-        128
-        if geometry.head_dim % 128 == 0 and geometry.v_head_dim % 128 == 0
-        else geometry.head_dim
-    )
+    largest = geometry.largest_group
+    group = DEFAULT_GROUP if largest % DEFAULT_GROUP == 0 else largest
     return ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92))
 
 

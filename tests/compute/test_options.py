@@ -1,0 +1,41 @@
+"""Group sizes that do not go with a model are refused with one that does."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_artifacts import TINY
+
+from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.compute.options import ComputeOptions, sequence_length
+from oscar_zoo.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "v_head_dim", "group", "seen", "hint"),
+    [
+        (64, 64, 48, "head_dim 64", "64"),
+        (128, 64, 128, "v_head_dim 64", "64"),
+        (64, 128, 128, "head_dim 64", "64"),
+    ],
+)
+def test_a_group_size_that_does_not_divide_the_rows(
+    head_dim: int, v_head_dim: int, group: int, seen: str, hint: str
+) -> None:
+    geometry = TINY.model_dump() | {"head_dim": head_dim, "v_head_dim": v_head_dim}
+    block = ModelBlock(
+        **geometry,
+        id="org/model",
+        revision=None,
+        config_sha256=None,
+        rope=None,
+        qk_norm=None,
+        output_gate=None,
+        weights=WeightsInfo(dtype="bfloat16"),
+        compatible_with=(),
+    )
+    recipe = ServingRecipe(group_size=group, clip=Clip(k=0.0, v=0.0))
+    with pytest.raises(UsageError) as caught:
+        sequence_length(ComputeOptions("org/model", "model", "text", 100, recipe), block)
+    assert caught.value.message == f"group size {group} does not divide {seen} of org/model."
+    assert caught.value.hint == f"use a group size of {hint}"
