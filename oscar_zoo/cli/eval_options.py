@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from oscar_zoo.cli.options import numbers
+from oscar_zoo.cli.parsing import numbers
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from oscar_zoo.cli import completing
-from oscar_zoo.errors import UsageError
 from oscar_zoo.hubs.table import FORMS
-
-if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Clip
-    from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -192,86 +186,3 @@ def dtype_option(function: F) -> F:
         show_default=True,
         help="Type of the weights in memory; auto keeps the stored one.",
     )(function)
-
-
-def parse_clip(text: str | None) -> Clip | None:
-    """The value of `--clip K,V`, or `None` where the option was not given.
-
-    Raises:
-        UsageError: `text` is not two ratios between 0 and 1.
-    """
-    from oscar_zoo.artifact.specs import Clip
-
-    if text is None:
-        return None
-    try:
-        k, v = (float(part) for part in text.split(","))
-        return Clip(k=k, v=v)
-    except ValueError:
-        raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.",
-            hint="for example --clip 0.96,0.92; 0 turns it off",
-        ) from None
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """The whole numbers of a list such as `1,16`, each of them once; raises `UsageError`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(map(_is_number, parts)):
-        raise UsageError(
-            f"{option} {text!r} is not a list of whole numbers.", hint=f"for example {option} 1,16"
-        )
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
-def cases_of(batch: str, context: str) -> tuple[Case, ...]:
-    """Every batch with every context, from `--batch` and `--context`; raises `UsageError`."""
-    from oscar_zoo.engines.sglang.offline_job import Case
-
-    batches, contexts = numbers("--batch", batch), numbers("--context", context)
-    return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
-
-
-def bulk_of(job: str | None, turns: int) -> Bulk | None:
-    """The requests that `--job 64x30000x512` and `--turns` mean, or `None` without a job.
-
-    Raises:
-        UsageError: `job` is no such text, or there are turns without a job.
-    """
-    from oscar_zoo.engines.sglang.offline_job import Bulk
-
-    if job is None:
-        if turns > 1:
-            raise UsageError(
-                "--turns needs a job.", hint="for example --job 64x16000x256 --turns 2"
-            )
-        return None
-    parts = job.lower().split("x")
-    if len(parts) != 3 or not all(map(_is_number, parts)):
-        raise UsageError(
-            f"--job {job!r} is not REQUESTSxPROMPTxANSWER.",
-            hint="for example --job 64x30000x512, in requests and tokens",
-        )
-    requests, context, new_tokens = map(int, parts)
-    return Bulk(requests=requests, context=context, new_tokens=new_tokens, turns=turns)
-
-
-def parse_memory(text: str) -> int:
-    """The bytes that `24GB`, `24GiB` or `24` (GB) mean; raises `UsageError`."""
-    units = {"": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in units or float(match[1]) == 0:
-        raise UsageError(f"{text!r} is no size of memory.", hint="write it like --gpu-memory 24GB")
-    return round(float(match[1]) * units[match[2]])
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 24
-
-
-def apart(artifact: str | None, flags: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """The artifact and the engine flags; click takes the first flag for the artifact if none was
-    named."""
-    if artifact is not None and artifact.startswith("-"):
-        return None, (artifact, *flags)
-    return artifact, flags

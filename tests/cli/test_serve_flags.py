@@ -16,7 +16,7 @@ from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.options import parse_clip
+from oscar_zoo.cli.parsing import parse_clip
 from oscar_zoo.engines.sglang.launch.ports import check_port_free
 from oscar_zoo.errors import ServerFailed
 

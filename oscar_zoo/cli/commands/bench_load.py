@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oscar_zoo.cli import completing, options
+from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.render import terminal
 
 
@@ -102,7 +102,7 @@ def load_command(
     from oscar_zoo.cli.render.load import print_load
     from oscar_zoo.cli.render.progress import TerminalObserver
 
-    artifact, engine_flags = options.apart(artifact, engine_flags)
+    artifact, engine_flags = parsing.apart(artifact, engine_flags)
     work = Load(clients, seconds, context, new_tokens, aborts)
     request = LoadRequest(work, artifact, growth=growth << 20, extra=engine_flags, **choices)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import completing, options
+from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import MissingDependency, UsageError
 
@@ -133,8 +133,8 @@ def serve_command(
     from oscar_zoo.cli.render.bench import print_failures, print_report
     from oscar_zoo.cli.render.progress import TerminalObserver
 
-    artifact, engine_flags = options.apart(artifact, engine_flags)
-    cases, bulk = options.cases_of(batch, context), options.bulk_of(job, turns)
+    artifact, engine_flags = parsing.apart(artifact, engine_flags)
+    cases, bulk = parsing.cases_of(batch, context), parsing.bulk_of(job, turns)
     request = bench.BenchRequest(artifact, cases=cases, bulk=bulk, extra=engine_flags, **choices)
     bench.check(request)
     _check_files(csv, plot)

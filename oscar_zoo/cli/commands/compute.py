@@ -9,7 +9,7 @@ import click
 
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
 from oscar_zoo.app.progress import Note
-from oscar_zoo.cli import completing, options
+from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
 
@@ -163,7 +163,7 @@ def command(
     chosen = _one_model(model, model_path)
     method = "oscar" if compat else method
     request = ComputeRequest(
-        chosen, method=method, tune=not no_tune, clip=options.parse_clip(clip), **choices
+        chosen, method=method, tune=not no_tune, clip=parsing.parse_clip(clip), **choices
     )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         result = compute(request, observer)

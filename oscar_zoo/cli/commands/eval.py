@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from oscar_zoo.app.evaluate import EvaluateRequest, Task, evaluate
-from oscar_zoo.cli import completing, eval_options, options
+from oscar_zoo.cli import completing, eval_options, options, parsing
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def command(
         options.go_offline()  # before the libraries below are imported
     server = {name: choices.pop(name) for name in eval_options.SERVER_OPTIONS}
     given = {name: value for name, value in choices.items() if value not in (None, ())}
-    given |= {"artifact": artifact, "clip": options.parse_clip(clip)}
+    given |= {"artifact": artifact, "clip": parsing.parse_clip(clip)}
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         if engine == "sglang":
             return _eval_servers(given, server, engine_flags, observer, quiet, as_json)

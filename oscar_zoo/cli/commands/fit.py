@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oscar_zoo.app.compute_request import METHODS
-from oscar_zoo.cli import options
+from oscar_zoo.cli import options, parsing
 from oscar_zoo.cli.render import terminal
 
 
@@ -64,7 +64,7 @@ def command(
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.registry.summary import artifact_summary
 
-    request = FitRequest(moments, method, options.parse_clip(clip), **choices)
+    request = FitRequest(moments, method, parsing.parse_clip(clip), **choices)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         result = run(request, observer)
     if as_json:

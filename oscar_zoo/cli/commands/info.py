@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oscar_zoo.cli import completing, options
+from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.render import terminal
 
 
@@ -35,7 +35,7 @@ def command(
     from oscar_zoo.app.targets import parse_name
     from oscar_zoo.cli.render.described import facts_of, print_facts
 
-    memory = None if gpu_memory is None else options.parse_memory(gpu_memory)
+    memory = None if gpu_memory is None else parsing.parse_memory(gpu_memory)
     found = describe(parse_name(name), Sources(hubs, offline=offline), gpu_memory=memory)
     facts = facts_of(found)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import completing, options
+from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.engine_flags import EngineCommand
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
@@ -109,7 +109,7 @@ def command(
     if choices["offline"]:
         options.go_offline()
     ask = can_ask() and not as_json
-    clipped = options.parse_clip(clip)
+    clipped = parsing.parse_clip(clip)
     request = ServeRequest(artifact, extra=engine_flags, clip=clipped, ask=ask, **choices)
     _check_mode(engine, print_only=print_only, detach=request.detach)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
