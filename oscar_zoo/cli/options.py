@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -185,4 +186,63 @@ def dtype_option(function: F) -> F:
         default="auto",
         show_default=True,
         help="Type of the weights in memory; auto keeps the stored one.",
+    )(function)
+
+
+def api_key_file_option(function: F) -> F:
+    """`--api-key-file`: the key that clients send."""
+    return click.option(
+        "--api-key-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File holding the API key.",
+    )(function)
+
+
+def benchmarked_argument(function: F) -> F:
+    """The artifact of a benchmark; without one the weights are random."""
+    return click.argument(
+        "artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths
+    )(function)
+
+
+def dummy_weights_option(what: str) -> Callable[[F], F]:
+    """`--dummy-weights`: a model of this shape with random weights; `what` is its help."""
+    return click.option("--dummy-weights", metavar="NAME|DIR", help=what)
+
+
+def output_dir_option(function: F) -> F:
+    """`--output-dir`: where a fitted artifact goes."""
+    return click.option(
+        "--output-dir",
+        "output",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="[default: ./<Model>/<tag>]",
+    )(function)
+
+
+def recorded_clip_option(whose: str) -> Callable[[F], F]:
+    """`--clip`, to record for serving; `whose` ratios are the default."""
+    return click.option(
+        "--clip",
+        metavar="K,V",
+        help=f"Clip ratios to record for serving. [default: {whose}, else 0.96,0.92]",
+    )
+
+
+def group_size_option(whose: str) -> Callable[[F], F]:
+    """`--group-size`: channels per scale; `whose` is the default."""
+    return click.option(
+        "--group-size",
+        type=click.IntRange(4),
+        metavar="N",
+        help=f"Channels per scale. [default: {whose}]",
+    )
+
+
+def force_option(function: F) -> F:
+    """`--force`: replace a fitted artifact."""
+    return click.option(
+        "--force", is_flag=True, help="Replace an artifact that is already in the output folder."
     )(function)

@@ -6,16 +6,14 @@ from typing import Any
 
 import click
 
-from oscar_zoo.cli import completing, options, parsing
+from oscar_zoo.cli import options, parsing
 from oscar_zoo.cli.render import terminal
 
 
 @click.command(
     "load", short_help="Put many clients on an INT2 server, some of which hang up, and end it."
 )
-@click.argument(
-    "artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths
-)
+@options.benchmarked_argument
 @options.engine_flags_argument
 @click.option(
     "--clients", type=click.IntRange(1, 2000), default=200, show_default=True, metavar="N"
@@ -60,11 +58,7 @@ from oscar_zoo.cli.render import terminal
     metavar="MIB",
     help="How much more memory the end of the run may take than its middle.",
 )
-@click.option(
-    "--dummy-weights",
-    metavar="NAME|DIR",
-    help="A model of this shape with random weights, as for bench serve.",
-)
+@options.dummy_weights_option("A model of this shape with random weights, as for bench serve.")
 @options.served_model_options
 @options.start_timeout_option("How long the start may take, and the answer to one request.")
 @options.hubs_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.cli import completing, options, parsing
+from oscar_zoo.cli import options, parsing
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import MissingDependency, UsageError
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("serve", short_help="Compare stock SGLang with a BF16 cache and with an INT2 cache.")
-@click.argument(
-    "artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths
-)
+@options.benchmarked_argument
 @options.engine_flags_argument
 @click.option(
     "--batch", default="1,16", show_default=True, metavar="N,...", help="Requests at the same time."
@@ -59,13 +57,9 @@ if TYPE_CHECKING:
         " turn."
     ),
 )
-@click.option(
-    "--dummy-weights",
-    metavar="NAME|DIR",
-    help=(
-        "Measure a model of this shape with random weights: a name of the zoo, or a folder with a"
-        " config.json."
-    ),
+@options.dummy_weights_option(
+    "Measure a model of this shape with random weights: a name of the zoo, or a folder with a"
+    " config.json."
 )
 @options.served_model_options
 @click.option(

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import click
 
+from oscar_zoo.cli import options
 from oscar_zoo.cli.render import terminal
 
 
 @click.command("chat")
 @click.argument("name", metavar="[NAME|PORT]", required=False)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File holding the API key.",
-)
+@options.api_key_file_option
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),

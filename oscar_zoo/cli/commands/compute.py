@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -98,33 +97,16 @@ from oscar_zoo.errors import UsageError
 @click.option(
     "--resume", is_flag=True, help="Go on from what an interrupted run of the same command left."
 )
-@click.option(
-    "--output-dir",
-    "output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="[default: ./<Model>/<tag>]",
-)
+@options.output_dir_option
 @click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")
 @options.revision_option
-@click.option(
-    "--clip",
-    metavar="K,V",
-    help="Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]",
-)
-@click.option(
-    "--group-size",
-    type=click.IntRange(4),
-    metavar="N",
-    help="Channels per scale. [default: the recipe's]",
-)
+@options.recorded_clip_option("the recipe's")
+@options.group_size_option("the recipe's")
 @options.dtype_option
 @options.devices_option
 @options.stream_option
 @options.offline_option
-@click.option(
-    "--force", is_flag=True, help="Replace an artifact that is already in the output folder."
-)
+@options.force_option
 @options.quiet_option
 @options.json_option
 def command(

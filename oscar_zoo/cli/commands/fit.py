@@ -20,27 +20,10 @@ from oscar_zoo.cli.render import terminal
     required=True,
     help="How to fit; wush-tuned needs the model: compute.",
 )
-@click.option(
-    "--output-dir",
-    "output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="[default: ./<Model>/<tag>]",
-)
-@click.option(
-    "--clip",
-    metavar="K,V",
-    help="Clip ratios to record for serving. [default: the zoo's, else 0.96,0.92]",
-)
-@click.option(
-    "--group-size",
-    type=click.IntRange(4),
-    metavar="N",
-    help="Channels per scale. [default: the zoo's]",
-)
-@click.option(
-    "--force", is_flag=True, help="Replace an artifact that is already in the output folder."
-)
+@options.output_dir_option
+@options.recorded_clip_option("the zoo's")
+@options.group_size_option("the zoo's")
+@options.force_option
 @options.quiet_option
 @options.json_option
 def command(

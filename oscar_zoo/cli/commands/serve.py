@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,12 +36,7 @@ if TYPE_CHECKING:
     metavar="ADDRESS",
     help="Listen on this address instead of loopback; needs --api-key-file.",
 )
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File holding the API key.",
-)
+@options.api_key_file_option
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.start_timeout_option("How long to wait until it is ready.")
 @click.option(
