@@ -14,6 +14,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.registry import known_names
+from oscar_zoo.registry.architectures import Architecture, architecture
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hub_queries import look
 from oscar_zoo.registry.measured import Measured
@@ -33,11 +34,13 @@ class ListRequest:
         sources: the hubs; with hubs that were named, only what those have is listed.
         installed: only artifacts in the local store.
         model: only artifacts whose rotations have this model's name; a name of one version works.
+        family: only models of this family, or of all whose name begins so.
     """
 
     sources: Sources
     installed: bool = False
     model: str | None = None
+    family: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,13 @@ class Listing:
 
     Attributes:
         rows: one per artifact; see `registry.summary.list_artifacts`.
-        recipes: names of models with a recipe and no artifact, where everything is listed.
+        recipes: models with a recipe and no artifact, where everything or a family is listed.
         unreachable: what hubs said that did not answer.
         close: names like the model that was asked for, where the zoo does not know it.
     """
 
     rows: tuple[Mapping[str, Any], ...]
-    recipes: tuple[str, ...]
+    recipes: tuple[ModelRecipe, ...]
     unreachable: tuple[OscarZooError, ...]
     close: tuple[str, ...] = ()
 
@@ -101,6 +104,11 @@ class Description:
     memory: Mapping[str, Any] | None
 
     @property
+    def architecture(self) -> Architecture | None:
+        """What works for models of this kind, or `None` where the zoo does not know it."""
+        return architecture(self.recipe.model_type) if self.recipe else None
+
+    @property
     def measured(self) -> dict[str, Measured | None]:
         """What was measured when each artifact was made, by id."""
         return {manifest.id: Measured.of(manifest) for manifest in self.manifests}
@@ -110,9 +118,11 @@ def list_artifacts(request: ListRequest) -> Listing:
     """List what the hubs, the local store and this package know.
 
     Raises:
+        UsageError: there is no such family.
         OscarZooError: the only hub did not answer; see `registry.hub_queries.look`.
     """
     catalog, only_hubs = Catalog.packaged(), request.sources.are_named
+    wanted = catalog.recipes() if request.family is None else catalog.of_family(request.family)
     views: list[HubView] = []
     unreachable: list[OscarZooError] = []
     if only_hubs or not request.installed:
@@ -125,11 +135,13 @@ def list_artifacts(request: ListRequest) -> Listing:
         rows = _of_model(rows, request.model, recipe, views)
     if request.installed:
         rows = [row for row in rows if row["status"] == "installed"]
-    recipes: tuple[str, ...] = ()
+    if request.family is not None:
+        meant = {recipe.name.casefold() for recipe in wanted}
+        rows = [row for row in rows if row["model"].casefold() in meant]
+    recipes: tuple[ModelRecipe, ...] = ()
     if not (request.model or request.installed or only_hubs):
         known = {row["model"].casefold() for row in rows}
-        names = (recipe.name for recipe in catalog.recipes())
-        recipes = tuple(name for name in names if name.casefold() not in known)
+        recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
     return Listing(tuple(rows), recipes, tuple(unreachable), close)
 
 

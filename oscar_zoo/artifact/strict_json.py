@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 from oscar_zoo.errors import MalformedFile
 
@@ -21,13 +21,16 @@ Json = Any
 """None, bool, int, float, str, list or dict with str keys."""
 
 
-def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Json:
+def loads(
+    data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES, infinite: bool = False
+) -> Json:
     """Parse untrusted JSON.
 
     Args:
         data: the whole document, strict UTF-8 without a byte-order mark.
         what: name of the document for messages.
         max_bytes: larger documents are refused before parsing.
+        infinite: accept `Infinity` and `-Infinity`, which Python's writer makes of such numbers.
 
     Raises:
         MalformedFile: `json.size`, `json.encoding`, `json.syntax`, `json.duplicate_key`,
@@ -48,7 +51,7 @@ def loads(data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES) -> Jso
         value = json.loads(
             text,
             object_pairs_hook=lambda pairs: _unique(pairs, what),
-            parse_constant=lambda name: _refuse_number(name, what),
+            parse_constant=lambda name: _constant(name, what, infinite),
             parse_int=lambda digits: _integer(digits, what),
             parse_float=lambda digits: _float(digits, what),
         )
@@ -120,7 +123,9 @@ def _check_text(value: Json, what: str) -> None:
         raise MalformedFile("json.encoding", f"{what} has text with a lone surrogate or a NUL.")
 
 
-def _refuse_number(name: str, what: str) -> NoReturn:
+def _constant(name: str, what: str, infinite: bool) -> float:
+    if infinite and name != "NaN":
+        return float(name)
     raise MalformedFile("json.number", f"{what} has the number {name}.")
 
 

@@ -46,6 +46,13 @@ def stored(context: Context, parameter: Parameter, incomplete: str) -> Items:
     return _starting(incomplete, list(dict.fromkeys(version.model for version in ids)))
 
 
+def families(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Families of models with a recipe."""
+    from oscar_zoo.registry.catalog import Catalog
+
+    return _starting(incomplete, list(Catalog.packaged().families()))
+
+
 def models(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Names of the zoo and hub ids of models, or a folder."""
     from oscar_zoo.registry.catalog import Catalog

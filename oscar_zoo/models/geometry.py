@@ -8,6 +8,7 @@ name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -178,8 +179,18 @@ def _refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
         )
 
 
+def _layer_kinds(text: Any) -> Sequence[str] | None:
+    """What the configuration says of each layer; Nemotron-H says it with a letter each, or under
+    another name."""
+    said = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    letters = getattr(text, "hybrid_override_pattern", None)
+    if said is None and letters:
+        return [FULL_ATTENTION if letter == "*" else letter for letter in letters]
+    return said
+
+
 def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
-    kinds = getattr(text, "layer_types", None)
+    kinds = _layer_kinds(text)
     interval = getattr(text, "full_attention_interval", None)
     count = _required(text, "num_hidden_layers", model_id)
     if kinds is not None:

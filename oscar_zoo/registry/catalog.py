@@ -15,6 +15,7 @@ from importlib.resources.abc import Traversable
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
 
 SCHEMA_NAME = "manifest.schema.json"
@@ -62,6 +63,29 @@ class Catalog:
         """All recipes, by name."""
         return self._recipes
 
+    def families(self) -> tuple[str, ...]:
+        """Every family of models with a recipe, without case in order."""
+        return tuple(sorted({recipe.family for recipe in self._recipes}, key=str.casefold))
+
+    def of_family(self, name: str) -> tuple[ModelRecipe, ...]:
+        """The recipes of the family `name`, or of all whose name begins so, by name.
+
+        Raises:
+            UsageError: there is no such family; it suggests others.
+        """
+        wanted = name.casefold()
+        known = {family.casefold(): family for family in self.families()}
+        begun = {key for key in known if wanted and key.startswith(wanted)}
+        meant = {wanted} & known.keys() or begun
+        if not meant:
+            close = [known[key] for key in _alike(wanted, known)][:3]
+            raise UsageError(
+                f"no family of models is called {name!r}.",
+                suggestions=close,
+                hint=None if close else f"the families are {', '.join(known.values())}",
+            )
+        return tuple(recipe for recipe in self._recipes if recipe.family.casefold() in meant)
+
     def manifest(self, artifact: ArtifactId) -> Manifest | None:
         """The packaged manifest of `artifact`, or `None`."""
         return self._manifests.get(artifact.key)
@@ -95,12 +119,17 @@ class Catalog:
         spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
         spelled |= {other.casefold(): other for other in more}
         wanted = name.rsplit("/", 1)[-1].casefold()
-        ranked = sorted(((_likeness(wanted, key), key) for key in spelled), reverse=True)
-        return tuple(spelled[key] for likeness, key in ranked[:limit] if likeness >= _ALIKE)
+        return tuple(spelled[key] for key in _alike(wanted, spelled)[:limit])
 
 
-_ALIKE = 0.5
+_LIKE = 0.5
 """The least share of letters in common that makes two names alike."""
+
+
+def _alike(wanted: str, names: Iterable[str]) -> list[str]:
+    """Those of `names` that are like `wanted`, best first."""
+    ranked = sorted(((_likeness(wanted, name), name) for name in names), reverse=True)
+    return [name for likeness, name in ranked if likeness >= _LIKE]
 
 
 def _likeness(wanted: str, name: str) -> float:

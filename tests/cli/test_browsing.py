@@ -154,3 +154,30 @@ def test_what_fits_a_gpu_is_an_estimate_from_shapes(
     seen = cli.json(0, "info", "Qwen3-8B", "--hub", hub)["memory"]["gpus"]
     assert [(one["name"], one["memory_bytes"]) for one in seen] == [("NVIDIA T", 81559 << 20)]
     assert "fits         NVIDIA T with 86 GB: about " in cli(0, "info", "Qwen3-8B", "--hub", hub)
+
+
+def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:
+    shown = cli(0, "list", "--family", "qwen3", "--offline")
+    assert "Qwen3-8B" in shown and "Qwen3-0.6B" in shown
+    assert "Qwen3.5" not in shown and "GLM" not in shown
+    value = cli.json(0, "list", "--family", "gemma", "--offline")
+    assert value["artifacts"] == [] and "gemma-3-4b-it" in value["recipes_without_artifact"]
+    assert all(name.startswith("gemma") for name in value["recipes_without_artifact"])
+    assert cli.json(0, "list", "--family", "qwen3", "--installed")["artifacts"] == []
+    cli(2, "list", "--family", "gema", "--offline")
+    assert "Did you mean Gemma-" in cli.err
+    everything = cli(0, "list", "--offline")
+    assert "LFM2" in everything and "LFM2-1.2B" not in everything and "--family NAME" in everything
+
+
+def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
+    shown = cli(0, "info", "qwen3.5-9b", "--offline")
+    assert "compute      works: tiny random model on the CPU\n" in shown
+    assert "serve on GPU not tried\n" in shown and "pull Qwen3.5-9B --compute" in shown
+    works = cli.json(0, "info", "gpt-oss-20b", "--offline")["works"]
+    assert works["serve_gpu"]["state"] == "does not work" and "window" in works["serve_gpu"]["how"]
+    assert cli.json(0, "info", "Qwen3.5-9B", "--offline")["works"]["serve_gpu"] == {
+        "state": "not tried",
+        "how": None,
+    }
+    assert "computing one does not work yet" in cli(0, "info", "gpt-oss-20b", "--offline")

@@ -102,9 +102,13 @@ def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
     for command in (("cache", "rm"), ("verify",)):
         assert completed(tmp_path, script, "oscar-zoo", *command, "") == ["Mine"]
     assert completed(tmp_path, script, "oscar-zoo", "compute", "qwen3.5-35") == ["Qwen3.5-35B-A3B"]
-    assert completed(tmp_path, script, "oscar-zoo", "eval", "Mine", "--model", "Qwen/Qwen3-3") == [
-        "Qwen/Qwen3-30B-A3B",
+    assert completed(tmp_path, script, "oscar-zoo", "eval", "Mine", "--model", "Qwen/Qwen3-32") == [
         "Qwen/Qwen3-32B",
+        "Qwen/Qwen3-32B-FP8",
+    ]
+    assert completed(tmp_path, script, "oscar-zoo", "list", "--family", "gem") == [
+        "Gemma-3",
+        "Gemma-4",
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.manifest import Manifest, json_schema
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import SCHEMA_NAME, Catalog, recipe_for
 
 GPQA = {
@@ -186,3 +187,32 @@ def test_the_schema_file_is_current() -> None:
     data = (resources.files("oscar_zoo.manifests") / SCHEMA_NAME).read_bytes()
     assert json.loads(data) == json_schema()
     assert data == strict_json.pretty_bytes(json_schema())
+
+
+@pytest.mark.parametrize(
+    ("name", "families"),
+    [
+        ("qwen3.5", {"Qwen3.5"}),
+        ("Qwen3", {"Qwen3"}),  # a whole name means nothing longer
+        ("gemma", {"Gemma-3", "Gemma-4"}),
+        ("GLM-4.", {"GLM-4.5", "GLM-4.6", "GLM-4.7"}),
+    ],
+)
+def test_a_family_is_named_whole_or_by_its_beginning(
+    catalog: Catalog, name: str, families: set[str]
+) -> None:
+    assert {recipe.family for recipe in catalog.of_family(name)} == families
+
+
+@pytest.mark.parametrize(("name", "meant"), [("gema", "Gemma-3"), ("qwen-3.5", "Qwen3.5")])
+def test_an_unknown_family_brings_near_ones(catalog: Catalog, name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.of_family(name)
+    assert name in caught.value.message and meant in caught.value.suggestions
+
+
+@pytest.mark.parametrize("name", ["", "zzzzzz"])
+def test_a_family_like_no_other_brings_all_of_them(catalog: Catalog, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.of_family(name)
+    assert all(family in str(caught.value.hint) for family in catalog.families())

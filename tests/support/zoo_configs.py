@@ -16,8 +16,18 @@ from transformers import AutoConfig
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.registry.recipe import ModelRecipe
 
-PARTS = ("gemma3", "gemma4", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe")
-PARTS += ("qwen3_vl", "qwen3_vl_moe")
+PARTS = frozenset(
+    (
+        "gemma3",
+        "gemma4",
+        "llama4",
+        "mistral3",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    )
+)
 """Model types whose language model has a configuration of its own inside."""
 
 
@@ -65,7 +75,7 @@ def write_config(folder: Path, recipe: ModelRecipe) -> Path:
         "max_position_embeddings": 131072,
     } | EXTRA.get(recipe.model_type, lambda _: {})(shape)
     values = {"text_config": text} if recipe.model_type in PARTS else text
-    config = AutoConfig.for_model(recipe.model_type, **values)
+    config = AutoConfig.for_model(recipe.model_type, **values)  # type: ignore[no-untyped-call]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     return folder

@@ -16,11 +16,22 @@ from oscar_zoo.cli import completing, options
     help="Only artifacts whose rotations have this model's name.",
     shell_complete=completing.names,
 )
+@click.option(
+    "--family",
+    metavar="NAME",
+    help="Only models of this family; the beginning of its name is enough.",
+    shell_complete=completing.families,
+)
 @options.offline_option
 @options.hubs_option
 @options.json_option
 def command(
-    installed: bool, model: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool
+    installed: bool,
+    model: str | None,
+    family: str | None,
+    offline: bool,
+    hubs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Show the artifacts that can be had, and what is installed.
 
@@ -32,14 +43,16 @@ def command(
     Examples:
       oscar-zoo list
       oscar-zoo list --for Qwen/Qwen3-8B
+      oscar-zoo list --family Qwen3.5
       oscar-zoo list --hub file:/srv/zoo --json
     """
     from oscar_zoo.app.browse import ListRequest, list_artifacts
     from oscar_zoo.app.sources import Sources
     from oscar_zoo.cli.render.listing import emit_listing, print_listing
 
-    listing = list_artifacts(ListRequest(Sources(hubs, offline=offline), installed, model))
+    sources = Sources(hubs, offline=offline)
+    listing = list_artifacts(ListRequest(sources, installed, model, family))
     if as_json:
         emit_listing(listing)
     else:
-        print_listing(listing, model)
+        print_listing(listing, model, family)

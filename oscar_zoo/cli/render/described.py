@@ -7,7 +7,15 @@ from typing import Any
 from oscar_zoo.app.browse import Description
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
+from oscar_zoo.registry.architectures import Architecture
 from oscar_zoo.registry.measured import Measured
+
+_ASKED = {
+    "compute": "compute",
+    "eval": "eval",
+    "serve_cpu": "serve on CPU",
+    "serve_gpu": "serve on GPU",
+}
 
 
 def facts_of(found: Description) -> dict[str, Any]:
@@ -19,6 +27,7 @@ def facts_of(found: Description) -> dict[str, Any]:
     return {
         "name": found.name,
         "recipe": found.recipe.model_dump(mode="json") if found.recipe else None,
+        "works": _works(found.architecture),
         "artifacts": [manifest.to_json() for manifest in found.manifests],
         "measured": measured,
         "installed": [
@@ -61,6 +70,9 @@ def print_facts(facts: dict[str, Any]) -> None:
         terminal.fact("geometry", geometry_line(recipe["geometry"]))
         terminal.fact("serving", serving_line(serving))
         terminal.fact("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
+        for what, answer in (facts["works"] or {}).items():
+            detail = f": {answer['how']}" if answer["how"] else ""
+            terminal.fact(_ASKED[what], f"{answer['state']}{detail}")
     if facts.get("memory"):
         print_memory(facts["memory"])
     if recipe:
@@ -86,12 +98,30 @@ def print_facts(facts: dict[str, Any]) -> None:
     for warning in facts["warnings"]:
         terminal.note(f"warning: {warning}")
     if not facts["artifacts"] and not facts["installed"] and not facts["offered"]:
-        on_hub = recipe is None or recipe["on_hub"]
-        make = f"pull {facts['name']} --compute" if on_hub else "compute FOLDER"
-        terminal.labelled("", f"No published rotation is known; make one: oscar-zoo {make}")
+        terminal.labelled("", _none_known(facts))
     for manifest in facts["artifacts"]:
         figures = facts["measured"][manifest["id"]]
         _print_manifest(manifest, Measured.model_validate(figures) if figures else None)
+
+
+def _works(row: Architecture | None) -> dict[str, dict[str, str | None]] | None:
+    """What works for models of this kind, and how that was tested or why it does not."""
+    if row is None:
+        return None
+    answers = (row.compute, row.evaluate, row.serve_cpu, row.serve_gpu)
+    return {
+        what: {"state": answer.state, "how": answer.tested or answer.reason}
+        for what, answer in zip(_ASKED, answers, strict=True)
+    }
+
+
+def _none_known(facts: dict[str, Any]) -> str:
+    """What to do where no rotation is known."""
+    if facts["works"] and facts["works"]["compute"]["state"] == "does not work":
+        return "No published rotation is known, and computing one does not work yet."
+    on_hub = facts["recipe"] is None or facts["recipe"]["on_hub"]
+    make = f"pull {facts['name']} --compute" if on_hub else "compute FOLDER"
+    return f"No published rotation is known; make one: oscar-zoo {make}"
 
 
 def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from oscar_zoo.app.browse import Listing
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.recipe import ModelRecipe
 
 _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 
@@ -16,27 +17,43 @@ def emit_listing(listing: Listing) -> None:
     """The JSON of `list`."""
     facts = {
         "artifacts": [dict(row) for row in listing.rows],
-        "recipes_without_artifact": list(listing.recipes),
+        "recipes_without_artifact": [recipe.name for recipe in listing.recipes],
         "notes": [error.message for error in listing.unreachable],
     }
     terminal.emit_json({"schema": "oscar-zoo.list/1"} | facts)
 
 
-def print_listing(listing: Listing, model: str | None) -> None:
-    """The table of `list`; `model` is what was asked for, if anything."""
-    _print(listing.rows, listing.recipes)
+def print_listing(listing: Listing, model: str | None, family: str | None) -> None:
+    """The table of `list`; `model` and `family` are what was asked for, if anything."""
+    _print(listing.rows)
+    _print_recipes(listing.recipes, by_name=family is not None)
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
     if listing.rows:
         return
     if model is None:
-        terminal.note("No artifacts.")
+        terminal.note("No artifacts." if family is None else f"No artifacts for {family}.")
         return
     question = f" Did you mean {' or '.join(listing.close)}?" if listing.close else ""
     terminal.note(f"No artifacts for {model}.{question}")
 
 
-def _print(rows: Sequence[Mapping[str, Any]], recipes: Sequence[str]) -> None:
+def _print_recipes(recipes: Sequence[ModelRecipe], *, by_name: bool) -> None:
+    """Models without a published rotation: their names, or only their families."""
+    if not recipes:
+        return
+    named = [recipe.name if by_name else recipe.family for recipe in recipes]
+    shown = ", ".join(sorted(dict.fromkeys(named), key=str.casefold))
+    if by_name:
+        terminal.prose(f"Recipes without a published rotation (oscar-zoo compute): {shown}")
+    else:
+        terminal.prose(
+            f"Recipes without a published rotation (oscar-zoo compute): {len(recipes)} models of"
+            f" the families {shown}; see `oscar-zoo list --family NAME`"
+        )
+
+
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     console = terminal.out()
     if rows:
         # Names and tags are there to be copied: leave numbers out before they wrap.
@@ -64,10 +81,6 @@ def _print(rows: Sequence[Mapping[str, Any]], recipes: Sequence[str]) -> None:
             )
     if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
         terminal.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
-    if recipes:
-        terminal.prose(
-            f"Recipes without a published rotation (oscar-zoo compute): {', '.join(recipes)}"
-        )
 
 
 def _figures(measured: dict[str, Any] | None) -> tuple[str, str]:

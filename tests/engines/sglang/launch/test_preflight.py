@@ -3,6 +3,7 @@ have fitted."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import config_refusals, flags
 from oscar_zoo.engines.sglang.launch import preflight
-from oscar_zoo.errors import NotEnoughMemory, UnsupportedModel, UsageError
+from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedModel, UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.registry.catalog import Catalog
@@ -174,6 +175,31 @@ def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_
         inspect_model(str(tmp_path)).geometry.head_dim
         != config_file.describe_folder(tmp_path, "x").head_dim
     )
+
+
+def test_a_number_without_limit_does_not_make_a_configuration_unreadable(tmp_path: Path) -> None:
+    """Nemotron-H and other models with Mamba layers are published with one."""
+    written = tmp_path / "config.json"
+    written.write_text('{"time_step_limit": [0.0, Infinity], "hidden_size": 64}')
+    assert config_file.read_config(tmp_path)["time_step_limit"] == [0.0, float("inf")]
+    written.write_text('{"hidden_size": NaN}')
+    with pytest.raises(InvalidModel, match="NaN"):
+        config_file.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"hybrid_override_pattern": "M-M*-EM*"},
+        {"layers_block_type": ["mamba", "moe", "mamba", "attention"] + ["moe"] * 3 + ["attention"]},
+    ],
+)
+def test_layers_that_a_file_describes_in_other_words(said: dict[str, Any], tmp_path: Path) -> None:
+    """Configurations of Nemotron-H, before a class of transformers has read them."""
+    shape = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
+    written = {"model_type": "nemotron_h", "head_dim": 16} | shape | said
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert config_file.describe_folder(tmp_path, "x").attention_layers == (3, 7)
 
 
 LAYERS = ["sliding_attention", "full_attention"]

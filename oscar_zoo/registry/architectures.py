@@ -1,0 +1,121 @@
+"""What works for a kind of model, and how that was tested: one row for model types that behave
+alike.
+
+A model type is what `config.json` calls itself. The row of a recipe says nothing about its weights:
+a checkpoint has the shapes of its architecture, and what was tried with one is expected of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Tested = Literal[
+    "trained example model",
+    "trained example model on an H100 and an H200",
+    "tiny random model on the CPU",
+    "tiny random model on an H100 and an H200",
+    "dummy weights on an H200",
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether something works.
+
+    Attributes:
+        tested: what it was tried with, where it works.
+        reason: why it does not work, where that is known. Without both, nobody has tried it.
+    """
+
+    tested: Tested | None = None
+    reason: str | None = None
+
+    @property
+    def state(self) -> Literal["works", "does not work", "not tried"]:
+        """The answer in one word or three."""
+        return "works" if self.tested else "does not work" if self.reason else "not tried"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row.
+
+    Attributes:
+        model_types: names in `config.json` that the row holds for.
+        compute: making a rotation.
+        evaluate: perplexity and recall in this process.
+        serve_cpu: serving on a CPU.
+        serve_gpu: serving on an NVIDIA GPU. It does not work exactly where `config.json` alone
+            makes the server refuse the model.
+    """
+
+    model_types: tuple[str, ...]
+    compute: Answer
+    evaluate: Answer
+    serve_cpu: Answer
+    serve_gpu: Answer
+
+
+EXAMPLE = Answer(tested="trained example model")
+EXAMPLE_GPU = Answer(tested="trained example model on an H100 and an H200")
+TINY = Answer(tested="tiny random model on the CPU")
+TINY_GPU = Answer(tested="tiny random model on an H100 and an H200")
+UNTRIED = Answer()
+NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
+NO_ROPE = Answer(reason="its keys carry no rotary positions, which computing asks for")
+NOT_LOADED = Answer(reason="models with images are not loaded")
+SINKS = Answer(reason="its learned attention sinks are not computed")
+OTHER_SHAPES = Answer(reason="its full-attention layers have shapes of their own")
+WINDOWS = Answer(reason="layers with a sliding window are not served")
+CHUNKS = Answer(reason="layers that attend within chunks are not served")
+
+ARCHITECTURES = (
+    Architecture(("qwen3",), EXAMPLE, EXAMPLE, EXAMPLE, EXAMPLE_GPU),
+    Architecture(("qwen3_moe",), TINY, TINY, TINY, TINY_GPU),
+    Architecture(
+        (
+            "apertus",
+            "glm4",
+            "glm4_moe",
+            "granite",
+            "llama",
+            "mistral",
+            "mixtral",
+            "olmo2",
+            "phi3",
+            "qwen2",
+            "seed_oss",
+            "smollm3",
+        ),
+        TINY,
+        TINY,
+        TINY,
+        UNTRIED,
+    ),
+    Architecture(("ernie4_5", "ernie4_5_moe", "minimax_m2"), TINY, TINY, NEEDS_CUDA, UNTRIED),
+    Architecture(("mistral3", "qwen3_vl"), NOT_LOADED, NOT_LOADED, TINY, UNTRIED),
+    Architecture(("qwen3_vl_moe",), NOT_LOADED, NOT_LOADED, UNTRIED, UNTRIED),
+    Architecture(("lfm2",), TINY, TINY, TINY, UNTRIED),
+    Architecture(("lfm2_moe",), UNTRIED, UNTRIED, UNTRIED, UNTRIED),
+    Architecture(
+        ("falcon_h1", "granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
+        TINY,
+        TINY,
+        UNTRIED,
+        UNTRIED,
+    ),
+    Architecture(("nemotron_h",), NO_ROPE, UNTRIED, UNTRIED, UNTRIED),
+    Architecture(
+        ("cohere2", "exaone4", "gemma3", "gemma3_text", "olmo3"), TINY, TINY, WINDOWS, WINDOWS
+    ),
+    Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
+    Architecture(("gpt_oss",), SINKS, SINKS, WINDOWS, WINDOWS),
+    Architecture(("gemma4",), OTHER_SHAPES, OTHER_SHAPES, WINDOWS, WINDOWS),
+)
+"""Every row. Whoever makes something work changes the row with the code."""
+
+
+def architecture(model_type: str) -> Architecture | None:
+    """The row for a model type of `config.json`, or `None` where nothing is known."""
+    return next((row for row in ARCHITECTURES if model_type in row.model_types), None)
