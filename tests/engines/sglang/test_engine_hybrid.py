@@ -15,7 +15,7 @@ from typing import Any
 import engine_cases
 import pytest
 from engine_cases import RECENT, SINK, answers, logprobs
-from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
+from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts, text_tokens
 from reference_server import equal_tokens
 from whole_reference import WholeReference
 
@@ -28,7 +28,7 @@ from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
-NEW, FULL = 16, engine_cases.FULL_LAYERS["Lfm2"]
+NEW, DONOR, FULL = 16, 150, engine_cases.FULL_LAYERS["Lfm2"]
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -37,11 +37,21 @@ def engines(
 ) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
     groups = engine_cases.scheduling_groups()
-    engine_cases.start(runs, ["hybrid_stock", "hybrid"], groups)
+    engine_cases.start(runs, ["hybrid_stock", "hybrid"], [*groups, *turns()])
     engine_cases.start(runs, ["hybrid_one_layer", "hybrid_few_states"], groups[:1])
     engine_cases.start(runs, ["hybrid_int2", "hybrid_swapped"], one_at_a_time())
     yield runs
     runs.close()
+
+
+def turns() -> list[dict[str, Any]]:
+    """A request, and two second turns: one shorter than the recent window, and one longer."""
+    tokens = text_tokens()
+    groups = [{"name": "donor", "prompts": [tokens[9000 : 9000 + DONOR]], "new": NEW}]
+    for name, begin, new in (("short", 8000, 5), ("long", 7000, RECENT + 8)):
+        turn = {"of": ["donor", 0], "append": tokens[begin : begin + new]}
+        groups.append({"name": name, "prompts": [turn], "new": NEW})
+    return groups
 
 
 def one_at_a_time() -> list[dict[str, Any]]:
@@ -58,6 +68,16 @@ def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> Non
     ours, stock = engines.result("hybrid"), engines.result("hybrid_stock")
     assert answers(ours) == answers(stock)
     assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
+def test_a_second_turn_hits_the_last_state_a_window_before_its_end(engines: Engines) -> None:
+    """A state is saved where a chunk ends and where a request ends. Stock SGLang hits all of the
+    first turn but its last token. A turn shorter than the window falls back to the last chunk that
+    ends early enough. `test_lossless_tokens_are_those_of_the_stock_backend` has its tokens."""
+    ours, stock = (answers(engines.result(name), "cached") for name in ("hybrid", "hybrid_stock"))
+    first = DONOR + NEW - 1
+    assert stock["short"] == stock["long"] == ours["long"] == [first]
+    assert ours["short"] == [(first + 1 + 5 - RECENT) // CHUNK * CHUNK] == [2 * CHUNK]
 
 
 def test_the_comparison_notices_layers_that_share_a_store(engines: Engines) -> None:

@@ -48,6 +48,9 @@ HOLDS_KV = Moved("0.5.21", None, "holds_kv")
 says so."""
 ATTENTION_DP = Moved("0.5.21", None, "attn_dp_size")
 """The field of a pool configurator with its data-parallel size; before, it is a field of `ps`."""
+CHECKPOINT_GRID = Moved("0.5.21", None, "mamba_checkpoint_grid")
+"""The function of `runtime_context` with the tokens between places of a pass where a state can be
+saved; before, such a place must be a multiple of a property of `ServerArgs` as well."""
 PREFIX = Moved("0.5.23", "prefix_indices", "prefix_len")
 """The field of `Req` with what the prefix cache has of it: slots before, a number of tokens
 since."""

@@ -64,10 +64,19 @@ def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
         kv: Any = getattr(request, "kv", None)
         keeps = kv.holds_kv if releases.HOLDS_KV.here(kv) else request.req_pool_idx is not None
         if not keeps:
-            cached = (
-                request.prefix_len if releases.PREFIX.here(request) else len(request.prefix_indices)
-            )
-            yield len(request.origin_input_ids) + len(request.output_ids), int(cached)
+            yield all_tokens(request), cached_tokens(request)
+
+
+def all_tokens(request: Any) -> int:
+    """Tokens of a request, prompt and answer."""
+    return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def cached_tokens(request: Any) -> int:
+    """Tokens of a request that the prefix cache has, or that were prefilled already."""
+    if releases.PREFIX.here(request):
+        return int(request.prefix_len)
+    return len(request.prefix_indices)
 
 
 def pool_beside(tree: Any) -> Any:

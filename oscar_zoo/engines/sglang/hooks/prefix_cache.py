@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from oscar_zoo.engines.sglang import worker
-from oscar_zoo.engines.sglang.compat import request_rows
+from oscar_zoo.engines.sglang.compat import request_rows, state_checkpoints
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
@@ -28,18 +28,23 @@ def tail(result: int, tree: Any, request: Any = None) -> int | None:
 
 
 def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Remember the request whose prefix is looked up. A prompt is continued without a look
-    into the prefix cache."""
+    """Remember the request whose prefix is looked up, and have a state saved where later prompts
+    can use it. The next pass of a long prompt comes without a look into the prefix cache."""
     tree = kwargs.pop("tree_cache", tree)
     sinks = _sinks(request_rows.pool_beside(tree))
     if sinks is None:
-        return original(self, tree, *args, **kwargs)
+        result = original(self, tree, *args, **kwargs)
+        state_checkpoints.name_place(self)
+        return result
     FIRED.add("match")
     sinks.asking = request_rows.prompt(self, sinks.width)
     try:
-        return original(self, tree, *args, **kwargs)
+        result = original(self, tree, *args, **kwargs)
     finally:
         sinks.asking = None
+    if worker.served()[0].window_on_hit.value == "recompute":
+        state_checkpoints.save_early(self, tree, worker.served()[0].recent.value)
+    return result
 
 
 def alloc(original: Any, self: Any, request: Any) -> Any:

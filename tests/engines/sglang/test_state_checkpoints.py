@@ -1,0 +1,69 @@
+"""States that the prefix cache of a hybrid model saves early enough for a hit that leaves the
+recent window to prefill.
+
+SGLang's own scheduler code, of every release, says what it makes of the place that we name. Saving
+and using the state needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from checkpoint_child import STEP
+from engines import RELEASES, Engines, needs_sglang
+
+from oscar_zoo.engines.sglang.compat.state_checkpoints import early_place
+
+RECENT = 256
+
+
+@pytest.mark.parametrize(
+    ("prefix", "latest", "place"),
+    [(0, 744, 704), (640, 744, 704), (704, 744, None), (704, 500, None), (100, 744, 740)],
+)
+def test_the_last_place_in_whole_steps(prefix: int, latest: int, place: int | None) -> None:
+    assert early_place(prefix, latest, STEP) == place
+
+
+def case(prefix: int, *passes: int, branch: int | None = None) -> dict[str, Any]:
+    return {
+        "length": passes[-1],
+        "passes": passes,
+        "prefix": prefix,
+        "branch": branch,
+        "recent": RECENT,
+    }
+
+
+CASES = {
+    "one pass": (case(0, 1000), [704]),
+    "behind a hit": (case(640, 1000), [704]),
+    "in the second of two passes": (case(0, 512, 1000), [512, 704]),
+    "in the first of two passes": (case(0, 960, 1000), [704, None]),
+    "a branch that was found stays": (case(0, 1000, branch=320), [320]),
+    "a prompt that ends too soon": (case(704, 900), [896]),
+}
+OFF_GRID = case(0, 500, 1000)
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engines]:
+    runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
+    yield runs
+    runs.close()
+
+
+@needs_sglang
+@pytest.mark.sglang
+def test_sglang_saves_the_state_there(engines: Engines) -> None:
+    cases = [asked for asked, _ in CASES.values()]
+    found = engines.call("checkpoint_child:saved_places", cases=[*cases, OFF_GRID])
+    assert dict(zip(CASES, found, strict=False)) == {
+        name: want for name, (_, want) in CASES.items()
+    }
+    # Before 0.5.21 a place must be a multiple of the step, so none is named for the second pass.
+    assert found[-1] == ([448, 948] if engines.release == "0.5.17" else [448, 692])
