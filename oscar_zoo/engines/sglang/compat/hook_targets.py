@@ -52,6 +52,9 @@ def targets() -> dict[str, tuple[Target, ...]]:
         "states": (Target(configurator + "_handle_max_mamba_cache", "AROUND"),),
         "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
         "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
+        "wrap": (
+            Target("sglang.srt.layers.attention.attention_registry.attn_backend_wrapper", "AROUND"),
+        ),
         "pool": tuple(
             Target(f"{configurator}_build_{kind}_kv_pool", "AROUND")
             for kind in ("mha", "hybrid_linear")

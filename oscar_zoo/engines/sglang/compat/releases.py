@@ -48,6 +48,9 @@ HOLDS_KV = Moved("0.5.21", None, "holds_kv")
 says so."""
 ATTENTION_DP = Moved("0.5.21", None, "attn_dp_size")
 """The field of a pool configurator with its data-parallel size; before, it is a field of `ps`."""
+BACKEND_NAMES = Moved("0.5.21", None, "resolve_attention_backend_strs")
+"""The function of `attention_backend_setup` whose names a model runner has before its backend is
+built; before, these names are read from `ServerArgs`."""
 CHECKPOINT_GRID = Moved("0.5.21", None, "mamba_checkpoint_grid")
 """The function of `runtime_context` with the tokens between places of a pass where a state can be
 saved; before, such a place must be a multiple of a property of `ServerArgs` as well."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import settings, tap
-from oscar_zoo.engines.sglang.compat import hook_targets, versions
+from oscar_zoo.engines.sglang.compat import hook_targets, hybrid_backends, versions
+from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.engines.sglang.hooks import (
     memory_pool,
     observation,
@@ -34,6 +35,7 @@ def install() -> None:
         "budget": memory_pool.budget,
         "rows": memory_pool.rows,
         "pool": memory_pool.pool,
+        "wrap": wrap,
         "tail": prefix_cache.tail,
         "alloc": prefix_cache.alloc,
         "match": prefix_cache.match,
@@ -52,6 +54,13 @@ def install() -> None:
     )
     if VARIABLE in os.environ:
         hook_targets.install_tap(tap.attention, tap.METHODS)
+
+
+def wrap(original: Any, runner: Any, backend: Any) -> Any:
+    """Let SGLang put our backend beside that of layers with states."""
+    if "states" not in FIRED:
+        return original(runner, backend)
+    return hybrid_backends.wrap(original, runner, backend)
 
 
 def make_backend(runner: Any) -> Any:

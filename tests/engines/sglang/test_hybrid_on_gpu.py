@@ -1,8 +1,9 @@
-"""States that the prefix cache of a hybrid model saves early enough for a hit that leaves the
-recent window to prefill.
+"""What hybrid models need on a GPU, as far as SGLang's own code shows it without one, on every
+release.
 
-SGLang's own scheduler code, of every release, says what it makes of the place that we name. Saving
-and using the state needs a GPU.
+The prefix cache saves a state early enough for a hit that leaves the recent window to prefill: the
+scheduler says what it makes of the place that we name. On Blackwell, SGLang asks for names of
+attention backends.
 """
 
 from __future__ import annotations
@@ -67,3 +68,12 @@ def test_sglang_saves_the_state_there(engines: Engines) -> None:
     }
     # Before 0.5.21 a place must be a multiple of the step, so none is named for the second pass.
     assert found[-1] == ([448, 948] if engines.release == "0.5.17" else [448, 692])
+
+
+@needs_sglang
+@pytest.mark.sglang
+def test_our_backend_goes_beside_linear_attention_on_blackwell(engines: Engines) -> None:
+    said = engines.call("blackwell_child:wrapped")
+    assert said["ours"] == ["full", "linear", [1, 3]]
+    assert "backends are supported on Blackwell" in said["without"]
+    assert said["names"] == ["oscar_int2"] * 3
