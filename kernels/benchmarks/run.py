@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--variants",
         action="store_true",
-        help="what the tables have not settled: bench/variants.py",
+        help="what the tables leave open: bench/variants.py",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter"

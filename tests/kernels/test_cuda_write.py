@@ -519,7 +519,7 @@ def test_attention_right_behind_a_write_sees_it(
 ) -> None:
     """Attention may start while the write runs; it must wait for the ring rows and the query.
 
-    Settled: only the newest token is written, as in a decode step.
+    With `prefix_stable` only the newest token is written, as in a decode step.
     """
     job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
     cache, _ = job.write(launcher)

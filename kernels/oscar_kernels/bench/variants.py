@@ -1,4 +1,4 @@
-"""What the tables have not settled: variants of the CUDA kernels, and where a fused extend stops to
+"""What the tables leave open: variants of the CUDA kernels, and where a fused extend stops to
 pay.
 
 Each variant is checked against the reference before it is timed, like everything else here.

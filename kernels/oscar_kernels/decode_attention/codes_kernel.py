@@ -1,14 +1,14 @@
-"""Attention over INT2 tokens, one program's part of stage 1: codes meet the matrix units as they
+"""Attention over INT2 tokens, one program's part of stage 1: codes meet the tensor cores as they
 lie in memory.
 
-Tokens are kept on the long side of the matrix units and query rows (heads of one KV head, times new
+Tokens are kept on the long side of the tensor cores and query rows (heads of one KV head, times new
 tokens) on the short one: `S^T = K q^T`, `O^T = V^T P^T`. A program with INT2 tokens never
 multiplies by scales inside a product.
 
 Codes are read as 16-bit lanes. Lane `w` of a row with `8 * W` channels holds bytes `2w` and
 `2w + 1`, so *piece* `R` of 0..7, bits `2R` and `2R + 1` of all lanes, is channels
 `2w + R // 4 + (R % 4) * 2W`. A 2-bit field kept in place in the lower byte of a lane *is* a float16
-number, the subnormal `code * 4^(R % 4) * 2^-24`, which the matrix units multiply exactly: unpacking
+number, the subnormal `code * 4^(R % 4) * 2^-24`, which the tensor cores multiply exactly: unpacking
 is one AND. The query's pieces carry `4^-(R % 4)`, the outputs are multiplied by it at the end, and
 `2^24` goes into scalars. Under the interpreter everything is float32 and the unit is 1.
 """

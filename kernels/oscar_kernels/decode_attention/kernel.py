@@ -1,6 +1,6 @@
 """Stage 1 of split-KV attention over an INT2 cache: partial outputs and their lse per split.
 
-Tokens are kept on the long side of the matrix units and query rows (heads of one KV head, times new
+Tokens are kept on the long side of the tensor cores and query rows (heads of one KV head, times new
 tokens) on the short one: `S^T = K q^T`, `O^T = V^T P^T`. A program has one kind of tokens: INT2, of
 the windows, or (extend) new.
 """

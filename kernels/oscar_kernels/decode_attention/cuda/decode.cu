@@ -10,10 +10,10 @@
 // whatever the lengths, and leaves one partial result per segment, a run of units of one request and kind. Segment
 // `block + k` of kind index `k` is unique.
 //
-// Before the kernel in front has ended. If that one writes only queries and newest tokens (`settled`), a block copies its
-// first tiles meanwhile, or loads its first window rows; else, if its share is at most EARLY_UNITS units, it asks for
-// their bytes, into the second-level cache. With ALONE stage 2 of a single request works out which parts it merges
-// before it waits for them.
+// Before the kernel in front has ended. If that one writes only queries and newest tokens (`prefix_stable`), a block
+// copies its first tiles meanwhile, or loads its first window rows; else, if its share is at most EARLY_UNITS units, it
+// asks for their bytes, into the second-level cache. With ALONE stage 2 of a single request works out which parts it
+// merges before it waits for them.
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   const Shares work(p, prefix[2 * p.batch]);
   u32 at = min(work.total, work.each * blockIdx.x);
   const u32 end = min(work.total, at + work.each);
-  bool ahead = OVERLAPS && p.settled;  // of the end of the kernel in front
+  bool ahead = OVERLAPS && p.prefix_stable;  // of the end of the kernel in front
   if (!ahead) {
     if (OVERLAPS && EARLY_UNITS && at < end && work.each <= EARLY_UNITS) {
       const Segment x(work, prefix, p.batch, at, end);

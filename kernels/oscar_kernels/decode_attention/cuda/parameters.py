@@ -44,7 +44,7 @@ class Params(ctypes.Structure):
                 "blocks",
                 "code_stride",
                 "affine_stride",
-                "settled",
+                "prefix_stable",
             )
         ),
     )

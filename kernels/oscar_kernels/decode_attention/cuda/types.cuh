@@ -36,7 +36,7 @@ struct Params {
   float scale, cap;      // see `logit`
   int batch, heads, recent, sink, partner_heads, blocks;
   u32 code_stride, affine_stride;  // bytes of a slot
-  int settled;                     // all rows but the newest of every request are older than the kernel in front
+  int prefix_stable;               // all rows but the newest of every request are older than the kernel in front
 };
 
 struct Request {
@@ -148,7 +148,7 @@ DEV void wait_phase(u32 at, u32 parity) {
 #endif
 }
 // Both kernels may be launched before the one in front has ended. Before this they read only what that one cannot have
-// written: weights, and the batch's own tensors and settled rows, which must be older. After it the next one may come.
+// written: weights, and the batch's own tensors and stable rows, which must be older. After it the next one may come.
 #if __CUDA_ARCH__ >= 900
 constexpr bool OVERLAPS = true;
 #else

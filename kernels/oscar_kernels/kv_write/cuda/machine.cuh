@@ -99,7 +99,7 @@ DEV void store_words(void* to, const u32 (&x)[1]) { *static_cast<u32*>(to) = x[0
 DEV void store_words(void* to, const u32 (&x)[2]) { *static_cast<uint2*>(to) = make_uint2(x[0], x[1]); }
 DEV void store_words(void* to, const u32 (&x)[4]) { *static_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]); }
 
-// The matrix units read shared memory past the caches' order: whoever wrote it says so before the others go on.
+// The tensor cores read shared memory past the caches' order: whoever wrote it says so before the others go on.
 DEV void fence_for_matrix_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Descriptor of columns of 128 bytes, 16-byte units turned by the column: eight columns are 1024 bytes.
 DEV u64 columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }

@@ -151,7 +151,7 @@ DEV void run(const Params& p, const Side& s, u32 shared, int index) {
     warp_sync();
     float x[R::D / 2];
     multiply<R>(block.rows, block.weights, block.lane, x);
-    auto at = block.pair_of(tile);  // while the matrix units work
+    auto at = block.pair_of(tile);  // while the tensor cores work
     if (R::CACHED && (SLOTS || p.to_slots)) {
       UNROLL for (int i = 0; i < 2; i++) at.slot[i] = (long long)p.slots[at.token[i]];
     }

@@ -1,6 +1,6 @@
 // A few rows: a decode step. What they cost is the way of one row, and machine code that runs once and is fetched for it,
 // from far away, since the weights of a model have swept the caches. So there is little of it. A block has the matrix and
-// a tile of `block_rows` rows, 16 to 64, each of which belongs to one warp once the matrix units are done.
+// a tile of `block_rows` rows, 16 to 64, each of which belongs to one warp once the tensor cores are done.
 //
 // Sums, clip, scale, offset and codes are those of `side.cuh` to the bit, for finite sums.
 #pragma once

@@ -7,7 +7,7 @@
 // Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
 // memory for its whole life, as two bfloat16 halves, copied while the kernel in front ends; its warpgroups take tiles
 // of 64 rows in turn. A warp copies its sixteen rows of the next tile by cp.async, which only it reads, while the
-// matrix units multiply this one from its registers. Nothing but those units couples warps: there is no barrier
+// tensor cores multiply this one from its registers. Nothing but these cores couples warps: there is no barrier
 // once the matrix has come, and every loop has a bound. Launches that write only slots, and those of few rows, have kernels of their own.
 //
 // A thread ends up with a quarter of two rows, see `channel_of`: its part of a row's codes is adjacent bytes.
