@@ -150,7 +150,7 @@ def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
         empty = "" if holds_model(path) else ", which has no config.json"
         hint = f"did you mean the folder {path_text(path)}{empty}?"
     elif close:
-        return PathNotFound(f"no model is called {text!r}.", suggestions=close[:1])
+        return PathNotFound(f"no model is called {text!r}.", suggestions=close)
     return PathNotFound(f"no model is called {text!r}.", hint=hint)
 
 
