@@ -138,6 +138,29 @@ class Engines:
         return result
 
 
+def report_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What the only worker of a run says."""
+    (report,) = run["reports"]
+    return dict(report)
+
+
+def assert_every_hook_ran(report: dict[str, Any], *, tail: bool) -> None:
+    """Every hook of a worker with an INT2 cache ran; `tail` says whether hits leave the window to
+    prefill."""
+    wanted = {
+        "kv_dtype",
+        "slot_bytes",
+        "budget",
+        "rows",
+        "pool",
+        "alloc",
+        "match",
+        "admit",
+        "release",
+    }
+    assert {*report["fired"]} - {"flush"} == (wanted | {"tail"} if tail else wanted)
+
+
 def tokenizer() -> Callable[[str], list[int]]:
     """The tokenizer of the example model, without special tokens."""
     from tokenizers import Tokenizer

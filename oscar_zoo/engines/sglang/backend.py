@@ -153,7 +153,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         """What was allocated, for tests."""
         return {
             "slot_store": self.pool.slots.nbytes,
-            "side_store": self.windows.nbytes,
+            "window_store": self.windows.nbytes,
             "transforms": self.transform_bytes,
             "kv_size": sum(self.pool.get_kv_size_bytes()),
             "tokens": self.pool.size,

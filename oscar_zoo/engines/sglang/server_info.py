@@ -71,7 +71,7 @@ def describe(
         "memory": {
             "token_slots": tokens,
             "slot_bytes": plan.slot,
-            "side_store_bytes": plan.windows,
+            "window_bytes": plan.windows,
             "request_rows": facts["rows"],
             "transform_bytes": plan.transforms,
             "scratch_bytes": plan.scratch,

@@ -15,27 +15,19 @@ from typing import Any
 import pytest
 from cache_oracle import general_set
 from engines import (
-    CHUNK,
     ENGINE,
-    MODEL,
     Engines,
+    assert_every_hook_ran,
     eviction_groups,
     needs_sglang,
     plumbing_groups,
-    recall_prompts,
+    report_of,
     text_tokens,
     window_groups,
 )
-from reference_server import ReferenceServer, equal_tokens
-from tiny_artifacts import artifact_files, manifest, payload, write_folder
+from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang.metrics import INFO_LABELS, METRICS
-from oscar_zoo.evaluate.generate import greedy_generate
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.models.loading import load_model
 
 # An Engine starts in 10 to 20 seconds on two idle cores, and in minutes on busy ones.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
@@ -44,7 +36,6 @@ SINK, RECENT = 16, 32
 INT2 = {"kv_cache_dtype": "int2"}
 STOCK = {"attention_backend": "torch_native"}
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
-NEW = 24
 GROUPS = ["first", "again", "turn2", "longer", "many"]
 WINDOW_GROUPS = ["alone", "donor", "sharing"]
 EVICTION_GROUPS = ["made", "shared", "others", "gone"]
@@ -143,44 +134,14 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         )
         engine = {**INT2, "max_running_requests": 3}
         runs.start(name, env={**mode, **few_blocks}, job={"engine": engine, "groups": evictions})
-    runs.start(
-        "int2",
-        env={**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(orthogonal)},
-        job={"engine": {**INT2, "enable_metrics": True}, "groups": one_at_a_time()},
-        spawn=True,  # prometheus_client looks at the environment when it is imported
-    )
-    runs.start(
-        "clip",
-        env={
-            **WINDOWS,
-            "OSCAR_INT2_ROTATION_PATH": str(orthogonal),
-            "INT2_TEST_MUTANT": "clip_one_rank_lower",
-        },
-        job={"engine": INT2, "groups": one_at_a_time()},
-    )
     yield runs
     runs.close()
-
-
-def one_at_a_time() -> list[dict[str, Any]]:
-    """Requests that never share a batch, so that every chunk has the full size: recall prompts,
-    hits, second turns."""
-    prompts = recall_prompts()
-    groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
-    groups += [{"name": f"hit{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
-    turn = {"of": ["new0", 0], "append": prompts[1][40:90]}
-    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
 
 
 def answers(
     run: dict[str, Any], what: str = "tokens", names: Sequence[str] = GROUPS
 ) -> dict[str, Any]:
     return {name: run["groups"][name][what] for name in names}
-
-
-def report_of(run: dict[str, Any]) -> dict[str, Any]:
-    (report,) = run["reports"]
-    return dict(report)
 
 
 def test_every_hook_has_its_place_in_this_version(engines: Engines) -> None:
@@ -223,7 +184,7 @@ def test_a_hit_leaves_the_window_to_prefill(engines: Engines) -> None:
     assert ours["longer"] == [63 - RECENT]  # the first tokens are a prompt of 9 and its answer
 
 
-@pytest.mark.parametrize("name", ["lossless", "int2", "few_blocks"])
+@pytest.mark.parametrize("name", ["lossless", "few_blocks"])
 def test_a_hit_keeps_its_first_tokens(engines: Engines, name: str) -> None:
     report = report_of(engines.result(name))
     assert report["reads"]["slot"] > report["reads"]["slot_sink"] == 0
@@ -276,28 +237,17 @@ def test_windows_are_really_read(engines: Engines) -> None:
 @pytest.mark.parametrize("name", ["lossless", "tail_off", "poison"])
 def test_every_hook_ran_in_the_worker(engines: Engines, name: str) -> None:
     (report,) = engines.result(name)["reports"]
-    wanted = {
-        "kv_dtype",
-        "slot_bytes",
-        "budget",
-        "rows",
-        "pool",
-        "alloc",
-        "match",
-        "admit",
-        "release",
-    }
-    assert {*report["fired"]} - {"flush"} == (wanted | {"tail"} if name == "lossless" else wanted)
+    assert_every_hook_ran(report, tail=name == "lossless")
 
 
 @pytest.mark.parametrize("name", ["lossless", "poison", "few_blocks"])
 def test_memory_is_what_was_taken_from_the_budget(engines: Engines, name: str) -> None:
     (report,) = engines.result(name)["reports"]
     facts = report["facts"]
-    held = report["side_store"] + report["transforms"] + report["scratch"]
+    held = report["window_store"] + report["transforms"] + report["scratch"]
     assert facts["subtracted"] == held
     assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
-    assert report["kv_size"] == report["slot_store"] + report["side_store"]
+    assert report["kv_size"] == report["slot_store"] + report["window_store"]
     rows = {"lossless": 65, "few_blocks": 4}.get(name, ENGINE["max_running_requests"] + 1)
     assert report["rows"] == rows
     assert report["blocks"] == (rows if name == "few_blocks" else 2 * rows - 1)
@@ -328,52 +278,11 @@ def test_start_up_tells_artifact_settings_and_memory(engines: Engines) -> None:
         assert part in log
 
 
-def test_metrics_count_what_requests_did(engines: Engines) -> None:
-    """One request after the other, and their prefix hits are known, so every number is."""
-    run = engines.result("int2")
-    found = {sample["name"]: sample for sample in run["metrics"]}
-    value = {name: sample["value"] for name, sample in found.items()}
-    requests = [(len(g["prompts"][0]), g["cached"][0]) for g in run["groups"].values()]
-    hits = [(length, cached) for length, cached in requests if cached]
-    assert len(hits) == 4
-    # A second turn hits all of the first, so the cut is not what ended it.
-    tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
-    rows = ENGINE["max_running_requests"]
-    assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
-        "capacity_tokens": ENGINE["max_total_tokens"],
-        "used_tokens": 0,
-        "evictable_tokens": value["sglang:kv_evictable_tokens"],
-        "capacity_ring_rows": rows,
-        "used_ring_rows": 0,
-        "capacity_sink_blocks": 2 * rows,
-        "used_sink_blocks": 0,
-        "idle_sink_blocks": 3,
-        "sink_hits_total": len(hits),
-        "sink_misses_total": 0,
-        "tail_tokens_total": tails,
-        "bits_per_element": 2 + 32 / 64,
-        "artifact_info": 1,
-    }
-    assert tails == 3 * RECENT and value["sglang:kv_evictable_tokens"] > 1000
-    labels = found["sglang:kv_used_tokens"]["labels"]
-    for metric in METRICS:
-        own = INFO_LABELS if metric.name == "artifact_info" else ()
-        assert found[metric.full_name]["labels"].keys() == {*labels, *own}
-    shown = found["oscar_int2_artifact_info"]["labels"]
-    assert shown["digest"] == manifest(payload()).digest
-    assert (shown["sink"], shown["recent"], shown["k_clip"], shown["group_size"]) == (
-        "16",
-        "32",
-        "0.96",
-        "64",
-    )
-
-
 def test_every_run_had_its_mode(engines: Engines) -> None:
-    asked = {"lossless": "lossless", "poison": "poison", "int2": "", "mutant": "lossless"}
+    asked = {"lossless": "lossless", "poison": "poison", "mutant": "lossless"}
     assert {name: report_of(engines.result(name))["mode"] for name in asked} == asked
-    bugs = {"mutant": "keep_stale_rows", "early": "publish_early", "clip": "clip_one_rank_lower"}
-    for name in (*asked, "early", "few_blocks", "clip"):
+    bugs = {"mutant": "keep_stale_rows", "early": "publish_early"}
+    for name in (*asked, "early", "few_blocks"):
         assert report_of(engines.result(name))["mutant"] == bugs.get(name, "")
 
 
@@ -383,118 +292,5 @@ def test_nothing_is_exported_unless_asked(engines: Engines, name: str) -> None:
     assert all("metrics" not in report["fired"] for report in engines.result(name)["reports"])
 
 
-def test_the_server_says_what_it_serves(engines: Engines) -> None:
-    run = engines.result("int2")
-    (info,), (report,) = run["info"], run["reports"]
-    given = manifest(payload())
-    assert info["artifact"] == {
-        "name": None,
-        "digest": given.digest,
-        "id": given.id,
-        "format_version": 1,
-        "transform": {"k": "oscar", "v": "oscar"},
-    }
-    clip = given.recipe.clip
-    recipe = {
-        "sink": SINK,
-        "recent": RECENT,
-        "k_clip": clip.k,
-        "v_clip": clip.v,
-        "window_on_hit": "recompute",
-    }
-    assert recipe.items() <= info["recipe"].items()
-    assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
-        ("k_clip", "v_clip", "group_size"), "recipe"
-    )
-    assert info["bits_per_element"] == 2.5
-    memory = info["memory"]
-    assert (
-        memory["token_slots"] == report["tokens"]
-        and memory["side_store_bytes"] == report["side_store"]
-    )
-    assert (
-        memory["transform_bytes"] == report["transforms"]
-        and memory["request_rows"] == report["rows"]
-    )
-    elements = 4 * 2 * (64 + 64) * memory["token_slots"]
-    spent = (
-        memory["slot_bytes"] * memory["token_slots"]
-        + report["side_store"]
-        + report["transforms"]
-        + report["scratch"]
-    )
-    assert info["bits_per_element_in_all"] == pytest.approx(8 * spent / elements)
+def test_a_server_with_a_stock_cache_says_nothing_of_it(engines: Engines) -> None:
     assert engines.result("idle")["info"] == [None]
-
-
-@pytest.fixture(scope="module")
-def reference() -> ReferenceServer:
-    model = load_model(str(MODEL), dtype="float32")
-    recipe = manifest(payload()).recipe.model_copy(
-        update={"windows": Windows(sink=SINK, recent=RECENT)}
-    )
-    k, v = (read_rotation(data, what=name) for name, data in payload().items())
-    return ReferenceServer(model, CacheSpec(k, v, recipe), CHUNK)
-
-
-def test_int2_tokens_are_those_of_the_reference(
-    engines: Engines, reference: ReferenceServer
-) -> None:
-    """Chunked prefill over INT2 history; then the same prompts again and a second turn, whose
-    prefix is a cache hit."""
-    groups = engines.result("int2")["groups"]
-    donors = [reference.generate(ids, NEW) for ids in recall_prompts()]
-    equal = 0
-    for i, donor in enumerate(donors):
-        assert donor.prompt > SINK + RECENT + 100 and groups[f"new{i}"]["cached"] == [0]
-        equal += equal_tokens(groups[f"new{i}"]["tokens"][0], donor)
-        cached = donor.prompt - RECENT
-        assert groups[f"hit{i}"]["cached"] == [cached]
-        equal += equal_tokens(
-            groups[f"hit{i}"]["tokens"][0],
-            reference.generate(donor.ids[: donor.prompt], NEW, donor, cached),
-        )
-    (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]
-    if groups["new0"]["tokens"] == [donors[0].answer]:
-        assert len(turn) - 50 - cached in (0, 1)
-        equal += equal_tokens(
-            groups["turn2"]["tokens"][0], reference.generate(turn, NEW, donors[0], cached)
-        )
-    assert equal > 0.7 * NEW * len(groups)
-
-
-def test_the_reference_is_the_librarys(reference: ReferenceServer) -> None:
-    """The reference adds prefix hits to `evaluate.generate`; without a hit the two must agree."""
-    ids = recall_prompts()[0]
-    tokens = greedy_generate(
-        reference.model, ids, cache=reference.spec, max_new_tokens=NEW, chunk_size=CHUNK
-    )
-    equal_tokens(tokens, reference.generate(ids, NEW))
-
-
-def test_another_chunk_size_gives_other_tokens(
-    engines: Engines, reference: ReferenceServer
-) -> None:
-    """So the comparison above does depend on which tokens are read as INT2."""
-    other = ReferenceServer(reference.model, reference.spec, 300)
-    answers = [other.generate(ids, NEW).answer for ids in recall_prompts()]
-    assert answers != [
-        engines.result("int2")["groups"][f"new{i}"]["tokens"][0] for i in range(len(answers))
-    ]
-
-
-def test_the_reference_notices_a_clip_one_rank_lower(
-    engines: Engines, reference: ReferenceServer
-) -> None:
-    with pytest.raises(AssertionError, match="which leads by"):
-        for i, ids in enumerate(recall_prompts()):
-            equal_tokens(
-                engines.result("clip")["groups"][f"new{i}"]["tokens"][0],
-                reference.generate(ids, NEW),
-            )
-
-
-def test_int2_reads_every_tier(engines: Engines) -> None:
-    report = report_of(engines.result("int2"))
-    assert min(number for tier, number in report["reads"].items() if tier != "slot_sink") > 0
-    assert report["facts"]["slot_bytes"] == 4 * 2 * 2 * (16 + 4)

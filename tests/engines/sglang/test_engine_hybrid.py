@@ -90,7 +90,7 @@ def test_memory_counts_full_attention_layers_only(engines: Engines) -> None:
     facts = report["facts"]
     assert facts["slot_bytes"] == len(FULL) * 2 * 2 * (16 + 4)
     assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
-    assert facts["subtracted"] == report["side_store"] + report["transforms"] + report["scratch"]
+    assert facts["subtracted"] == report["window_store"] + report["transforms"] + report["scratch"]
     (info,) = engines.result("hybrid_int2")["info"]
     assert info["memory"]["slot_bytes"] == facts["slot_bytes"] and info["bits_per_element"] == 2.5
     assert info["artifact"]["id"] is not None
@@ -119,7 +119,7 @@ def test_a_number_of_states_that_the_user_named_is_kept(engines: Engines) -> Non
     assert run["memory"][0]["states"][0] == 7 and report["facts"]["states"]["requests"] == 2
     assert report["rows"] == 3
     assert report["facts"]["subtracted"] == (
-        report["side_store"] + report["transforms"] + report["scratch"]
+        report["window_store"] + report["transforms"] + report["scratch"]
     )
     assert answers(run)["first"] == answers(engines.result("hybrid_stock"))["first"]
 

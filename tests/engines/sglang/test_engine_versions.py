@@ -12,7 +12,7 @@ import engine_cases
 import pytest
 from card_command import NOTED, card
 from engine_cases import answers, logprobs, retractions
-from engines import INSTALLED, MODEL, RELEASES, Engines, needs_sglang
+from engines import INSTALLED, MODEL, RELEASES, Engines, assert_every_hook_ran, needs_sglang
 from tiny_artifacts import payload, write_folder
 
 from oscar_zoo.runtime import memory_plan
@@ -81,21 +81,8 @@ def test_the_comparison_notices_stale_rows(engines: Engines) -> None:
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_every_hook_ran_in_every_worker(engines: Engines, name: str) -> None:
-    wanted = {
-        "kv_dtype",
-        "slot_bytes",
-        "budget",
-        "rows",
-        "pool",
-        "alloc",
-        "match",
-        "admit",
-        "release",
-    }
     for report in engines.result(name)["reports"]:
-        assert {*report["fired"]} - {"flush"} == (
-            wanted if name == "no_tail" else wanted | {"tail"}
-        )
+        assert_every_hook_ran(report, tail=name != "no_tail")
 
 
 def test_the_tables_of_sglang_are_counted_for_every_token_slot(engines: Engines) -> None:

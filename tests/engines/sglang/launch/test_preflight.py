@@ -46,7 +46,7 @@ def refused(server: preflight.ServerDemand, free: int) -> NotEnoughMemory:
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 8, 16])
-def test_windows_are_those_of_the_side_store(parallel: int) -> None:
+def test_windows_are_those_of_the_window_store(parallel: int) -> None:
     """But for a few bytes per row that are no windows."""
     need = replace(SERVER, tensor_parallel=parallel).demand()
     heads = -(-8 // parallel)

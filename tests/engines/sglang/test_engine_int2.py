@@ -1,0 +1,233 @@
+"""INT2 inside stock SGLang on the CPU: tokens, metrics and what a server says of itself.
+
+A cache of this process is the reference. Other chunk sizes and another clip must give other tokens,
+so the comparison can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engines import CHUNK, ENGINE, MODEL, Engines, needs_sglang, recall_prompts, report_of
+from reference_server import ReferenceServer, equal_tokens
+from tiny_artifacts import artifact_files, manifest, payload, write_folder
+
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.engines.sglang.metrics import INFO_LABELS, METRICS
+from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import load_model
+
+# An Engine starts in 10 to 20 seconds on two idle cores, and in minutes on busy ones.
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
+
+SINK, RECENT = 16, 32
+INT2 = {"kv_cache_dtype": "int2"}
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    folder = tmp_path_factory.mktemp("engines")
+    env = {
+        "OSCAR_INT2_SINK_SIZE": str(SINK),
+        "OSCAR_INT2_RECENT_SIZE": str(RECENT),
+        "OSCAR_INT2_ROTATION_PATH": str(write_folder(folder / "artifact", artifact_files())),
+    }
+    groups = one_at_a_time()
+    runs = Engines(folder)
+    runs.start(
+        "int2",
+        env=env,
+        job={"engine": {**INT2, "enable_metrics": True}, "groups": groups},
+        spawn=True,  # prometheus_client looks at the environment when it is imported
+    )
+    runs.start(
+        "clip",
+        env={**env, "INT2_TEST_MUTANT": "clip_one_rank_lower"},
+        job={"engine": INT2, "groups": groups},
+    )
+    yield runs
+    runs.close()
+
+
+def one_at_a_time() -> list[dict[str, Any]]:
+    """Requests that never share a batch, so that every chunk has the full size: recall prompts,
+    hits, second turns."""
+    prompts = recall_prompts()
+    groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
+    groups += [{"name": f"hit{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
+    turn = {"of": ["new0", 0], "append": prompts[1][40:90]}
+    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
+
+
+def test_metrics_count_what_requests_did(engines: Engines) -> None:
+    """One request after the other, and their prefix hits are known, so every number is."""
+    run = engines.result("int2")
+    found = {sample["name"]: sample for sample in run["metrics"]}
+    value = {name: sample["value"] for name, sample in found.items()}
+    requests = [(len(g["prompts"][0]), g["cached"][0]) for g in run["groups"].values()]
+    hits = [(length, cached) for length, cached in requests if cached]
+    assert len(hits) == 4
+    # A second turn hits all of the first, so the cut is not what ended it.
+    tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
+    rows = ENGINE["max_running_requests"]
+    assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
+        "capacity_tokens": ENGINE["max_total_tokens"],
+        "used_tokens": 0,
+        "evictable_tokens": value["sglang:kv_evictable_tokens"],
+        "capacity_ring_rows": rows,
+        "used_ring_rows": 0,
+        "capacity_sink_blocks": 2 * rows,
+        "used_sink_blocks": 0,
+        "idle_sink_blocks": 3,
+        "sink_hits_total": len(hits),
+        "sink_misses_total": 0,
+        "tail_tokens_total": tails,
+        "bits_per_element": 2 + 32 / 64,
+        "artifact_info": 1,
+    }
+    assert tails == 3 * RECENT and value["sglang:kv_evictable_tokens"] > 1000
+    labels = found["sglang:kv_used_tokens"]["labels"]
+    for metric in METRICS:
+        own = INFO_LABELS if metric.name == "artifact_info" else ()
+        assert found[metric.full_name]["labels"].keys() == {*labels, *own}
+    shown = found["oscar_int2_artifact_info"]["labels"]
+    assert shown["digest"] == manifest(payload()).digest
+    assert (shown["sink"], shown["recent"], shown["k_clip"], shown["group_size"]) == (
+        "16",
+        "32",
+        "0.96",
+        "64",
+    )
+
+
+def test_the_server_says_what_it_serves(engines: Engines) -> None:
+    run = engines.result("int2")
+    (info,), (report,) = run["info"], run["reports"]
+    given = manifest(payload())
+    assert info["artifact"] == {
+        "name": None,
+        "digest": given.digest,
+        "id": given.id,
+        "format_version": 1,
+        "transform": {"k": "oscar", "v": "oscar"},
+    }
+    clip = given.recipe.clip
+    recipe = {
+        "sink": SINK,
+        "recent": RECENT,
+        "k_clip": clip.k,
+        "v_clip": clip.v,
+        "window_on_hit": "recompute",
+    }
+    assert recipe.items() <= info["recipe"].items()
+    assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
+        ("k_clip", "v_clip", "group_size"), "recipe"
+    )
+    assert info["bits_per_element"] == 2.5
+    memory = info["memory"]
+    assert (
+        memory["token_slots"] == report["tokens"]
+        and memory["window_bytes"] == report["window_store"]
+    )
+    assert (
+        memory["transform_bytes"] == report["transforms"]
+        and memory["request_rows"] == report["rows"]
+    )
+    elements = 4 * 2 * (64 + 64) * memory["token_slots"]
+    spent = (
+        memory["slot_bytes"] * memory["token_slots"]
+        + report["window_store"]
+        + report["transforms"]
+        + report["scratch"]
+    )
+    assert info["bits_per_element_in_all"] == pytest.approx(8 * spent / elements)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceServer:
+    model = load_model(str(MODEL), dtype="float32")
+    recipe = manifest(payload()).recipe.model_copy(
+        update={"windows": Windows(sink=SINK, recent=RECENT)}
+    )
+    k, v = (read_rotation(data, what=name) for name, data in payload().items())
+    return ReferenceServer(model, CacheSpec(k, v, recipe), CHUNK)
+
+
+def test_every_run_had_its_mode(engines: Engines) -> None:
+    for name, mutant in (("int2", ""), ("clip", "clip_one_rank_lower")):
+        report = report_of(engines.result(name))
+        assert (report["mode"], report["mutant"]) == ("", mutant)
+
+
+def test_a_hit_keeps_its_first_tokens(engines: Engines) -> None:
+    report = report_of(engines.result("int2"))
+    assert report["reads"]["slot"] > report["reads"]["slot_sink"] == 0
+    assert report["sinks"]["hits"] > 0 == report["sinks"]["lost"]
+
+
+def test_int2_tokens_are_those_of_the_reference(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    """Chunked prefill over INT2 history; then the same prompts again and a second turn, whose
+    prefix is a cache hit."""
+    groups = engines.result("int2")["groups"]
+    donors = [reference.generate(ids, NEW) for ids in recall_prompts()]
+    equal = 0
+    for i, donor in enumerate(donors):
+        assert donor.prompt > SINK + RECENT + 100 and groups[f"new{i}"]["cached"] == [0]
+        equal += equal_tokens(groups[f"new{i}"]["tokens"][0], donor)
+        cached = donor.prompt - RECENT
+        assert groups[f"hit{i}"]["cached"] == [cached]
+        equal += equal_tokens(
+            groups[f"hit{i}"]["tokens"][0],
+            reference.generate(donor.ids[: donor.prompt], NEW, donor, cached),
+        )
+    (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]
+    if groups["new0"]["tokens"] == [donors[0].answer]:
+        assert len(turn) - 50 - cached in (0, 1)
+        equal += equal_tokens(
+            groups["turn2"]["tokens"][0], reference.generate(turn, NEW, donors[0], cached)
+        )
+    assert equal > 0.7 * NEW * len(groups)
+
+
+def test_the_reference_is_the_librarys(reference: ReferenceServer) -> None:
+    """The reference adds prefix hits to `evaluate.generate`; without a hit the two must agree."""
+    ids = recall_prompts()[0]
+    tokens = greedy_generate(
+        reference.model, ids, cache=reference.spec, max_new_tokens=NEW, chunk_size=CHUNK
+    )
+    equal_tokens(tokens, reference.generate(ids, NEW))
+
+
+def test_another_chunk_size_gives_other_tokens(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    """So the comparison above does depend on which tokens are read as INT2."""
+    other = ReferenceServer(reference.model, reference.spec, 300)
+    answers = [other.generate(ids, NEW).answer for ids in recall_prompts()]
+    assert answers != [
+        engines.result("int2")["groups"][f"new{i}"]["tokens"][0] for i in range(len(answers))
+    ]
+
+
+def test_the_reference_notices_a_clip_one_rank_lower(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    with pytest.raises(AssertionError, match="which leads by"):
+        for i, ids in enumerate(recall_prompts()):
+            equal_tokens(
+                engines.result("clip")["groups"][f"new{i}"]["tokens"][0],
+                reference.generate(ids, NEW),
+            )
+
+
+def test_int2_reads_every_tier(engines: Engines) -> None:
+    report = report_of(engines.result("int2"))
+    assert min(number for tier, number in report["reads"].items() if tier != "slot_sink") > 0
+    assert report["facts"]["slot_bytes"] == 4 * 2 * 2 * (16 + 4)
