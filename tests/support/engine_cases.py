@@ -90,6 +90,9 @@ CASES = {
     "experts": Case(family="Qwen3Moe"),
     "hybrid_stock": Case(STOCK, {"SGLANG_PLUGINS": "none", **EXACT_STATE}, mode="", family="Lfm2"),
     "hybrid": Case(env=EXACT_STATE, family="Lfm2"),
+    "hybrid_at_once": Case(
+        {"enable_mixed_chunk": True, "tp_size": 2}, {**EXACT_STATE, **RETRACT}, family="Lfm2"
+    ),
     "hybrid_few_states": Case({"max_mamba_cache_size": 7}, EXACT_STATE, family="Lfm2"),
     "hybrid_one_layer": Case(env=EXACT_STATE, family="Lfm2", mutant="one_layer"),
     "hybrid_int2": Case(env=EXACT_STATE, rotations="orthogonal", mode="int2", family="Lfm2"),

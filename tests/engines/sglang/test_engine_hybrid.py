@@ -14,7 +14,7 @@ from typing import Any
 
 import engine_cases
 import pytest
-from engine_cases import RECENT, SINK, answers, logprobs
+from engine_cases import RECENT, SINK, answers, logprobs, retractions
 from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts, text_tokens
 from reference_server import equal_tokens
 from whole_reference import WholeReference
@@ -38,6 +38,7 @@ def engines(
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
     groups = engine_cases.scheduling_groups()
     engine_cases.start(runs, ["hybrid_stock", "hybrid"], [*groups, *turns()])
+    engine_cases.start(runs, ["hybrid_at_once"], groups[:4])
     engine_cases.start(runs, ["hybrid_one_layer", "hybrid_few_states"], groups[:1])
     engine_cases.start(runs, ["hybrid_int2", "hybrid_swapped"], one_at_a_time())
     yield runs
@@ -68,6 +69,15 @@ def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> Non
     ours, stock = engines.result("hybrid"), engines.result("hybrid_stock")
     assert answers(ours) == answers(stock)
     assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
+def test_two_ranks_mixed_chunks_and_retractions_change_no_token(engines: Engines) -> None:
+    ours, stock = engines.result("hybrid_at_once"), answers(engines.result("hybrid_stock"))
+    found = answers(ours)
+    assert found == {name: stock[name] for name in found}
+    assert retractions(engines.log("hybrid_at_once")) > 0
+    first, second = (report["facts"]["states"] for report in ours["reports"])
+    assert first == second
 
 
 def test_a_second_turn_hits_the_last_state_a_window_before_its_end(engines: Engines) -> None:
@@ -124,7 +134,7 @@ def test_a_number_of_states_that_the_user_named_is_kept(engines: Engines) -> Non
     assert answers(run)["first"] == answers(engines.result("hybrid_stock"))["first"]
 
 
-@pytest.mark.parametrize("name", ["hybrid", "hybrid_int2"])
+@pytest.mark.parametrize("name", ["hybrid", "hybrid_at_once", "hybrid_int2"])
 def test_nothing_stays_behind(engines: Engines, name: str) -> None:
     before, after = engines.result(name)["memory"]
     assert before == after
