@@ -16,7 +16,7 @@ from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
 
 
 def model_for(
-    artifact: Artifact, model: str | None, observer: Observer, *, again: str
+    artifact: Artifact, model: ModelChoice | None, observer: Observer, *, again: str
 ) -> ModelChoice:
     """The model to run with `artifact`: `model` if it is given, else the artifact's base model.
 
@@ -27,7 +27,7 @@ def model_for(
         UsageError: the artifact names no model, or no hub has the model that it names.
     """
     if model is not None:
-        return parse_model(model, observer)
+        return model
     if artifact.base_model is None:
         raise UsageError(
             "this artifact does not say which model it is for.", hint="add --model MODEL"

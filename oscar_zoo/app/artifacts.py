@@ -19,9 +19,8 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import recipe_for
-from oscar_zoo.registry.installed import find_installed
-from oscar_zoo.registry.known_names import find_stored
-from oscar_zoo.registry.model_names import check_made_for
+from oscar_zoo.registry.known_names import find_stored, stored_reference
+from oscar_zoo.registry.model_names import ModelChoice, check_made_for
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.pull import PullResult, pull, refuse, verify_stored
 from oscar_zoo.registry.store import Store, StoredArtifact
@@ -133,42 +132,46 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
         UsageError: the artifact of a folder's name was made for another model.
     """
     if isinstance(target, PathTarget):
-        return _open_folder(existing_path(target.path))
-    folder = target.path if isinstance(target, ModelTarget) else None
+        return open_folder(one_artifact(existing_path(target.path)))
+    store, reference = Store(), target.reference
+    prefer_installed = not sources.named
     with looking_up(target, observer):
-        return open_reference(target.reference, sources, observer, folder=folder)
+        if prefer_installed:
+            reference = stored_reference(reference, store)
+        result = pull(
+            reference,
+            sources.hubs,
+            store,
+            trust=Trust(lock=PinFile.of_project(), write_lock=False),
+            offline=sources.offline,
+            go_online=sources.go_online,
+            prefer_installed=prefer_installed,
+            progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
+        )
+        choice = target.choice if isinstance(target, ModelTarget) else None
+        return open_pulled(result, choice, observer)
 
 
-def open_reference(
-    reference: Reference, sources: Sources, observer: Observer, *, folder: Path | None = None
-) -> Artifact:
-    """Open the artifact that `reference` names, as `open_artifact`; `folder` is the model it was
-    asked for by, if any."""
-    store, prefer_installed = Store(), not sources.named
-    if prefer_installed and find_installed(reference, store) is None:
-        known = find_stored(reference, store)  # the store itself knows no aliases
-        if known is not None:
-            reference = Reference(known.id.model, known.id.tag, reference.digest)
-    result = pull(
-        reference,
-        sources.hubs,
-        store,
-        trust=Trust(lock=PinFile.of_project(), write_lock=False),
-        offline=sources.offline,
-        go_online=sources.go_online,
-        prefer_installed=prefer_installed,
-        progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
-    )
+def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observer) -> Artifact:
+    """Open what `registry.pull` gave, and tell its warnings.
+
+    Args:
+        choice: the model whose folder the artifact was asked for by, if any.
+
+    Raises:
+        VerificationFailed, DigestMismatchError: it must not be used.
+        UsageError: it was made for another model than the folder's.
+    """
     for text in (*result.notes, *result.warnings):
         observer.note(Note("artifact.warning", warning_text(text), {"warning": text}))
     outcome = result.verified or verify_stored(result.artifact)
     if not isinstance(outcome, Verified):
-        refuse(str(reference), outcome)
+        refuse(result.artifact.record.id.reference, outcome)
     opened = replace(pulled_artifact(result), outcome=outcome)
-    if folder is None:
+    if choice is None:
         return opened
-    check_made_for(folder, opened.manifest)
-    return replace(opened, base_model=path_text(folder))
+    check_made_for(choice, opened.manifest)
+    return replace(opened, base_model=choice.source)
 
 
 def pulled_artifact(result: PullResult, copy: Path | None = None) -> Artifact:
@@ -203,18 +206,20 @@ def stored_artifact(stored: StoredArtifact, copy: Path | None = None) -> Artifac
     )
 
 
-def _open_folder(path: Path) -> Artifact:
-    from oscar_zoo.artifact.files import read_file
+def open_folder(path: Path) -> Artifact:
+    """Open the artifact in the folder `path`.
 
+    Raises:
+        UsageError: it is a file.
+        VerificationFailed, DigestMismatchError: it must not be used.
+    """
     if path.is_file():
         raise UsageError(
             f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both"
         )
-    path = one_artifact(path)
-    verified, manifest = _verified_folder(path), None
-    names = [file.path for file in verified.files]
-    if (path / FILE_NAME).exists():
-        manifest = Manifest.from_bytes(read_file(path / FILE_NAME))
+    verified = _verified_folder(path)
+    manifest, names = verified.manifest, [file.path for file in verified.files]
+    if manifest is not None:
         names.append(FILE_NAME)
     parents = tuple(part.name for part in (path, *path.absolute().parents[:3]))
     recipe, base_model = _recipe(manifest, parents)

@@ -81,8 +81,9 @@ def find_subject(
     names.check()
     if names.dummy_weights is not None:
         return _made(names.dummy_weights, names.artifact, sources, private, observer, longest)
+    model = targets.parse_given_model(names.model, observer)
     artifact = open_artifact(targets.parse(names.artifact or ""), sources, observer)
-    choice = model_for(artifact, names.model, observer, again="--model FOLDER")
+    choice = model_for(artifact, model, observer, again="--model FOLDER")
     _check_length(choice, longest)
     return Subject(choice, choice.source, geometry_for(choice), artifact, False, artifact.label)
 

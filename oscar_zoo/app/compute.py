@@ -14,11 +14,13 @@ from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.errors import UnsupportedModel
 
 if TYPE_CHECKING:
+    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.artifact.specs import Clip
     from oscar_zoo.compute.capture.engine import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
     from oscar_zoo.models.loading import Dtype
+    from oscar_zoo.registry.model_names import ModelChoice
 
 CALIB_TOKENS = 16_384
 """Tokens to calibrate on when neither the request nor the model's recipe says how many."""
@@ -135,28 +137,39 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
         MissingDependency: torch or transformers is not installed.
         OscarZooError: as `oscar_zoo.compute.job.compute_artifact`.
     """
-    options = options_of(request, observer)
+    from oscar_zoo.app.devices import require_compute
+    from oscar_zoo.app.targets import parse_model
+
+    require_compute()
+    options, block = options_of(request, parse_model(request.model, observer))
     refused = serving_refusal(options.model, options.revision)
     early = (not_served_note(refused),) if refused is not None else ()
-    return run(options, observer, notes=early)
+    cost = None
+    if observer is not SILENT and _is_first():
+        from oscar_zoo.compute.estimate import estimate
+
+        cost = estimate(options, block)
+    return run(options, observer, cost=cost, notes=early)
 
 
-def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
-    """Everything that `request` leaves open is decided here: model, recipe, device and amounts.
+def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOptions, ModelBlock]:
+    """Everything that `request` leaves open is decided here: recipe, device and amounts.
+
+    Args:
+        choice: the model that the request names.
+
+    Returns:
+        The options, and what the configuration of the model says.
 
     Raises:
-        MissingDependency: torch or transformers is not installed.
         NetworkError: the model is not on this machine and cannot be fetched now.
         PathNotFound: there is no such calibration text.
         OscarZooError: there is no such model or device.
     """
-    from oscar_zoo.app.devices import pick_device, require_compute
-    from oscar_zoo.app.targets import parse_model
+    from oscar_zoo.app.devices import pick_device
     from oscar_zoo.models.model_hub import check_fetchable
     from oscar_zoo.registry.model_names import check_model_id, serving_recipe
 
-    require_compute()
-    choice = parse_model(request.model, observer)
     choice.check_can_be_had("oscar-zoo compute FOLDER")
     if request.model_id is not None:
         check_model_id(request.model_id)
@@ -173,7 +186,7 @@ def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
     recipe = serving_recipe(choice, block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None
-    return ComputeOptions(
+    options = ComputeOptions(
         model=choice.source,
         model_id=block.id,
         model_name=choice.name,
@@ -200,6 +213,7 @@ def options_of(request: ComputeRequest, observer: Observer) -> ComputeOptions:
         tune=request.tune,
         fixed_clip=request.clip is not None,
     )
+    return options, block
 
 
 def run(
@@ -212,19 +226,13 @@ def run(
     """Compute with `options` and tell the observer of the first process how far it is.
 
     Args:
-        cost: what it will cost, where that is known already.
+        cost: what it will cost, where that is known.
         notes: remarks to make when the work begins; the result holds them too.
     """
-    from oscar_zoo.compute.capture.distributed import rank_and_size
-    from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.job import compute_artifact
     from oscar_zoo.compute.phases import expected_phases
-    from oscar_zoo.models.inspect import inspect_model
 
-    observer = observer if rank_and_size()[0] == 0 else SILENT
-    if cost is None and observer is not SILENT:
-        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
-        cost = estimate(options, block)
+    observer = observer if _is_first() else SILENT
     observer.begin(cost.phases if cost else expected_phases(options), timed=cost is not None)
     told: list[str] = []
     for note in notes:
@@ -261,6 +269,13 @@ def not_served_note(error: UnsupportedModel) -> Note:
     """The remark, made before time is spent, that `serve` refuses the model with `error`."""
     text = f"oscar-zoo serve will refuse this model: {error.message}"
     return Note("compute.not_served", text, {"reason": error.message})
+
+
+def _is_first() -> bool:
+    """Whether this is the first process of `torchrun`, or the only one."""
+    from oscar_zoo.compute.capture.distributed import rank_and_size
+
+    return rank_and_size()[0] == 0
 
 
 def _remark(observer: Observer, told: list[str], text: str) -> None:

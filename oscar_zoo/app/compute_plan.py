@@ -17,8 +17,7 @@ from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.devices import require_compute
 from oscar_zoo.app.progress import Note, Observer
-from oscar_zoo.app.targets import ModelTarget, NameTarget, parse_model
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import (
     ArtifactNotAsked,
     ArtifactNotFound,
@@ -27,7 +26,7 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.next_step import Compute
-from oscar_zoo.registry.model_names import ModelChoice, choose_model
+from oscar_zoo.registry.model_names import ModelChoice, model_called
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.estimate import Estimate
@@ -118,7 +117,7 @@ class ComputePlan:
 
 
 def model_to_compute(
-    target: ModelTarget | NameTarget, error: OscarZooError, observer: Observer, *, model: str | None
+    target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
 ) -> ModelChoice | None:
     """The model from which an artifact for `target` can be made, after a search gave `error`.
 
@@ -134,16 +133,42 @@ def model_to_compute(
     reference = target.reference
     if reference.tag is not None or reference.digest is not None:
         return None
-    try:
-        if model is not None:
-            choice = parse_model(model, observer)
-        elif isinstance(target, ModelTarget):
-            choice = target.choice
-        else:
-            choice = choose_model(reference.name, folders=False)
-    except OscarZooError:
-        return None
-    return choice if _is_called(choice, reference) else None
+    if model is None:
+        model = target.choice if isinstance(target, ModelTarget) else model_called(reference.name)
+    return model if model is not None and model.is_called(reference.name) else None
+
+
+def plan_instead(
+    choice: ModelChoice,
+    wish: ComputeWish,
+    error: OscarZooError,
+    observer: Observer,
+    *,
+    command: str,
+) -> ComputePlan:
+    """The plan to compute what a search did not find, if the caller wishes that.
+
+    Args:
+        choice: the model.
+        wish: what the caller said; the observer may be asked.
+        error: what the search gave.
+        command: the command line that computes it.
+
+    Raises:
+        OscarZooError: `error` when nothing shall be computed, with `command` as the next step
+            unless the model cannot be fetched either; else as `plan_computing`.
+    """
+    ask = wish.ask and isinstance(error, ArtifactNotFound)
+    if wish.compute or ask:
+        plan = plan_computing(choice, wish, error, observer)
+        if wish.compute or observer.confirm(plan.question):
+            return plan
+    from oscar_zoo.models.model_hub import is_here
+
+    unasked = isinstance(error, NetworkError | ArtifactNotAsked)
+    if not unasked or is_here(choice.source):
+        error.next_step = Compute(choice.name, command)
+    raise error
 
 
 def plan_computing(
@@ -168,39 +193,18 @@ def plan_computing(
         os.environ["HF_HUB_OFFLINE"] = "1"  # libraries that are imported later read it
     given = {"calib_data": wish.calib_data, "device": wish.device, "revision": wish.revision}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value}
-    options = options_of(ComputeRequest(choice.source, **changes), observer)
+    options, block = options_of(ComputeRequest(choice.source, **changes), choice)
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.options import check_options
-    from oscar_zoo.models.inspect import inspect_model
 
     check_options(options)
     refused = serving_refusal(options.model, options.revision)
     if refused is not None and wish.to_serve:
         raise refused
-    block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
     notes = (not_served_note(refused),) if refused else ()
     return ComputePlan(choice, options, estimate(options, block), notes)
-
-
-def refusal(error: OscarZooError, command: str, choice: ModelChoice) -> OscarZooError:
-    """`error` of a search with the next step: computing with `command`, unless `choice` cannot be
-    fetched either."""
-    from oscar_zoo.models.model_hub import is_here
-
-    unasked = isinstance(error, NetworkError | ArtifactNotAsked)
-    if not unasked or is_here(choice.source):
-        error.next_step = Compute(choice.name, command)
-    return error
 
 
 def compute_command(command: str, text: str) -> str:
     """The command line that computes an artifact for `text` where none exists."""
     return f"oscar-zoo {command} {quote(text)} --compute"
-
-
-def _is_called(choice: ModelChoice, reference: Reference) -> bool:
-    from oscar_zoo.registry.catalog import recipe_for
-
-    recipe = recipe_for(reference.name)
-    name = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
-    return choice.name.casefold() == name.casefold()

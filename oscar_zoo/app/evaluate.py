@@ -142,9 +142,10 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.registry.model_names import serving_recipe
 
     text = read_text(request.data, "validation")
+    named = targets.parse_given_model(request.model, observer)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
     again = f"oscar-zoo eval {quote(str(request.artifact))} --model FOLDER"
-    choice = model_for(artifact, request.model, observer, again=again)
+    choice = model_for(artifact, named, observer, again=again)
     check_fetchable(choice.source, request.revision)
     from oscar_zoo.evaluate import run
     from oscar_zoo.models.loading import load_model

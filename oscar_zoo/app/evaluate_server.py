@@ -123,9 +123,10 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     if running is None:
         require_serve()
     text = read_text(request.data, "validation")
+    named = targets.parse_given_model(request.model, observer)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
     again = f"oscar-zoo eval {quote(str(request.artifact))} --model FOLDER"
-    choice = model_for(artifact, request.model, observer, again=again)
+    choice = model_for(artifact, named, observer, again=again)
     recipe = recipe_for(artifact, choice, geometry_for(choice)).override(clip=request.clip)
     both_sides(artifact)
     device, gpu = pick_serving_device(request.device)

@@ -163,7 +163,7 @@ def _from_own_zoo(plan: ComputePlan, trust: Trust) -> PullResult | None:
     except ArtifactNotFound:
         return None
     if folder.is_dir():
-        check_made_for(folder, found.artifact.manifest)
+        check_made_for(choice, found.artifact.manifest)
     return found
 
 

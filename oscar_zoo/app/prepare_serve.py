@@ -60,7 +60,7 @@ def prepare(
     observer: Observer,
     *,
     text: str,
-    model: str | None,
+    model: ModelChoice | None,
     clip: Clip | None,
     device: str,
     gpu: int,

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from oscar_zoo.app.artifacts import Artifact, pulled_artifact
-from oscar_zoo.app.compute_plan import (
-    compute_command,
-    model_to_compute,
-    plan_computing,
-    refusal,
-)
+from oscar_zoo.app.compute_plan import compute_command, model_to_compute, plan_instead
 from oscar_zoo.app.progress import SILENT, Observer, Silent
 from oscar_zoo.app.pull_request import (
     Named,
@@ -26,22 +21,18 @@ from oscar_zoo.app.pull_request import (
     trust_of,
 )
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget, note_namesake, parse_named
+from oscar_zoo.app.targets import ModelTarget, NameTarget, mention_namesake, parse_named
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import OscarZooError
-from oscar_zoo.hubs.base import Hub, Progress
+from oscar_zoo.hubs.base import Progress
 from oscar_zoo.hubs.deadline import in_parallel
 from oscar_zoo.registry import pull as registry
 from oscar_zoo.registry.export import export
 from oscar_zoo.registry.model_names import ModelChoice, check_made_for
 from oscar_zoo.registry.pull import PullResult
+from oscar_zoo.registry.resolve import every_version
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import suggest_path
-from oscar_zoo.registry.view import HubView
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 PARALLEL_ARTIFACTS = 4
@@ -59,8 +50,11 @@ def pull_all(request: PullRequest, observer: Observer = SILENT) -> PullReport:
     check_request(request)
     trust = trust_of(request)
     lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
+    wanted: Sequence[Named] = request.targets
+    if request.everything:
+        wanted = [NameTarget(str(name), name) for name in every_version(request.sources.hubs)]
     once: dict[Reference, Named] = {}
-    for target in _every(request.sources.hubs) if request.everything else request.targets:
+    for target in wanted:
         once.setdefault(target.reference, target)
     targets = tuple(once.values())
     one = partial(_offer if request.dry_run else _pull, request, trust, Store())
@@ -72,10 +66,14 @@ def pull_all(request: PullRequest, observer: Observer = SILENT) -> PullReport:
     results = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
     results = [
         _computed(request, trust, target, result, observer)
+        if isinstance(result, OscarZooError)
+        else result
         for target, result in zip(targets, results, strict=True)
     ]
     for target, result in zip(targets, results, strict=True):
-        _mention_namesake(target, result, observer)
+        place = target.model_namesake if isinstance(target, NameTarget) else None
+        error = result if isinstance(result, OscarZooError) else None
+        mention_namesake(place, error, observer)
     observer.begin((), timed=False)
     return PullReport(tuple(results), lock if lock is not None and lock.exists() else None)
 
@@ -140,18 +138,6 @@ class _Progress(Silent):
             self._callback(label, done, total)
 
 
-def _every(hubs: Sequence[Hub]) -> tuple[Named, ...]:
-    """Every version of every hub by its full name, each once, without the withdrawn ones."""
-    found: dict[str, NameTarget] = {}
-    for hub in hubs:
-        view = HubView.open(hub)
-        for artifact in hub.artifacts():
-            if view.status(artifact).state != "yanked":
-                reference = Reference(artifact.model, artifact.tag)
-                found.setdefault(artifact.key, NameTarget(str(reference), reference))
-    return tuple(found[key] for key in sorted(found))
-
-
 def _fetched(observer: Observer, label: str, file: str, done: int, total: int) -> None:
     observer.advance(label + file, done, total, "bytes")
 
@@ -176,7 +162,7 @@ def _pull(
         progress=fetched,
     )
     if isinstance(target, ModelTarget):
-        check_made_for(target.path, result.artifact.manifest)
+        check_made_for(target.choice, result.artifact.manifest)
     return Pulled(result, _copy(result, request))
 
 
@@ -206,41 +192,32 @@ def _offer(
 
 
 def _computed(
-    request: PullRequest, trust: Trust, target: Named, result: Result, observer: Observer
+    request: PullRequest, trust: Trust, target: Named, error: OscarZooError, observer: Observer
 ) -> Result:
-    """`result`, or what was computed because nobody has the artifact."""
-    if not isinstance(result, OscarZooError):
-        return result
-    choice = model_to_compute(target, result, observer, model=None)
+    """What was computed because nobody has the artifact, or would be. Else the error, which may
+    name computing as the next step."""
+    choice = model_to_compute(target, error)
     if choice is None:
-        return result
-    if not request.wish.compute:
-        line = compute_command("pull", "FOLDER" if choice.on_no_hub else target.text)
-        return refusal(result, line, choice)
-    return _attempt(partial(_compute, request, trust, choice, result, observer))
+        return error
+    text = "FOLDER" if choice.on_no_hub else target.text
+    return _attempt(partial(_compute, request, trust, choice, text, error, observer))
 
 
 def _compute(
     request: PullRequest,
     trust: Trust,
     choice: ModelChoice,
+    text: str,
     error: OscarZooError,
     observer: Observer,
 ) -> Result:
-    from oscar_zoo.app.obtain import obtain
-
-    choice.check_can_be_had(compute_command("pull", "FOLDER"))
-    plan = plan_computing(choice, request.wish, error, observer)
+    command = compute_command("pull", text)
+    if request.wish.compute:
+        choice.check_can_be_had(command)
+    plan = plan_instead(choice, request.wish, error, observer, command=command)
     if request.dry_run:
         return plan
+    from oscar_zoo.app.obtain import obtain
+
     obtained = obtain(plan, trust, observer)
     return Pulled(obtained.pulled, _copy(obtained.pulled, request), obtained.computed)
-
-
-def _mention_namesake(target: Named, result: Result, observer: Observer) -> None:
-    """Mention a folder with a model that has the same name, in the error or in a note."""
-    place = target.model_namesake if isinstance(target, NameTarget) else None
-    if place is not None and isinstance(result, OscarZooError):
-        suggest_path(place, result)
-    elif place is not None:
-        note_namesake(place, observer)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from oscar_zoo.app import server_records
+from oscar_zoo.app import server_records, targets
 from oscar_zoo.app.api_key import read_key
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.devices import pick_serving_device, require_serve
@@ -114,12 +114,14 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     check_port(host, request.port, lambda port: request.command_line(port=port))
     device, gpu = pick_serving_device(request.device)
     flag_refusals.check_flags(request.extra, device)
-    artifact = open_to_serve(request.target, request.model, sources, wish, observer)
+    target = targets.parse(request.target)
+    model = targets.parse_given_model(request.model, observer)
+    artifact = open_to_serve(target, model, sources, wish, observer)
     prepared = prepare(
         artifact,
         observer,
-        text=str(request.target),
-        model=request.model,
+        text=target.text,
+        model=model,
         clip=request.clip,
         device=device,
         gpu=gpu,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.devices import pick_serving_device
@@ -85,12 +86,14 @@ def command(
         flag_refusals.check_flags(request.extra, device)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
-    artifact = open_to_serve(request.target, request.model, sources, wish, observer)
+    target = targets.parse(request.target)
+    model = targets.parse_given_model(request.model, observer)
+    artifact = open_to_serve(target, model, sources, wish, observer)
     prepared = prepare(
         artifact,
         observer,
-        text=str(request.target),
-        model=request.model,
+        text=target.text,
+        model=model,
         clip=request.clip,
         device=device,
         gpu=gpu,

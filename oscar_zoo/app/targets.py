@@ -16,10 +16,16 @@ from pathlib import Path
 
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import FILE_NAME
-from oscar_zoo.artifact.names import Reference, is_path
-from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, UsageError
-from oscar_zoo.registry.model_names import ModelChoice, choose_model, holds_model, namesake_note
-from oscar_zoo.registry.verification import suggest_path
+from oscar_zoo.artifact.names import Reference, is_path, path_text
+from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, OscarZooError, UsageError
+from oscar_zoo.next_step import SuggestedPath
+from oscar_zoo.registry.model_names import (
+    ModelChoice,
+    choose_model,
+    holds_model,
+    model_in_folder,
+    namesake_note,
+)
 
 
 @dataclass(frozen=True)
@@ -44,13 +50,16 @@ class ModelTarget:
 
     Attributes:
         text: the target as it was written, for messages.
-        path: the folder.
         choice: the model in it.
     """
 
     text: str
-    path: Path
     choice: ModelChoice
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.choice.source)
 
     @property
     def reference(self) -> Reference:
@@ -96,14 +105,14 @@ def parse(text: str | Path) -> Target:
     if isinstance(text, Path) or is_path(text):
         path = Path(text).expanduser()
         if _is_model_folder(path):
-            return ModelTarget(str(text), path, choose_model(path))
+            return ModelTarget(str(text), model_in_folder(path))
         return PathTarget(str(text), path)
     namesake = Path(text) if os.path.lexists(text) else None
     try:
         return NameTarget(text, Reference.parse(text), namesake)
     except InvalidName as error:
         if namesake is not None:
-            suggest_path(namesake, error)
+            _suggest_path(namesake, error)
         raise
 
 
@@ -133,6 +142,11 @@ def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
     return choice
 
 
+def parse_given_model(model: str | Path | None, observer: Observer) -> ModelChoice | None:
+    """`parse_model` of what the user may have named."""
+    return None if model is None else parse_model(model, observer)
+
+
 @contextmanager
 def looking_up(target: Target, observer: Observer) -> Iterator[None]:
     """While `target` is looked up: mention its namesake, in the error or in a note.
@@ -144,16 +158,31 @@ def looking_up(target: Target, observer: Observer) -> Iterator[None]:
     try:
         yield
     except (NotFoundError, NetworkError, InvalidName) as error:
-        if place is not None:
-            suggest_path(place, error)
+        mention_namesake(place, error, observer)
         raise
-    if place is not None:
-        note_namesake(place, observer)
+    mention_namesake(place, None, observer)
 
 
-def note_namesake(place: Path, observer: Observer) -> None:
-    """Note that a name was taken although `place` has the same one."""
-    observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
+def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
+    """Mention, after a look-up, that `place` has the name that was looked up.
+
+    Args:
+        place: a file or folder, or `None`, which needs no mention.
+        error: what the look-up raised; it asks whether `place` was meant. With `None` the observer
+            hears a note.
+    """
+    if place is None:
+        return
+    if error is not None:
+        _suggest_path(place, error)
+    else:
+        observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
+
+
+def _suggest_path(place: Path, error: OscarZooError) -> None:
+    kind = "folder" if place.is_dir() else "file"
+    error.advise()
+    error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
 def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:

@@ -13,6 +13,7 @@ from oscar_zoo.artifact.digest import FileDigest
 
 if TYPE_CHECKING:  # formats need numpy, and a pull of an installed artifact does not
     from oscar_zoo.artifact.formats import RotationSet
+    from oscar_zoo.artifact.manifest import Manifest
 
 Level = Literal["structural", "numeric", "statistics", "probe"]
 Grade = Literal["fp64", "fp32"]
@@ -34,7 +35,7 @@ class Check:
 @dataclass(frozen=True)
 class Verified:
     """Every check that could run passed. The rotation sets hold exactly the bytes that were
-    hashed."""
+    hashed, and the manifest, where there is one, is the one that was checked."""
 
     level: Level
     grade: Grade
@@ -44,6 +45,7 @@ class Verified:
     digest: str
     k: RotationSet | None
     v: RotationSet | None
+    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)

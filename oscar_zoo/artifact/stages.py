@@ -93,6 +93,7 @@ class Verification:
             digest=artifact_digest(self.payload()),
             k=side["k"],
             v=side["v"],
+            manifest=self.manifest,
         )
 
     def bytes(self) -> _Result:

@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +43,11 @@ def artifact_of_model(tree: Path, model: str) -> Path:
             f"no rotation files in {path_text(tree)}.",
             hint="its layout is <Model>/<tag>/k_rotation.pt",
         )
+    return choose_artifact(tree, found, model)
+
+
+def choose_artifact(tree: Path, found: Sequence[Path], model: str) -> Path:
+    """The one of the folders `found` in `tree` that is for `model`; as `artifact_of_model`."""
     if tree in found:
         return tree
     model_id = hub_id(model)

@@ -101,6 +101,18 @@ def find_stored(reference: Reference, store: Store) -> Record | None:
     return record if record is not None else find_installed(expand(reference), store)
 
 
+def stored_reference(reference: Reference, store: Store) -> Reference:
+    """`reference`, with the stored version that is meant in place of an alias; the store itself
+    knows no aliases."""
+    if find_installed(reference, store) is not None:
+        return reference
+    known = expand(reference)
+    record = None if known == reference else find_installed(known, store)
+    if record is None:
+        return reference
+    return Reference(record.id.model, record.id.tag, reference.digest)
+
+
 def _once(ids: Iterable[ArtifactId]) -> list[ArtifactId]:
     found: dict[str, ArtifactId] = {}
     for version in ids:

@@ -47,6 +47,12 @@ class ModelChoice:
             self.recipe is not None and not self.recipe.on_hub and self.source == self.recipe.hf_id
         )
 
+    def is_called(self, name: str) -> bool:
+        """Whether `name`, with or without an organisation, means a model of this name."""
+        recipe = Catalog.packaged().recipe(name)
+        wanted = recipe.name if recipe else name.rpartition("/")[2]
+        return self.name.casefold() == wanted.casefold()
+
     def check_can_be_had(self, again: str) -> None:
         """Refuse a model that is on no hub and was not given as a folder.
 
@@ -62,42 +68,61 @@ class ModelChoice:
             )
 
 
-def choose_model(model: str | Path, *, folders: bool = True) -> ModelChoice:
+def choose_model(model: str | Path) -> ModelChoice:
     """Find out what `model` means.
 
     A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
     as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
-    and SGLang. A name that the zoo does not know may mean a folder too.
-
-    Args:
-        model: what was typed, or a folder.
-        folders: whether a text that is not written as a path may mean a folder.
+    and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
+    as an alias.
 
     Raises:
         PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
     """
     if isinstance(model, Path) or is_path(model):
-        return _of_folder(Path(model).expanduser(), None)
-    catalog = Catalog.packaged()
-    recipe, path = catalog.recipe(model), Path(model)
-    hub_id = recipe.hf_id if recipe else model
-    if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
-        note = (
-            f"{hub_id} is the folder {path_text(Path(hub_id))} here, not the model of that id on"
-            " a hub"
-        )
-        return replace(_of_folder(Path(hub_id), recipe), notes=(note,))
-    if recipe is not None:
-        notes = (namesake_note(path),) if holds_model(path) else ()
-        return ModelChoice(recipe.hf_id, recipe.hf_id, recipe.name, recipe, notes)
-    if folders and holds_model(path):
-        return _of_folder(path, None)
-    if model.count("/") == 1 and not os.path.isfile(path):  # noqa: PTH113 (any text: no errors)
-        return ModelChoice(model, model, check_part(model.rpartition("/")[2], "model name"), None)
-    version = aliased(model)
+        return model_in_folder(Path(model).expanduser())
+    choice, path = model_called(model), Path(model)
+    if choice is not None:
+        check_part(choice.name, "model name")
+        return choice
+    if holds_model(path):
+        return model_in_folder(path)
+    version, catalog = aliased(model), Catalog.packaged()
     if version is not None and catalog.recipe(version.model) is not None:
         return choose_model(version.model)
     raise _unknown(model, catalog.close_matches(model))
+
+
+def model_called(name: str) -> ModelChoice | None:
+    """The model that `name` alone means: a model of the zoo, or an id such as `Qwen/Qwen3-8B` on a
+    hub or of a folder here. `None` for any other name."""
+    recipe, path = Catalog.packaged().recipe(name), Path(name)
+    hub_id = recipe.hf_id if recipe else name
+    if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
+        choice = _of_folder(Path(hub_id), recipe)
+        note = f"{hub_id} is the folder {choice.source} here, not the model of that id on a hub"
+        return replace(choice, notes=(note,))
+    if recipe is not None:
+        notes = (namesake_note(path),) if holds_model(path) else ()
+        return ModelChoice(recipe.hf_id, recipe.hf_id, recipe.name, recipe, notes)
+    if name.count("/") == 1 and not os.path.isfile(path):  # noqa: PTH113 (any text: no errors)
+        return ModelChoice(name, name, name.rpartition("/")[2], None)
+    return None
+
+
+def model_in_folder(path: Path) -> ModelChoice:
+    """The model in the folder `path`.
+
+    Raises:
+        PathNotFound, UsageError: it is no folder.
+    """
+    if path.is_file():
+        raise UsageError(
+            f"{path} is a file, not a model folder.", hint="give the folder that holds config.json"
+        )
+    if not path.is_dir():
+        raise PathNotFound.for_path(path_text(path), "model folder")
+    return _of_folder(path, None)
 
 
 def recorded_model(model_id: str) -> ModelChoice:
@@ -122,12 +147,6 @@ def namesake_note(place: Path) -> str:
 
 
 def _of_folder(path: Path, recipe: ModelRecipe | None) -> ModelChoice:
-    if path.is_file():
-        raise UsageError(
-            f"{path} is a file, not a model folder.", hint="give the folder that holds config.json"
-        )
-    if not path.is_dir():
-        raise PathNotFound.for_path(path_text(path), "model folder")
     name = path.resolve().name
     recipe = recipe or Catalog.packaged().recipe(name)
     # written as a path, or a loader could take it for the id of a model on a hub
@@ -154,17 +173,22 @@ def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
     return PathNotFound(f"no model is called {text!r}.", hint=hint)
 
 
-def check_made_for(folder: Path, manifest: Manifest | None) -> None:
+def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
     """Refuse the artifact of a folder's name when it was computed for another model of that name.
 
     Names that the zoo knows mean one model everywhere; a folder may have any name.
+
+    Args:
+        choice: a model in a folder.
+        manifest: of the artifact, where it has one.
 
     Raises:
         UsageError: the configurations differ.
     """
     made_for = manifest.model.config_sha256 if manifest else None
-    if made_for is None or choose_model(folder).recipe is not None:
+    if made_for is None or choice.recipe is not None:
         return
+    folder = Path(choice.source)
     if made_for != sha256_hex((folder / "config.json").read_bytes()):
         raise UsageError(
             f"{manifest.id if manifest else 'it'} was made for another model than {folder}:"

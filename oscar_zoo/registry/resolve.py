@@ -45,6 +45,18 @@ def resolve(
     return find(reference, HubView.open(hub, catalog, trust=trust))
 
 
+def every_version(hubs: Iterable[Hub]) -> list[Reference]:
+    """The full name of every version of every hub, each once, sorted, without the withdrawn
+    ones."""
+    found: dict[str, Reference] = {}
+    for hub in hubs:
+        view = HubView.open(hub)
+        for artifact in hub.artifacts():
+            if view.status(artifact).state != "yanked":
+                found.setdefault(artifact.key, Reference(artifact.model, artifact.tag))
+    return [found[key] for key in sorted(found)]
+
+
 def find(reference: Reference, view: HubView) -> ResolvedArtifact:
     """The artifact that `reference` means in `view`; see `resolve`."""
     on_hub = view.hub.artifacts()

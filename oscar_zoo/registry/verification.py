@@ -15,11 +15,10 @@ from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,
     MalformedFile,
-    OscarZooError,
     PathNotFound,
     UsageError,
 )
-from oscar_zoo.next_step import Pull, SuggestedPath
+from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored
 from oscar_zoo.registry.notices import status_warnings
@@ -156,13 +155,6 @@ def existing_path(path: Path) -> Path:
     if not path.is_file():
         raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
     return path.parent if path.name == FILE_NAME else path
-
-
-def suggest_path(place: Path, error: OscarZooError) -> None:
-    """Let `error`, about an unknown name, ask whether `place` was meant."""
-    kind = "folder" if place.is_dir() else "file"
-    error.advise()
-    error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
 def artifact_folders(path: Path) -> list[Path]:

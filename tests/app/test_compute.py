@@ -83,13 +83,13 @@ def test_the_methods_are_those_of_the_table() -> None:
 
 
 def test_what_a_request_leaves_open_is_decided_once(model: Path) -> None:
-    options = options_of(ComputeRequest(str(model)), SILENT)
+    options, _ = options_of(ComputeRequest(str(model)), choose_model(model))
     assert (options.model_name, options.model_id) == ("tiny", "tiny")
     assert options.calib_tokens == CALIB_TOKENS
     assert (options.method, options.fixed_clip, options.tune) == ("auto", False, True)
     assert options.recipe.group_size == 16
     given = ComputeRequest(str(model), clip=Clip(k=0.5, v=0.6), group_size=8, device="cpu")
-    options = options_of(given, SILENT)
+    options, _ = options_of(given, choose_model(given.model))
     assert (options.recipe.clip.k, options.recipe.clip.v, options.fixed_clip) == (0.5, 0.6, True)
     assert (options.recipe.group_size, options.device) == (8, "cpu")
 
@@ -148,4 +148,4 @@ def test_a_model_that_is_nowhere_here_needs_no_torch_to_be_refused(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(NetworkError, match="org/absent is not on this machine"):
-        options_of(ComputeRequest("org/absent"), SILENT)
+        options_of(ComputeRequest("org/absent"), choose_model("org/absent"))

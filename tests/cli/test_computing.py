@@ -25,7 +25,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.course import duration
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.model_names import check_made_for
+from oscar_zoo.registry.model_names import check_made_for, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "models" / "tiny-qwen3-hard"
@@ -311,11 +311,12 @@ def test_two_folders_of_one_name_are_two_models(tmp_path: Path) -> None:
         block = made_for.model.model_copy(update={"config_sha256": sha256_hex(config.encode())})
         return made_for.model_copy(update={"model": block})
 
-    check_made_for(folder, of("{}"))
-    check_made_for(folder, None)
-    check_made_for(MODEL, of("another"))
+    choice = choose_model(folder)
+    check_made_for(choice, of("{}"))
+    check_made_for(choice, None)
+    check_made_for(choose_model(MODEL), of("another"))
     with pytest.raises(UsageError, match=r"another model than .*checkpoint"):
-        check_made_for(folder, of("another"))
+        check_made_for(choice, of("another"))
 
 
 def test_times_are_told_as_rough_as_they_are() -> None:
