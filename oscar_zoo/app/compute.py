@@ -14,7 +14,7 @@ from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.manifest import ModelBlock
+    from oscar_zoo.artifact.model_block import ModelBlock
     from oscar_zoo.artifact.specs import Clip
     from oscar_zoo.compute.capture.engine import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
