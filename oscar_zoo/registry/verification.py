@@ -224,5 +224,5 @@ def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> G
     raise UsageError(
         f"no model is called {model!r}.",
         hint=None if close else "give a folder with a config.json, or a name of the zoo",
-        suggestions=close[:1],
+        suggestions=close,
     )
