@@ -17,6 +17,10 @@ from oscar_kernels.quantizer import unpack
 from oscar_kernels.spec import QuantSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LONG = ("long long",) * 4
+"""Integer types of targets, as `WriteVariant` names them."""
+PLAIN = (QuantSpec(128, 128, 0.96), QuantSpec(128, 128, 0.92))
+"""K and V of most models."""
 STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
 
 
@@ -130,6 +134,11 @@ def make_job(
             )
         ),
     )
+
+
+def bfloat16_job(k_spec: QuantSpec, v_spec: QuantSpec | None = None, **options: Any) -> Job:
+    """A job of the only type that the CUDA kernel has."""
+    return make_job(k_spec, v_spec, **{"dtype": torch.bfloat16, "index": torch.int64, **options})
 
 
 def integers(job: Job) -> Job:

@@ -1,0 +1,299 @@
+"""The CUDA write kernel, run by an emulator where g++ is."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits
+from torch import Tensor
+
+from oscar_kernels.cache import Transforms
+from oscar_kernels.kv_write import reference
+from oscar_kernels.kv_write.arguments import clip_rank
+from oscar_kernels.kv_write.cuda import launcher, parameters
+from oscar_kernels.kv_write.cuda import variant as variants
+from oscar_kernels.quantizer import clip_rows, unpack
+from oscar_kernels.spec import QuantSpec
+
+EMULATOR = Path(__file__).parent / "emulator"
+EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
+"""Of bfloat16 rows: ties within the error of a matrix in two bfloat16 halves, and few of them."""
+
+
+@pytest.fixture(scope="module")
+def build(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[variants.WriteVariant], ctypes.CDLL]:
+    """Compiles the kernel for the emulator, once per variant."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the emulator with")
+    folder, made = tmp_path_factory.mktemp("emulator"), dict[variants.WriteVariant, ctypes.CDLL]()
+    for name, text in launcher.SOURCE.files().items():
+        (folder / name).write_text(text)
+    for path in EMULATOR.iterdir():  # its machine.cuh takes the place of the GPU's
+        shutil.copy(path, folder)
+
+    def library(variant: variants.WriteVariant) -> ctypes.CDLL:
+        if variant not in made:
+            target = folder / f"{len(made)}.so"
+            flags = [f"-D{name}={value}" for name, value in variant.flags.items()]
+            options = [
+                "-std=c++17",
+                "-O1",
+                "-ffp-contract=off",
+                "-Wno-unknown-pragmas",
+                "-fPIC",
+                "-shared",
+            ]
+            subprocess.run(
+                [compiler, *options, *flags, "emulate.cpp", "-o", str(target)],
+                cwd=folder,
+                check=True,
+            )
+            made[variant] = ctypes.CDLL(str(target))
+            assert made[variant].parameters_size() == ctypes.sizeof(parameters.Params)
+        return made[variant]
+
+    return library
+
+
+class Emulated:
+    """The emulator as a module with the op; `blocks` multiprocessors."""
+
+    def __init__(
+        self,
+        build: Callable[[variants.WriteVariant], ctypes.CDLL],
+        blocks: int = 6,
+        warpgroups: int = 2,
+        *,
+        step: bool | None = None,
+    ) -> None:
+        self.build, self.blocks, self.warpgroups, self.step, self.runs = (
+            build,
+            blocks,
+            warpgroups,
+            step,
+            0,
+        )
+
+    def write_kv_int2(
+        self,
+        key: Tensor,
+        value: Tensor,
+        cache: Any,
+        transforms: Any,
+        targets: Any,
+        *,
+        windows: Any,
+        parts: Any = "all",
+        query: Tensor | None = None,
+        query_out: Tensor | None = None,
+        rows_out: Any = None,
+    ) -> Tensor | None:
+        if query is not None and query_out is None:
+            query_out = torch.full_like(query, math.nan)
+        options = {"query": query, "query_out": query_out, "rows_out": rows_out}
+        assert variants.misfit(key, value, cache, targets, **options) is None
+        variant = variants.variant(cache, targets, self.warpgroups)
+        launch = parameters.arguments(
+            key,
+            value,
+            cache,
+            transforms,
+            targets,
+            windows,
+            parts,
+            query,
+            query_out,
+            rows_out,
+            self.blocks,
+            self.step,
+        )
+        self.runs += 1
+        message = ctypes.create_string_buffer(201)
+        good = self.build(variant).emulate(
+            launch.kernel.encode(), ctypes.byref(launch.parameters), launch.blocks,
+            variant.shared_bytes(step=launch.step), self.runs % 2 == 0, self.runs, message,
+        )  # fmt: skip
+        assert good, message.value.decode()
+        return query_out
+
+
+CASES = [
+    (*PLAIN, {"tokens": 90, "heads": 3}),
+    (*PLAIN, {"tokens": 70, "per_head": True, "mean": False}),
+    (
+        QuantSpec(128, 32, 0.985),
+        QuantSpec(64, 32, 0.75),
+        {"tokens": 45, "per_head": True, "group": 3},
+    ),
+    (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(64, 16, 0.0, "bfloat16"), {"tokens": 33}),
+]
+
+
+EITHER = pytest.mark.parametrize("step", [False, True], ids=["many rows", "few rows"])
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("k_spec", "v_spec", "options"), CASES, ids=lambda x: "" if isinstance(x, dict) else str(x)
+)
+def test_the_emulated_kernel_writes_what_the_reference_writes(
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any], step: bool
+) -> None:
+    emulated = Emulated(build, step=step)
+    job = bfloat16_job(k_spec, v_spec, **options)
+    assert_same(emulated, job, **EXACT)
+    together, query = job.write(emulated)
+    for alike in (Emulated(build, 1000, 1, step=False), Emulated(build, 1000, step=True)):
+        single, other = job.write(alike)
+        assert all(
+            torch.equal(bits(getattr(single, name)), bits(getattr(together, name)))
+            for name in STORES
+        )
+        assert torch.equal(bits(query), bits(other))
+    alone, _ = job.write(emulated, parts="slots", query=None)
+    assert all(
+        torch.equal(bits(getattr(alone, name)), bits(getattr(together, name)))
+        for name in ("codes", "affine")
+    )
+    few = job.only(torch.arange(7, 20))
+    alone, slots = few.write(emulated)[0], few.targets.out_loc.long()
+    assert torch.equal(alone.codes[slots], together.codes[slots])
+    assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
+
+
+@EITHER
+@pytest.mark.parametrize("parts", ["slots", "windows"])
+def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str, step: bool) -> None:
+    emulated = Emulated(build, blocks=2, step=step)
+    job = bfloat16_job(*PLAIN, tokens=200, sink=0, recent=3)
+    assert_same(emulated, job, **EXACT, parts=parts, query=None)
+    cache, _ = job.write(emulated, parts=parts, query=None)
+    touched = {
+        name
+        for name in STORES
+        if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))
+    }
+    assert touched == {"slots": {"codes", "affine"}, "windows": {"ring_k", "ring_v"}}[parts]
+
+
+@EITHER
+def test_the_emulated_kernel_takes_slices_and_gives_rows(build: Any, step: bool) -> None:
+    job = bfloat16_job(*PLAIN, tokens=40)
+    query, key, value = torch.cat([job.query, job.key, job.value], 1).split(
+        [job.query.shape[1], 2, 2], 1
+    )
+    job = replace(job, query=query, key=key, value=value)
+    got, want = [tuple(torch.full((40, 2, 128), math.nan).bfloat16() for _ in "kv") for _ in "ab"]
+    job.write(Emulated(build, step=step), rows_out=got)
+    job.write(reference, rows_out=want)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-7, atol=0.05)
+
+
+def strange_rows(dim: int) -> Tensor:
+    """Rows on which a search on a 16-bit scale goes wrong if it can."""
+    draw = torch.Generator().manual_seed(0)
+    normal = torch.randn(64, dim, generator=draw)
+    spike = normal.clone()
+    spike[:, 5] = 1e6
+    near = 1 + torch.randint(-40, 40, (32, dim), generator=draw) * 2.0**-23
+    few = torch.randint(-3, 4, (32, dim), generator=draw).float()
+    sizes = normal * 10.0 ** torch.linspace(-37, 37, 64)[:, None]
+    steps = torch.arange(dim).float().expand(16, dim)
+    rows = [
+        normal,
+        spike,
+        near,
+        few,
+        sizes,
+        steps,
+        torch.zeros(16, dim),
+        torch.full((16, dim), -7.5),
+    ]
+    rows.append(normal[:16] * 2.0 ** torch.randint(-30, 30, (16, dim), generator=draw))
+    return torch.cat([x[torch.arange(len(x) // 16 * 16)] for x in rows])
+
+
+@pytest.mark.parametrize(("k_spec", "v_spec"), [case[:2] for case in CASES[1:]], ids=str)
+def test_the_clip_is_the_exact_order_statistic(
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec
+) -> None:
+    library, message = (
+        build(variants.WriteVariant(k_spec, v_spec, LONG, 2)),
+        ctypes.create_string_buffer(201),
+    )
+    for spec, value in ((k_spec, False), (v_spec, True)):
+        rows = strange_rows(spec.head_dim)
+        limits = torch.full((len(rows), 4), math.nan)
+        x, out = (ctypes.c_void_p(y.data_ptr()) for y in (rows, limits))
+        assert library.emulate_clip(x, out, len(rows), value, message), message.value.decode()
+        if clip_rank(spec):
+            assert torch.equal(limits, clip_rows(rows, spec).abs().amax(-1)[:, None].expand(-1, 4))
+
+
+@EITHER
+def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> None:
+    """Transformed by nothing, so that sums are exact: small integers, which are full of ties, have
+    no code wrong."""
+    rows = strange_rows(128)
+    rows = torch.cat(
+        [rows, rows.abs(), 1000 + torch.randint(-3, 4, (48, 128)), -rows[96:160].abs()]
+    ).bfloat16()
+    rows = rows[rows.float().abs().amax(-1) < 1e36][: len(rows) // 2 * 2].unflatten(0, (-1, 2))
+    job = bfloat16_job(*PLAIN, tokens=len(rows), mean=False)
+    one = torch.eye(128)[None]
+    job = replace(job, key=rows, value=rows.flip(0), transforms=Transforms(one, one, one, one))
+    modules = Emulated(build, step=step), reference
+    got, want = (job.write(module, query=None, parts="slots")[0] for module in modules)
+    assert torch.equal(bits(got.affine), bits(want.affine))
+    for spec, x, part in ((PLAIN[0], rows, slice(32)), (PLAIN[1], rows.flip(0), slice(32, None))):
+        codes, expected = (
+            unpack(cache.codes[job.targets.out_loc][..., part]).int() for cache in (got, want)
+        )
+        clipped = clip_rows(x, spec).double()
+        low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
+        exact = 3 * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
+        differ = codes != expected
+        assert ((exact - exact.round()).abs()[differ] < 1e-6).all() and (
+            codes - expected
+        ).abs().max() <= 1
+        whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)
+        assert whole.sum() > 60 and not differ[whole].any()
+
+
+def test_rows_that_are_not_there_do_not_go_the_long_way(build: Any) -> None:
+    """Behind the last row it is there again, and is neither searched nor stored."""
+    emulated, job = Emulated(build, step=False), bfloat16_job(*PLAIN, mean=False)
+    library = build(variants.variant(job.cache, job.targets, emulated.warpgroups))
+    for tokens in (1, 3, 11):
+        before = library.long_ways()
+        job.only(slice(0, tokens)).write(emulated)
+        assert library.long_ways() == before
+        last = replace(job.only(slice(0, tokens)), key=job.key[:tokens].clone())
+        last.key[-1, -1] = 0.0
+        last.write(emulated)
+        assert library.long_ways() == before + 1
+
+
+@EITHER
+def test_a_broken_row_harms_no_other(build: Any, step: bool) -> None:
+    job = bfloat16_job(*PLAIN, mean=False)
+    broken = replace(job, key=job.key.clone(), value=job.value.clone())
+    broken.key[4, 0, 3], broken.key[6, 1, 4], broken.value[9, 1] = math.nan, math.inf, -math.inf
+    good, got = (x.write(Emulated(build, step=step))[0] for x in (job, broken))
+    spared = torch.ones(len(good.codes), dtype=torch.bool)
+    spared[job.targets.out_loc[[4, 6, 9]].long()] = False
+    assert torch.equal(got.codes[spared], good.codes[spared])
+    assert torch.equal(bits(got.affine[spared]), bits(good.affine[spared]))
