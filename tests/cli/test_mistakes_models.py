@@ -1,0 +1,196 @@
+"""Mistakes with a model, a text, a device or a server: what is said, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import fake_sglang
+import pytest
+from refusals import TINY, refused
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.cli.main import run
+from oscar_zoo.cli.pasting import measuring
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+TAG = "seq512_prompt2_group64"
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "artifact", artifact_files())
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    write_folder(tmp_path / "hub" / TINY / TAG, artifact_files())
+    return tmp_path / "hub"
+
+
+def test_a_server_that_dies_while_serving(
+    capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs still get one object; the cause goes to stderr, and the exit code says it."""
+    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    command = [
+        "serve",
+        str(artifact),
+        "--model",
+        str(MODEL),
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+    ]
+    assert run([*command, "--json"]) == 1
+    done = capsys.readouterr()
+    assert json.loads(done.out)["url"] == f"http://127.0.0.1:{port}/v1"
+    assert (
+        done.err.count("\n") == 1 and "status 3" in done.err and "it fell over. Log: " in done.err
+    )
+    assert run([*command, "-q"]) == 1
+    assert "it fell over. Log: " in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("secret")
+    expose = ["--api-key-file", tmp_path / "key", "--expose"]
+    for address in ("192.0.2.1", "no.such.host.invalid", "2001:db8::1"):
+        line = refused(capsys, 2, "serve", artifact, "--model", MODEL, *expose, address)
+        assert f"{address} is not an address of this machine" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("config.json", b"{bad", "config.json"),
+        ("config.json", b"[]", "config.json"),
+        ("config.json", b'{"num_hidden_layers": "four"}', "four"),
+        ("tokenizer.json", b"nope", "tokenizer"),
+        ("model.safetensors", b"", "weights"),
+    ],
+)
+def test_a_model_with_a_damaged_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: bytes, cause: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    if content.startswith(b'{"'):
+        content = json.dumps(json.loads((MODEL / name).read_bytes()) | json.loads(content)).encode()
+    (model / name).write_bytes(content)
+    line = refused(
+        capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", tmp_path / "out"
+    )
+    assert cause in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("text", "code"), [("hi", 1), ("one two three", 1), ("", 2)])
+def test_a_text_too_short_to_fit_anything(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, code: int
+) -> None:
+    (tmp_path / "text.txt").write_text(text)
+    command = [
+        "compute",
+        MODEL,
+        "--calib-data",
+        tmp_path / "text.txt",
+        "--output-dir",
+        tmp_path / "out",
+    ]
+    assert "text.txt" in refused(capsys, code, *command) and not (tmp_path / "out").exists()
+
+
+def test_an_artifact_of_another_model_says_so(
+    capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
+    assert run(["verify", str(artifact), "--model", "Qwen3-8B"]) == 4
+    assert "it does not fit Qwen3-8B" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "word"),
+    [("frob", 2, "not a device"), ("cuda:99", 1, "no device cuda:99"), ("mps", 2, "not supported")],
+)
+def test_a_device_that_is_not_there(
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    tmp_path: Path,
+    device: str,
+    code: int,
+    word: str,
+) -> None:
+    assert word in refused(capsys, code, "eval", artifact, "--model", MODEL, "--device", device)
+    assert word in refused(
+        capsys, code, "compute", MODEL, "--device", device, "--output-dir", tmp_path / "out"
+    )
+
+
+def test_a_digest_and_a_model_id_that_are_none(
+    capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
+    for digest in ("zz", "sha256:3f9a", "0" * 63):
+        assert "64 hex digits" in refused(capsys, 2, "verify", artifact, "--digest", digest)
+    for name in ("../x", "a/b/c", "a b"):
+        assert "not a" in refused(
+            capsys, 2, "compute", MODEL, "--model-id", name, "--output-dir", artifact / "x"
+        )
+    assert not (artifact / "x").exists()
+
+
+def test_a_model_that_cannot_be_fetched(
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "network" in refused(
+        capsys, 5, "compute", "no-such-org/no-such-model", "--output-dir", tmp_path / "out"
+    )
+
+
+def test_missing_text_is_named_before_the_network(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("OSCAR_ZOO_OFFLINE", "1")
+    text = tmp_path / "missing.jsonl"
+    told = refused(capsys, 3, "compute", "Qwen/Qwen3-8B", "--calib-data", text)
+    assert f"no such calibration file: {text}" in told
+
+
+def test_a_model_on_no_hub_needs_its_folder(
+    capsys: pytest.CaptureFixture[str], hub: Path, artifact: Path, tmp_path: Path
+) -> None:
+    """The zoo knows it by an id that no hub has: every printed command says where its folder
+    goes."""
+    cause = f"the checkpoint of {TINY} is on no hub. Give its folder: oscar-zoo"
+    assert f"{cause} compute FOLDER" in refused(
+        capsys, 2, "compute", TINY, "--output-dir", tmp_path / "out"
+    )
+    assert f"{cause} pull FOLDER --compute" in refused(capsys, 2, "pull", TINY, "--compute")
+    assert f"{cause} serve {TINY} --model FOLDER" in refused(capsys, 2, "serve", TINY, "--print")
+    assert run(["info", TINY]) == run(["info", "Qwen3.5-4B"]) == 0
+    told = capsys.readouterr().out
+    assert "weights 6.9 MB in BF16" in told
+    assert (
+        "make one: oscar-zoo compute FOLDER" in told
+        and "oscar-zoo pull Qwen3.5-4B --compute" in told
+    )
+    assert run(["pull", TINY, "--hub", f"file:{hub}"]) == 0
+    told = capsys.readouterr().err
+    assert measuring(Path("made"), f"oscar-zoo/{TINY}").endswith(
+        "oscar-zoo eval ./made --model FOLDER"
+    )
+    assert (
+        f"give the folder of the model: oscar-zoo serve {TINY}:{TAG} --model FOLDER" in told
+        and "Next" not in told
+    )
+    for what in (TINY, artifact):
+        for more in ("--print", "--device=cpu"):
+            assert f"{cause} serve {what} --model FOLDER" in refused(capsys, 2, "serve", what, more)
+        assert f"{cause} eval {what} --model FOLDER" in refused(capsys, 2, "eval", what)

@@ -1,0 +1,103 @@
+"""How the command line ends: help, bugs, signals, and streams that are closed or full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from refusals import TINY, refused
+
+from oscar_zoo.cli import main
+from oscar_zoo.cli.main import COMMANDS, run
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    done = capsys.readouterr()
+    assert (
+        done.out == ""
+        and done.err.startswith("Usage: oscar-zoo")
+        and all(name in done.err for name in COMMANDS)
+    )
+
+
+def test_a_bug_is_one_line_that_says_how_to_see_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the first line\nthe second")
+
+    monkeypatch.setattr("oscar_zoo.app.browse.describe", broken)
+    line = refused(capsys, 1, "info", TINY)
+    assert "RuntimeError: the first line" in line and "OSCAR_ZOO_DEBUG=1" in line
+    monkeypatch.setenv("OSCAR_ZOO_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        run(["info", TINY])
+
+
+def test_sigterm_is_reported_and_other_exits_pass(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oscar_zoo.app.browse.describe", lambda *_, **__: sys.exit(main.TERMINATED))
+    assert "SIGTERM" in refused(capsys, 143, "info", TINY)
+    monkeypatch.setattr("oscar_zoo.app.browse.describe", lambda *_, **__: sys.exit(5))
+    with pytest.raises(SystemExit):
+        run(["info", TINY])
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "code", "seen"),
+    [
+        (["list"], 1, "error: no space left"),
+        (["list", "--json"], 1, "error: no space left"),
+        (["info", "Qwen3-9B", "--json"], 3, "error: no artifact is called"),
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error(
+    words: list[str], code: int, seen: str, unbuffered: str
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            text=True,
+        )
+    assert done.returncode == code and done.stderr.startswith(seen) and done.stderr.count("\n") == 1
+
+
+def test_closed_and_full_streams_are_no_tracebacks() -> None:
+    program = f"{sys.executable} -c 'from oscar_zoo.cli.main import main; main()'"
+    for redirection in (">&-", "2>&-", ">&- 2>&-", "--json >&-", "--json >/dev/full"):
+        done = subprocess.run(
+            ["bash", "-c", f"{program} list {redirection}"], capture_output=True, text=True
+        )
+        assert "Traceback" not in done.stderr and "internal" not in done.stderr, (
+            redirection,
+            done.stderr,
+        )
+        assert done.returncode == ("/dev/full" in redirection), redirection
+
+
+def test_a_reader_that_goes_ends_it_as_sigpipe_would() -> None:
+    """As in `oscar-zoo list | head -1`: quietly, and with the exit code of other tools."""
+    for more in ([], ["--json"]):
+        ours, theirs = os.pipe()
+        os.close(ours)
+        command = [
+            sys.executable,
+            "-c",
+            "from oscar_zoo.cli.main import main; main()",
+            "list",
+            *more,
+        ]
+        done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE)
+        os.close(theirs)
+        assert (done.returncode, done.stderr) == (141, b"")
