@@ -21,7 +21,7 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang import served_artifact, settings
+from oscar_zoo.engines.sglang import served_artifact, setting_flags, settings
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
@@ -79,9 +79,9 @@ def test_the_plugin_reads_what_the_command_names(
     facts = shown(capsys, artifact, "--device", "cuda", "--clip", "0.5,0.25")
     environ: dict[str, str] = {}
     given = dict(part.split("=", 1) for part in facts["argv"][3:])
-    for option in settings.OPTIONS.values():
+    for option in setting_flags.OPTIONS.values():
         if option.flag in given:
-            settings.write_flag(option, given[option.flag], environ)
+            setting_flags.write_flag(option, given[option.flag], environ)
     chosen = settings.read_settings(environ)
     served = served_artifact.load(chosen.source.value, chosen.expected_digest)
     assert served.digest == facts["digest"] and served.where == str(artifact)

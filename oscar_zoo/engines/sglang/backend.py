@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oscar_zoo.engines.sglang import fired_hooks, refusals, worker
+from oscar_zoo.engines.sglang import fired_hooks, model_refusals, refusals, worker
 from oscar_zoo.engines.sglang.compat import (
     geometry,
     hybrid_parts,
@@ -63,7 +63,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             os.environ,
             eager_only=worker.eager_only(runner.server_args),
         )
-        refusals.check_layers(geometry.full_attention_layers(runner))
+        model_refusals.check_layers(geometry.full_attention_layers(runner))
         chosen, artifact = worker.served()
         config = geometry.cache_config(runner)
         table = TransformTable.build(

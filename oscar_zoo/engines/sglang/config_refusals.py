@@ -1,8 +1,8 @@
 """Models that an INT2 cache does not serve, recognized by their `config.json` before SGLang reads
 it.
 
-The reasons are those of `refusals`. Its rows look at what SGLang made of the file; these look at
-the file itself and take milliseconds.
+The reasons are those of `model_refusals`. Its rows look at what SGLang made of the file; these look
+at the file itself and take milliseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from oscar_zoo.engines.sglang.refusals import MODEL, STOCK, Refusal, check_rows
+from oscar_zoo.engines.sglang.model_refusals import MODEL
+from oscar_zoo.engines.sglang.refusal import STOCK, Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile

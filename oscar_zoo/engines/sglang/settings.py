@@ -1,7 +1,5 @@
 """Settings of the INT2 cache: each value with its origin. Needs neither torch nor sglang.
 
-SGLang drops command-line attributes it does not know and spawns its workers, so flags travel in the
-environment: each `--oscar-*` flag writes one `OSCAR_INT2_*` variable, which children inherit.
 Precedence: flag, environment (ours, then the fork's names), recipe of the artifact, default. A name
 with one of our prefixes that nobody reads is an error, because a misspelt setting must never be
 ignored.
@@ -9,30 +7,21 @@ ignored.
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from oscar_zoo.engines.sglang import fork_environment
+from oscar_zoo.engines.sglang.setting_flags import (
+    FORK_NAMES,
+    FROM_FLAGS,
+    MODEL,
+    OPTIONS,
+    flags_given,
+)
 from oscar_zoo.errors import UsageError
 
-logger = logging.getLogger(__name__)
-
-DTYPE = "int2"
-"""Value of `--kv-cache-dtype` that turns the plugin on."""
-BACKEND = "oscar_int2"
-"""Value of `--attention-backend`; chosen when the user chose none."""
-FROM_FLAGS = "OSCAR_INT2_FROM_FLAGS"
-"""Comma-separated variables that a flag wrote, so that origins survive the way into spawned
-children."""
-
 Origin = Literal["flag", "environment", "recipe", "default"]
-MODEL = "OSCAR_INT2_MODEL"
-"""The model that this server was asked for. The plugin writes it, so that a folder with artifacts
-of several models can be searched."""
 T = TypeVar("T")
 
 
@@ -45,120 +34,6 @@ class Setting(Generic[T]):
 
     def __str__(self) -> str:
         return f"{self.value} ({self.origin})"
-
-
-@dataclass(frozen=True)
-class Option:
-    """One flag: its name, the variable that it writes, the parser of its text, and its name in the
-    published fork."""
-
-    flag: str
-    variable: str
-    read: Callable[[str], Any]
-    help: str
-    fork_flag: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name of the flag."""
-        return (self.flag,) if self.fork_flag is None else (self.flag, self.fork_flag)
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise ValueError(f"must be at least {least}")
-        return value
-
-    return read
-
-
-def _ratio(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise ValueError("must lie in 0 .. 1")
-    return value
-
-
-def _name(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be one line of printable characters")
-    return text
-
-
-def _window_on_hit(text: str) -> str:
-    if text not in ("recompute", "int2"):
-        raise ValueError("must be recompute or int2")
-    return text
-
-
-OPTIONS = {
-    "rotation_path": Option(
-        "--oscar-rotation-path",
-        "OSCAR_INT2_ROTATION_PATH",
-        str,
-        "folder with one K and one V file, or with the artifacts of several models as"
-        " <Model>/<tag>",
-    ),
-    "artifact": Option(
-        "--oscar-artifact", "OSCAR_INT2_ARTIFACT", str, "name of an artifact in the local store"
-    ),
-    "rotation_sha256": Option(
-        "--oscar-rotation-sha256",
-        "OSCAR_INT2_ROTATION_SHA256",
-        str,
-        "digest the artifact must have",
-    ),
-    "sink": Option(
-        "--oscar-sink-size", "OSCAR_INT2_SINK_SIZE", _whole(0), "first tokens kept uncompressed"
-    ),
-    "recent": Option(
-        "--oscar-recent-size", "OSCAR_INT2_RECENT_SIZE", _whole(1), "last tokens kept uncompressed"
-    ),
-    "idle_sinks": Option(
-        "--oscar-idle-sinks",
-        "OSCAR_INT2_IDLE_SINKS",
-        _whole(0),
-        "finished prompts whose first tokens are kept; as many as --max-running-requests by"
-        " default",
-    ),
-    "k_clip": Option(
-        "--oscar-k-clip", "OSCAR_INT2_K_CLIP", _ratio, "clip ratio of keys; 0 is no clipping"
-    ),
-    "v_clip": Option(
-        "--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratio, "clip ratio of values; 0 is no clipping"
-    ),
-    "group_size": Option(
-        "--oscar-group-size",
-        "OSCAR_INT2_GROUP_SIZE",
-        _whole(1),
-        "channels that share a scale",
-        "--kv-cache-quant-group-size",
-    ),
-    "window_on_hit": Option(
-        "--oscar-window-on-hit",
-        "OSCAR_INT2_WINDOW_ON_HIT",
-        _window_on_hit,
-        "recompute: a prefix hit prefills the recent window again; int2: it reads the window as"
-        " INT2",
-    ),
-    "name": Option(
-        "--oscar-name",
-        "OSCAR_INT2_NAME",
-        _name,
-        "how metrics and server information call the artifact",
-    ),
-}
-
-FORK_NAMES = {
-    "sink": "SGLANG_MIXED_KV_PREFIX_TOKENS",
-    "recent": "SGLANG_MIXED_KV_RECENT_TOKENS",
-    "k_clip": "SGLANG_OSCAR_K_CLIP_RATIO",
-    "v_clip": "SGLANG_OSCAR_V_CLIP_RATIO",
-}
-"""Fallbacks: variables of the SGLang fork published with OSCAR that have the meaning of one of our
-options."""
 
 
 @dataclass(frozen=True)
@@ -214,57 +89,6 @@ class PluginSettings:
         return ", ".join(f"{name} {x}" for name, x in values.items() if isinstance(x, Setting))
 
 
-class EnvironmentAction(argparse.Action):
-    """Writes the value of a flag to its variable and notes that a flag did it."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Called by argparse; `self.const` is the `Option`."""
-        option: Option = self.const
-        try:
-            if option.fork_flag is not None:
-                _check_same(option, option_string or option.flag, str(values), namespace)
-            write_flag(option, str(values), os.environ)
-        except UsageError as error:
-            parser.error(error.message)
-
-
-def _check_same(option: Option, name: str, text: str, namespace: argparse.Namespace) -> None:
-    """Refuse two values under the two names of a flag; of one name given twice the last value
-    counts, as elsewhere."""
-    said: dict[str, str] = vars(namespace).setdefault(option.variable, {})
-    said[name] = text
-    if len(set(said.values())) > 1:
-        values = " and ".join(said.values())
-        raise UsageError(f"{' and '.join(option.names)} are one flag: {values} exclude each other.")
-
-
-def write_flag(option: Option, text: str, environ: MutableMapping[str, str]) -> None:
-    """Put the value of one flag into `environ`, where `read_settings` of every child finds it.
-
-    Raises:
-        UsageError: the text is not a value of this option.
-    """
-    _parse(option, text, option.flag)
-    earlier = environ.get(option.variable)
-    flags = [name for name in environ.get(FROM_FLAGS, "").split(",") if name]
-    if earlier not in (None, text) and option.variable not in flags:
-        logger.warning("%s=%s is ignored: %s=%s", option.variable, earlier, option.flag, text)
-    environ[option.variable] = text
-    environ[FROM_FLAGS] = ",".join(dict.fromkeys([*flags, option.variable]))
-
-
-def flags_given(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The `--oscar-*` flags on this command line."""
-    written = environ.get(FROM_FLAGS, "").split(",")
-    return tuple(option.flag for option in OPTIONS.values() if option.variable in written)
-
-
 def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None) -> PluginSettings:
     """Settings of an INT2 server.
 
@@ -316,21 +140,14 @@ def _given(name: str, environ: Mapping[str, str], warnings: list[str]) -> Settin
         return (
             None
             if fork_text is None
-            else Setting(_parse(option, fork_text, str(fork_name)), "environment")
+            else Setting(option.parse(fork_text, str(fork_name)), "environment")
         )
     by_flag = option.flag in flags_given(environ)
     shown = option.flag if by_flag else option.variable
-    value = _parse(option, text, shown)
-    if fork_text is not None and _parse(option, fork_text, str(fork_name)) != value:
+    value = option.parse(text, shown)
+    if fork_text is not None and option.parse(fork_text, str(fork_name)) != value:
         warnings.append(f"{fork_name}={fork_text} is ignored: {shown} says {text}.")
     return Setting(value, "flag" if by_flag else "environment")
-
-
-def _parse(option: Option, text: str, shown: str) -> Any:
-    try:
-        return option.read(text)
-    except ValueError as error:
-        raise UsageError(f"{shown} {text!r}: {error}.", hint=option.help) from None
 
 
 def _source(

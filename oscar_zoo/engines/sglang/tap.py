@@ -27,7 +27,7 @@ from oscar_zoo.compute.capture.state import another, unusable, weights_digest
 from oscar_zoo.compute.coverage import check_finite
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.products import accumulation
-from oscar_zoo.engines.sglang import refusals
+from oscar_zoo.engines.sglang import model_refusals
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention, scheduler_process
 from oscar_zoo.errors import ComputeFailed, OscarZooError, UnsupportedModel
 
@@ -301,12 +301,12 @@ def _check_model(runner: Any) -> None:
     layers = list(radix_attention.attention_layers(runner.model))
     instead = "choose a model with full attention in every layer"
     try:
-        refusals.check_model(runner.model_config)
+        model_refusals.check_model(runner.model_config)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, hint=instead) from None
     for layer in layers:
         try:
-            refusals.check_layers([layer])
+            model_refusals.check_layers([layer])
         except UnsupportedModel as error:
             raise UnsupportedModel(
                 f"layer {layer.layer_id}: {error.message}", hint=instead

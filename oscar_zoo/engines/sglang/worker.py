@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.engines.sglang import refusals, served_artifact, settings
+from oscar_zoo.engines.sglang import model_refusals, served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang.compat import geometry, server_arguments
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
@@ -36,7 +36,7 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     """
     given = settings.read_settings(os.environ)
     artifact = served_artifact.load(
-        given.source.value, given.expected_digest, model=os.environ.get(settings.MODEL)
+        given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
     )
     final = settings.read_settings(os.environ, artifact.recipe)
     return replace(final, warnings=final.warnings + artifact.warnings), artifact
@@ -122,7 +122,7 @@ def check_model(model_config: Any) -> None:
     Raises:
         UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
     """
-    refusals.check_model(model_config)
+    model_refusals.check_model(model_config)
     served()[1].check_geometry(
         layer_ids=geometry.full_layers(model_config),
         num_kv_heads=model_config.get_total_num_kv_heads(),

@@ -19,8 +19,8 @@ from engines import environment, needs_sglang
 from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.engines.sglang import config_refusals, refusals
-from oscar_zoo.engines.sglang.settings import BACKEND
+from oscar_zoo.engines.sglang import config_refusals, model_refusals, refusals
+from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 NORMAL: dict[str, Any] = {
@@ -135,7 +135,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_an_ordinary_server_passes() -> None:
     refusals.check_server(SimpleNamespace(**NORMAL), {}, eager_only=True)
     refusals.check_server(SimpleNamespace(), {}, eager_only=True)
-    refusals.check_model(
+    model_refusals.check_model(
         SimpleNamespace(attention_arch=SimpleNamespace(name="MHA"), is_hybrid_swa=False)
     )
     decoder = SimpleNamespace(
@@ -144,14 +144,14 @@ def test_an_ordinary_server_passes() -> None:
         xai_temperature_len=-1,
         attn_type=SimpleNamespace(value="decoder"),
     )
-    refusals.check_layers([decoder, SimpleNamespace()])
+    model_refusals.check_layers([decoder, SimpleNamespace()])
 
 
 def test_every_row_has_a_case() -> None:
     for rows, cases in (
         (refusals.SERVER, SERVER_CASES),
-        (refusals.MODEL, MODEL_CASES),
-        (refusals.LAYER, LAYER_CASES),
+        (model_refusals.MODEL, MODEL_CASES),
+        (model_refusals.LAYER, LAYER_CASES),
     ):
         assert [row.name for row in rows] == list(cases)
 
@@ -168,14 +168,14 @@ def test_server_rows(name: str) -> None:
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_model_rows(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
-        refusals.check_model(SimpleNamespace(**MODEL_CASES[name]))
+        model_refusals.check_model(SimpleNamespace(**MODEL_CASES[name]))
     assert_says(name, caught.value)
 
 
 @pytest.mark.parametrize("name", LAYER_CASES)
 def test_layer_rows(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
-        refusals.check_layers([SimpleNamespace(), SimpleNamespace(**LAYER_CASES[name])])
+        model_refusals.check_layers([SimpleNamespace(), SimpleNamespace(**LAYER_CASES[name])])
     assert_says(name, caught.value)
 
 
@@ -222,8 +222,8 @@ def test_what_to_do_instead_works_for_everybody() -> None:
     command of its own."""
     rows = (
         *refusals.SERVER,
-        *refusals.MODEL,
-        *refusals.LAYER,
+        *model_refusals.MODEL,
+        *model_refusals.LAYER,
         *config_refusals.CONFIG,
     )
     for row in rows:
@@ -231,8 +231,8 @@ def test_what_to_do_instead_works_for_everybody() -> None:
             "--kv-cache-dtype" not in row.instead
             or "python -m sglang.launch_server --model-path" in row.instead
         )
-    assert sum("--kv-cache-dtype auto" in row.instead for row in refusals.MODEL) == len(
-        refusals.MODEL
+    assert sum("--kv-cache-dtype auto" in row.instead for row in model_refusals.MODEL) == len(
+        model_refusals.MODEL
     )
 
 

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.engines.sglang import fork_environment
-from oscar_zoo.engines.sglang.settings import (
+from oscar_zoo.engines.sglang.setting_flags import (
     FORK_NAMES,
     FROM_FLAGS,
     MODEL,
     OPTIONS,
     EnvironmentAction,
-    RecipeValues,
-    Setting,
     flags_given,
-    read_settings,
     write_flag,
 )
+from oscar_zoo.engines.sglang.settings import RecipeValues, Setting, read_settings
 from oscar_zoo.errors import UsageError
 
 DIR = {"OSCAR_INT2_ROTATION_PATH": "/artifact"}

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from oscar_zoo.compute.capture.ranks import VARIABLE
-from oscar_zoo.engines.sglang import settings, tap
+from oscar_zoo.engines.sglang import setting_flags, tap
 from oscar_zoo.engines.sglang.compat import hook_targets, hybrid_backends, versions
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.engines.sglang.hooks import (
@@ -50,7 +50,7 @@ def install() -> None:
         "prefix_hits": observation.prefix_hits,
     }
     hook_targets.install(
-        hooks, settings.BACKEND, make_backend, {"oscar_report": observation.oscar_report}
+        hooks, setting_flags.BACKEND, make_backend, {"oscar_report": observation.oscar_report}
     )
     if VARIABLE in os.environ:
         hook_targets.install_tap(tap.attention, tap.METHODS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from oscar_zoo.engines.sglang import settings, worker
+from oscar_zoo.engines.sglang import setting_flags, worker
 from oscar_zoo.engines.sglang.compat import geometry
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 from oscar_zoo.runtime import memory_plan
@@ -18,10 +18,10 @@ from oscar_zoo.runtime import memory_plan
 def kv_dtype(original: Any, **kwargs: Any) -> Any:
     """Store `uint8`. With it SGLang also skips its fused rotary embedding and cache
     write."""
-    if kwargs["server_args_kv_cache_dtype"] != settings.DTYPE:
+    if kwargs["server_args_kv_cache_dtype"] != setting_flags.DTYPE:
         return original(**kwargs)
     FIRED.add("kv_dtype")
-    return settings.DTYPE, torch.uint8
+    return setting_flags.DTYPE, torch.uint8
 
 
 def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
@@ -30,7 +30,7 @@ def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> 
     Raises:
         OscarZooError: the artifact was made for another model, or the model is one we do not serve.
     """
-    if configurator.kv_cache_dtype_str != settings.DTYPE:
+    if configurator.kv_cache_dtype_str != setting_flags.DTYPE:
         return original(self, configurator, num_layers)
     FIRED.add("slot_bytes")
     worker.check_model(configurator.model_config)
@@ -45,7 +45,7 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     Raises:
         UsageError: nothing is left for token slots.
     """
-    if self.kv_cache_dtype_str != settings.DTYPE:
+    if self.kv_cache_dtype_str != setting_flags.DTYPE:
         return None
     FIRED.add("budget")
     states = FACTS.get("states")
@@ -59,7 +59,7 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
 def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Note the number of request rows, which SGLang does not tell the token
     pool."""
-    if self.kv_cache_dtype_str == settings.DTYPE:
+    if self.kv_cache_dtype_str == setting_flags.DTYPE:
         FIRED.add("rows")
         FACTS["rows"] = int(kwargs["req_to_token_pool"].req_to_token.shape[0])
     return original(self, *args, **kwargs)
@@ -71,7 +71,7 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: the number of request rows is not known.
     """
-    if self.kv_cache_dtype_str != settings.DTYPE:
+    if self.kv_cache_dtype_str != setting_flags.DTYPE:
         return original(self, **kwargs)
     if "rows" not in FIRED:
         raise RuntimeError("the hook that counts request rows did not run")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.sglang import concurrency, fork_environment, refusals, settings, worker
+from oscar_zoo.engines.sglang import concurrency, fork_environment, refusals, setting_flags, worker
 from oscar_zoo.engines.sglang.compat import server_arguments
 from oscar_zoo.engines.sglang.flags import ITEMSIZES
 from oscar_zoo.errors import OscarZooError, UsageError
@@ -27,12 +27,12 @@ need this variable. Triton reads it when a worker imports the kernels, and worke
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
     """Add the dtype `int2` and the `--oscar-*` flags."""
-    server_arguments.add_dtype_choice(parser, settings.DTYPE)
+    server_arguments.add_dtype_choice(parser, setting_flags.DTYPE)
     group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
-    for option in settings.OPTIONS.values():
+    for option in setting_flags.OPTIONS.values():
         group.add_argument(
             *option.names,
-            action=settings.EnvironmentAction,
+            action=setting_flags.EnvironmentAction,
             const=option,
             default=argparse.SUPPRESS,
             help=option.help,
@@ -42,10 +42,10 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
 def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     """Choose our backend, and a number of requests whose windows fit. SGLang's own default is 2048
     requests or more."""
-    if args.kv_cache_dtype != settings.DTYPE or not server_arguments.may_set_defaults(args):
+    if args.kv_cache_dtype != setting_flags.DTYPE or not server_arguments.may_set_defaults(args):
         return
     worker.served.cache_clear()  # an earlier engine of this process may have had other settings
-    os.environ[settings.MODEL] = str(args.model_path)
+    os.environ[setting_flags.MODEL] = str(args.model_path)
     _take_backend(args)
     if args.max_running_requests is None:
         args.max_running_requests = _requests(args)
@@ -60,11 +60,11 @@ def _take_backend(args: Any) -> None:
         if chosen in refusals.FORK_BACKENDS:
             flag = "--" + name.replace("_", "-")
             logger.warning(
-                "INT2 KV cache: %s %s: %s is used instead.", flag, chosen, settings.BACKEND
+                "INT2 KV cache: %s %s: %s is used instead.", flag, chosen, setting_flags.BACKEND
             )
             setattr(args, name, None)
     if args.attention_backend is None:
-        args.attention_backend = settings.BACKEND
+        args.attention_backend = setting_flags.BACKEND
 
 
 def _requests(args: Any) -> int:
@@ -109,8 +109,8 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
     Raises:
         OscarZooError: the server asks for something an INT2 cache cannot do.
     """
-    if args.kv_cache_dtype != settings.DTYPE:
-        flags = settings.flags_given(os.environ)
+    if args.kv_cache_dtype != setting_flags.DTYPE:
+        flags = setting_flags.flags_given(os.environ)
         if flags:
             raise UsageError(
                 f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out"
@@ -152,7 +152,7 @@ def model(
         OscarZooError: see `worker.check_model`.
     """
     if (
-        args.kv_cache_dtype == settings.DTYPE
+        args.kv_cache_dtype == setting_flags.DTYPE
         and model_path in (None, args.model_path)
         and not is_draft_model
     ):
@@ -165,5 +165,5 @@ def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
     Raises:
         UsageError: names the parameter, the reason and what to use in its place.
     """
-    if server_arguments.published_dtype() == settings.DTYPE:
+    if server_arguments.published_dtype() == setting_flags.DTYPE:
         refusals.check_request(params)

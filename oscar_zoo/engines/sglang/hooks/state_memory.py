@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from oscar_zoo.engines.sglang import settings, worker
+from oscar_zoo.engines.sglang import setting_flags, worker
 from oscar_zoo.engines.sglang.compat import geometry, state_memory
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 from oscar_zoo.runtime.memory_plan import SLOT_TABLES, States
@@ -21,7 +21,7 @@ def states(original: Any, self: Any, total_rest_memory: float) -> float:
     Returns:
         GiB without the states.
     """
-    if self.kv_cache_dtype_str != settings.DTYPE:
+    if self.kv_cache_dtype_str != setting_flags.DTYPE:
         return float(original(self, total_rest_memory))
     FIRED.add("states")
     asked = geometry.max_requests_per_worker(self)

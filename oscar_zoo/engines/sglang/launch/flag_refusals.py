@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from oscar_zoo.engines.sglang import fork_environment, refusals
+from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
 from oscar_zoo.errors import UsageError
 
 OTHER_NAMES = {
@@ -37,7 +37,7 @@ def check_flags(extra: Sequence[str], device: str) -> None:
     Raises:
         UsageError: as `refusals.check_server`.
     """
-    refusals.check_rows(_configuration(extra, device), refusals.SERVER, UsageError)
+    refusal.check_rows(_configuration(extra, device), refusals.SERVER, UsageError)
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:

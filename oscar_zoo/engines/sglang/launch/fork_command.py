@@ -17,7 +17,7 @@ from pathlib import Path
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import fork_environment
-from oscar_zoo.engines.sglang.settings import FORK_NAMES
+from oscar_zoo.engines.sglang.setting_flags import FORK_NAMES
 from oscar_zoo.errors import UsageError
 
 ATTENTION = {"--prefill-attention-backend": "fa3", "--decode-attention-backend": "triton"}

@@ -23,7 +23,8 @@ from oscar_zoo.engines.sglang.flags import (
 )
 from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
-from oscar_zoo.engines.sglang.settings import OPTIONS, ArtifactSource
+from oscar_zoo.engines.sglang.setting_flags import OPTIONS
+from oscar_zoo.engines.sglang.settings import ArtifactSource
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 30000

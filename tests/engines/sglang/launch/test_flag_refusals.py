@@ -7,7 +7,7 @@ import pytest
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.launch import flag_refusals
 from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
-from oscar_zoo.engines.sglang.settings import BACKEND
+from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.errors import UsageError
 
 VALUES = {

@@ -1,0 +1,94 @@
+"""Models that the INT2 cache does not support, refused by name at start-up. Needs neither torch nor
+sglang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from oscar_zoo.engines.sglang.refusal import STOCK, Refusal, above, check_rows, is_set
+from oscar_zoo.errors import UnsupportedModel
+
+MODEL = (
+    Refusal(
+        "MLA",
+        lambda model: getattr(getattr(model, "attention_arch", None), "name", None) == "MLA",
+        "it caches one latent vector, not keys and values",
+        STOCK,
+    ),
+    Refusal(
+        "a sliding-window hybrid model",
+        is_set("is_hybrid_swa"),
+        "its window layers have a pool of their own",
+        STOCK,
+    ),
+    Refusal(
+        "a model with attention sinks as weights",
+        is_set("has_attention_sinks"),
+        "the learned sink logit is not part of this attention",
+        STOCK,
+    ),
+    Refusal(
+        "an encoder-decoder model",
+        is_set("is_encoder_decoder"),
+        "cross attention has no recent window",
+        STOCK,
+    ),
+    Refusal(
+        "chunked local attention",
+        is_set("attention_chunk_size"),
+        "tokens outside the chunk must not be seen",
+        STOCK,
+    ),
+    Refusal(
+        "sparse attention with an index",
+        lambda model: (
+            getattr(getattr(model, "hf_text_config", None), "indexer_n_heads", None) is not None
+        ),
+        "its backend replaces the one that reads these slots",
+        STOCK,
+    ),
+)
+"""Rows over the model configuration."""
+
+LAYER = (
+    Refusal(
+        "sliding_window_size", above("sliding_window_size", 0), "windows are not masked", STOCK
+    ),
+    Refusal("logit_cap", above("logit_cap", 0.0), "capped logits are not implemented", STOCK),
+    Refusal(
+        "xai_temperature_len",
+        above("xai_temperature_len", 0),
+        "position-dependent temperature is not implemented",
+        STOCK,
+    ),
+    Refusal("cross attention", is_set("is_cross_attention"), "it has no recent window", STOCK),
+    Refusal(
+        "attention that is not causal",
+        lambda layer: (
+            str(getattr(getattr(layer, "attn_type", None), "value", "decoder")) != "decoder"
+        ),
+        "a token may not see later ones",
+        STOCK,
+    ),
+)
+"""Rows over one attention layer of the loaded model."""
+
+
+def check_model(config: Any) -> None:
+    """Refuse a model by its configuration, attributes only.
+
+    Raises:
+        UnsupportedModel: names the property, the reason and what to use in its place.
+    """
+    check_rows(config, MODEL, UnsupportedModel)
+
+
+def check_layers(layers: Iterable[Any]) -> None:
+    """Refuse a model by the attention layers it was built from.
+
+    Raises:
+        UnsupportedModel: as `check_model`.
+    """
+    for layer in layers:
+        check_rows(layer, LAYER, UnsupportedModel)
