@@ -10,11 +10,11 @@ from pathlib import Path
 
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, PathTarget, Target, looking_up
+from oscar_zoo.app.targets import ModelTarget, NameTarget, PathTarget, Target, looking_up
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import Reference, path_text
-from oscar_zoo.artifact.outcome import Verified, warning_text
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.outcome import Verified, refuse, warning_text
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, UsageError
 from oscar_zoo.next_step import Pull
@@ -22,10 +22,10 @@ from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.known_names import find_stored, stored_reference
 from oscar_zoo.registry.model_names import ModelChoice, check_made_for
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.pull import PullResult, pull, refuse, verify_stored
+from oscar_zoo.registry.pull import PullResult, pull, verify_stored
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import existing_path, geometry_from_path, one_artifact
+from oscar_zoo.registry.verification import check_one, existing_path, one_artifact
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,11 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
     """
     if isinstance(target, PathTarget):
         return open_folder(one_artifact(existing_path(target.path)))
+    return open_named(target, sources, observer)
+
+
+def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Observer) -> Artifact:
+    """Open the artifact that a name, or the folder of a model, means; as `open_artifact`."""
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
     with looking_up(target, observer):
@@ -239,12 +244,10 @@ def open_folder(path: Path) -> Artifact:
 
 
 def _verified_folder(path: Path) -> Verified:
-    from oscar_zoo.artifact.verify import verify_path
-
-    outcome = verify_path(path, geometry=geometry_from_path(path))
-    if not isinstance(outcome, Verified):
-        refuse(path_text(path), outcome)
-    return outcome
+    checked = check_one(path)
+    if not isinstance(checked.outcome, Verified):
+        refuse(checked.label, checked.outcome)
+    return checked.outcome
 
 
 def _recipe(

@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from oscar_zoo.app.artifact_model import model_argument
-from oscar_zoo.app.artifacts import Artifact, open_artifact, open_folder, open_pulled
+from oscar_zoo.app.artifacts import Artifact, open_folder, open_named, open_pulled
 from oscar_zoo.app.compute_plan import (
     ComputeWish,
     compute_command,
@@ -42,12 +42,12 @@ def open_to_serve(
 
     Raises:
         PathNotFound, ArtifactNotFound, AmbiguousName: `target` means nothing, or too much.
-        OscarZooError: as `open_artifact`, `plan_computing` and `obtain`.
+        OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
     if isinstance(target, PathTarget):
         return open_folder(_one_of_tree(target, model))
     try:
-        return open_artifact(target, sources, observer)
+        return open_named(target, sources, observer)
     except OscarZooError as error:
         choice = model_to_compute(target, error, model)
         if choice is None:

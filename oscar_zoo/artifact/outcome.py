@@ -7,9 +7,11 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, assert_never
+from shlex import quote
+from typing import TYPE_CHECKING, Literal, NoReturn, assert_never
 
 from oscar_zoo.artifact.digest import FileDigest
+from oscar_zoo.errors import VerificationFailed
 
 if TYPE_CHECKING:  # formats need numpy, and a pull of an installed artifact does not
     from oscar_zoo.artifact.formats import RotationSet
@@ -108,6 +110,20 @@ def why(failure: Failure) -> str:
             return cause.rstrip(".")
         case _:
             assert_never(failure)
+
+
+def refuse(name: str, outcome: Failure) -> NoReturn:
+    """Raise the error for an outcome that is not `Verified`; `name` is as people type it, a folder
+    as `path_text`.
+
+    Raises:
+        VerificationFailed: always.
+    """
+    raise VerificationFailed(
+        f"{name} failed verification: {why(outcome)}.",
+        hint=f"do not use this copy; details: oscar-zoo verify {quote(name)}",
+        outcome=outcome,
+    )
 
 
 WARNINGS = {

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from shlex import quote
-from typing import NoReturn
 
 from oscar_zoo.artifact.digest import FileDigest, sha256_hex
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES
-from oscar_zoo.artifact.outcome import Failure, Verified, why
-from oscar_zoo.errors import DigestMismatchError, MalformedFile, VerificationFailed
+from oscar_zoo.artifact.outcome import Verified, refuse
+from oscar_zoo.errors import DigestMismatchError, MalformedFile
 from oscar_zoo.hubs.base import HubFile, Progress
 from oscar_zoo.hubs.deadline import in_parallel
 from oscar_zoo.registry.view import ResolvedArtifact
@@ -57,20 +55,6 @@ def verify_payload(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Ver
     if not isinstance(outcome, Verified):
         refuse(str(resolved.id), outcome)
     return outcome
-
-
-def refuse(name: str, outcome: Failure) -> NoReturn:
-    """Raise the error for an outcome that is not `Verified`; `name` is as people type it, a folder
-    as `path_text`.
-
-    Raises:
-        VerificationFailed: always.
-    """
-    raise VerificationFailed(
-        f"{name} failed verification: {why(outcome)}.",
-        hint=f"do not use this copy; details: oscar-zoo verify {quote(name)}",
-        outcome=outcome,
-    )
 
 
 def _fetch(resolved: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:

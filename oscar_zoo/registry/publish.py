@@ -17,14 +17,13 @@ from oscar_zoo.artifact.digest import FileDigest, file_digest
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
-from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.outcome import Verified, refuse
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Hub
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.changes import apply_change, read_state
-from oscar_zoo.registry.fetch import refuse
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.placing import Placing, check_arrived, put_tag, tag_name
 from oscar_zoo.registry.version import Version
@@ -113,10 +112,11 @@ def publish(
         DigestMismatchError: the hub has other bytes than were sent.
         NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
-    files, manifest = _read(folder)
+    name = path_text(folder)
+    files, manifest = _read(folder, name)
     catalog = catalog or Catalog.packaged()
     names = _aliases(aliases, manifest.artifact_id, catalog)
-    verified = _verify(folder, files, manifest, artifact_id, catalog, allow_warnings)
+    verified = _verify(name, files, manifest, artifact_id, catalog, allow_warnings)
     placing = Placing(
         Version.of(manifest.artifact_id, files), files, aliases=names, propose=propose
     )
@@ -153,7 +153,7 @@ def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> P
 
 
 def _verify(
-    folder: Path,
+    name: str,
     files: Mapping[str, bytes],
     manifest: Manifest,
     artifact_id: ArtifactId | None,
@@ -163,39 +163,38 @@ def _verify(
     identity = manifest.artifact_id
     if artifact_id is not None and artifact_id != identity:
         raise UsageError(
-            f"{folder} is {identity}, not {artifact_id}.",
+            f"{name} is {identity}, not {artifact_id}.",
             hint=f"the id is part of {FILE_NAME}, which never changes",
         )
     recipe = catalog.recipe(identity.model)
     outcome = verify_files(
-        {name: data for name, data in files.items() if name != FILE_NAME},
+        {file: data for file, data in files.items() if file != FILE_NAME},
         manifest=manifest,
         geometry=recipe.geometry if recipe else None,
         name_hint=str(identity),
         strict=True,
     )
     if not isinstance(outcome, Verified):
-        refuse(path_text(folder), outcome)
+        refuse(name, outcome)
     if outcome.warnings and not allow_warnings:
         raise UsageError(
-            f"{path_text(folder)} passes every check, with warnings:"
-            f" {', '.join(outcome.warnings)}.",
+            f"{name} passes every check, with warnings: {', '.join(outcome.warnings)}.",
             hint=(
-                f"oscar-zoo verify --strict {quote(path_text(folder))} explains them; "
+                f"oscar-zoo verify --strict {quote(name)} explains them; "
                 "to publish it anyway: --allow-warnings"
             ),
         )
     return outcome
 
 
-def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
+def _read(folder: Path, name: str) -> tuple[dict[str, bytes], Manifest]:
     if not folder.is_dir():
-        raise PathNotFound.for_path(path_text(folder), "folder")
+        raise PathNotFound.for_path(name, "folder")
     try:
         data = read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
     except PathNotFound:
         raise UsageError(
-            f"{path_text(folder)} has no {FILE_NAME}, so nobody could tell what it is.",
+            f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
             hint="publish a folder that oscar-zoo compute wrote",
         ) from None
     manifest = Manifest.from_bytes(data, what=str(folder / FILE_NAME))
@@ -205,10 +204,10 @@ def _read(folder: Path) -> tuple[dict[str, bytes], Manifest]:
     )
     if extra:
         raise UsageError(
-            f"{path_text(folder)} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
+            f"{name} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
             hint="one folder is one artifact: move other rotation files away",
         )
-    files = {name: read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES) for name in sorted(listed)}
+    files = {file: read_file(folder / file, max_bytes=MAX_PAYLOAD_BYTES) for file in sorted(listed)}
     return {**files, FILE_NAME: data}, manifest
 
 

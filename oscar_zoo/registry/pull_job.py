@@ -1,0 +1,282 @@
+"""The steps of one pull: what is here already, what a hub offers and what was promised about it,
+and the files on their way into the store.
+
+Bytes that fail verification, or that break a promise (see `trust`), never reach the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from oscar_zoo.artifact import locks
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.errors import (
+    DigestMismatchError,
+    MalformedFile,
+    NotLocked,
+    RevisionGone,
+    RevisionNotFound,
+)
+from oscar_zoo.hubs.base import Hub, Progress
+from oscar_zoo.registry import pins, trust
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.failover import first_answer
+from oscar_zoo.registry.fetch import fetch_files, verify_payload
+from oscar_zoo.registry.index import Index, IndexFile
+from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.pins import Pin
+from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.resolve import find
+from oscar_zoo.registry.store import EntryOrigin, Store, StoredArtifact
+from oscar_zoo.registry.trust import Promise, Trust
+from oscar_zoo.registry.view import HubView, ResolvedArtifact
+
+T = TypeVar("T")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """What `pull` did.
+
+    Attributes:
+        artifact: the entry in the store, hashed just now.
+        already_present: nothing was fetched; the entry was there and intact.
+        first_use: nobody had promised a digest: it is trusted from now on.
+        hub: the hub that was asked, or the one the entry came from when none was.
+        level: what verification reached, now or before the entry was stored.
+        warnings: codes of verification and sentences about the status of the version.
+        notes: what went wrong with hubs asked before.
+        verified: the outcome when the bytes were verified just now.
+    """
+
+    artifact: StoredArtifact
+    already_present: bool
+    first_use: bool
+    hub: str
+    level: str | None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    verified: Verified | None = None
+
+
+class PullJob:
+    """One pull: the arguments, made complete, and its steps."""
+
+    def __init__(
+        self,
+        reference: Reference | str,
+        hubs: Hub | Sequence[Hub],
+        store: Store,
+        catalog: Catalog | None,
+        trust: Trust | None,
+        progress: Progress | None,
+    ) -> None:
+        self.reference = Reference.parse(reference) if isinstance(reference, str) else reference
+        self.hubs = tuple(hubs) if isinstance(hubs, Sequence) else (hubs,)
+        self.store, self.progress = store, progress
+        self.catalog = catalog or Catalog.packaged()
+        self.trust = trust or Trust()
+        self.pin = self.trust.pinned(self.reference, self.catalog)
+        if self.trust.locked and self.pin is None:
+            place = self.trust.lock.path if self.trust.lock else pins.LOCK_NAME
+            raise NotLocked.for_name(str(self.reference), place)
+
+    def installed(self, any_copy: bool) -> PullResult | None:
+        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or
+        `any_copy` will do."""
+        pin = self.pin
+        if pin is not None:
+            found = [
+                r
+                for r in self.store.installed()
+                if r.id.key == pin.artifact_id.key and r.digest == pin.digest
+            ]
+            record = (
+                found[0]
+                if found and pin.same_bytes(found[0].digest, found[0].manifest_sha256)
+                else None
+            )
+        elif any_copy or self.reference.digest is not None:
+            record = find_installed(self.reference, self.store, self.catalog)
+        else:
+            return None
+        stored = _open_intact(self.store, record)
+        return None if stored is None else _present(stored, stored.record.source)
+
+    def remember_copy(self, record: Record) -> None:
+        """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""
+        if self.pin is None:
+            known = self.trust.known.read().pin(record.id)
+            same = known is not None and known.same_bytes(record.digest, record.manifest_sha256)
+            source: pins.Source = "manifest" if record.manifest_sha256 else "listing"
+            self.trust.remember(
+                known if known and same else _pin(record, record.source, record.revision, source)
+            )
+
+    def ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
+        """`call` of the first hub that answers; the hub of a pin first, at its commit."""
+        hubs = self.hubs
+        if self.pin is not None:
+            home = [hub for hub in hubs if _base(hub.name) == _base(self.pin.hub)]
+            hubs = (*home, *(hub for hub in hubs if hub not in home))
+        return first_answer(hubs, call, name=str(self.reference))
+
+    def offer(self, hub: Hub) -> Offer:
+        """What `hub` offers, its listing already held against every promise."""
+        pin = self.pin
+        if (
+            pin is not None
+            and _base(hub.name) == _base(pin.hub)
+            and _COMMIT.fullmatch(pin.revision or "")
+        ):
+            return self._pinned_offer(hub.at(str(pin.revision)), pin)
+        view = HubView.open(hub, self.catalog, trust=self.trust)
+        resolved = find(self.reference, view) if pin is None else view.offer(pin.artifact_id)
+        return self._checked(view, resolved)
+
+    def obtain(self, hub: Hub) -> PullResult:
+        """Take what `hub` offers into the store, unless the same bytes are there."""
+        offer = self.offer(hub)
+        with locks.held(f"pull {offer.resolved.id.key}", root=self.store.root):
+            known = self.store.find(offer.resolved.id)
+            stored = (
+                _open_intact(self.store, known) if known and _same(offer.resolved, known) else None
+            )
+            if stored is not None:
+                result = _present(stored, hub.name, offer.resolved.warnings)
+            else:
+                result = self._download(offer, known)
+            self._remember(offer, result)
+        return result
+
+    def _pinned_offer(self, hub: Hub, pin: Pin) -> Offer:
+        try:
+            view = HubView(hub, self.catalog, Index.empty())
+            return self._checked(view, view.offer(pin.artifact_id))
+        except RevisionNotFound as error:
+            raise RevisionGone(
+                f"{hub.title} no longer has commit {str(pin.revision)[:12]}, which {pin.id} is"
+                " locked to.",
+                hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
+            ) from error
+
+    def _checked(self, view: HubView, resolved: ResolvedArtifact) -> Offer:
+        promises = tuple(
+            self.trust.promises(
+                resolved.id, entry=resolved.entry, packaged=resolved.packaged_promise
+            )
+        )
+        known = self.store.find(resolved.id)
+        if known is not None:
+            promises = (*promises, trust.of_record(known))
+        offer = Offer(view, resolved, promises)
+        self._check(offer, resolved.digest)
+        return offer
+
+    def _check(self, offer: Offer, digest: str | None) -> None:
+        resolved = offer.resolved
+        self.trust.check(
+            resolved.id,
+            digest,
+            resolved.manifest_sha256,
+            of=offer.promises,
+            hub=offer.view.hub.title,
+        )
+
+    def _download(self, offer: Offer, known: Record | None) -> PullResult:
+        resolved = offer.resolved
+        files = fetch_files(resolved, self.progress)
+        verified = verify_payload(resolved, files)
+        # A listing without digests promised nothing before; promises must hold for the bytes
+        # themselves.
+        self._check(offer, verified.digest)
+        wanted = self.reference.digest
+        if wanted is not None and not verified.digest.startswith(wanted):
+            raise DigestMismatchError.for_content(
+                str(resolved.id), want=wanted, got=verified.digest
+            )
+        if resolved.manifest_bytes is not None:
+            files[FILE_NAME] = resolved.manifest_bytes
+        origin = EntryOrigin(
+            resolved.hub.revision if offer.view.is_remote else None,
+            verified.level,
+            verified.warnings,
+        )
+        artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
+        if known is not None and known.path != artifact.record.path:
+            self.store.remove(known)
+        first_use = resolved.manifest is None and not offer.promises
+        warnings = (*resolved.warnings, *verified.warnings)
+        return PullResult(
+            artifact, False, first_use, resolved.hub.name, verified.level, warnings, (), verified
+        )
+
+    def _remember(self, offer: Offer, result: PullResult) -> None:
+        hub = offer.resolved.hub
+        revision = hub.revision if offer.view.is_remote else None
+        pin = _pin(result.artifact.record, hub.name, revision, _source(offer.resolved))
+        self.trust.remember(pin, hub=hub.name, index=offer.view.index)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An offer of a hub and everything promised about it before."""
+
+    view: HubView
+    resolved: ResolvedArtifact
+    promises: tuple[Promise, ...]
+
+
+def _present(stored: StoredArtifact, hub: str, warnings: tuple[str, ...] = ()) -> PullResult:
+    record = stored.record
+    return PullResult(stored, True, False, hub, record.level, (*warnings, *record.warnings))
+
+
+def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) -> Pin:
+    return Pin(
+        id=str(record.id),
+        digest=record.digest,
+        files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+        manifest_sha256=record.manifest_sha256,
+        hub=hub,
+        revision=revision,
+        first_seen=pins.now(),
+        source=source,
+    )
+
+
+def _open_intact(store: Store, record: Record | None) -> StoredArtifact | None:
+    """The stored copy, or `None` when there is none or it rotted; its record stays, which says what
+    is expected."""
+    if record is None:
+        return None
+    try:
+        return store.open(record.digest, record.id)
+    except (DigestMismatchError, MalformedFile):
+        return None
+
+
+def _same(resolved: ResolvedArtifact, known: Record) -> bool:
+    return (
+        resolved.digest in (None, known.digest)
+        and resolved.manifest_sha256 == known.manifest_sha256
+    )
+
+
+def _source(resolved: ResolvedArtifact) -> pins.Source:
+    if resolved.entry is not None:
+        return "index"
+    if resolved.manifest is not None:
+        return "manifest"
+    return "content" if resolved.digest is None else "listing"
+
+
+def _base(name: str) -> str:
+    """A hub's name without the revision that was asked for."""
+    return name if name.startswith("file:") else name.partition("@")[0].casefold()
