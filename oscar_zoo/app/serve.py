@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from oscar_zoo.app import server_records, targets
-from oscar_zoo.app.api_key import read_key
+from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.app.prepare_serve import Prepared, check_memory, prepare
@@ -27,7 +27,7 @@ from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.engines.sglang.launch.ready import read_facts
-from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.server_client import ServerClient
 
 ANSWER_SECONDS = 60.0
@@ -105,7 +105,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         OscarZooError: as `open_to_serve` and `prepare`.
     """
     check_extra_flags(request.extra)
-    key = _key(request.expose, request.api_key_file)
+    key = key_for(request.expose, request.api_key_file)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     wish.check()
@@ -199,15 +199,6 @@ def _run(wanted: WantedServer, prepared: Prepared, observer: Observer) -> Runnin
             _child=started.child,
             _ends=stack.pop_all(),
         )
-
-
-def _key(expose: str | None, api_key_file: Path | None) -> str | None:
-    if expose is not None and api_key_file is None:
-        raise UsageError(
-            f"listening on {expose} needs an API key.",
-            hint="put one into a file and add --api-key-file FILE",
-        )
-    return None if api_key_file is None else read_key(api_key_file)
 
 
 def _record(wanted: WantedServer, prepared: Prepared) -> server_records.ServerRecord:

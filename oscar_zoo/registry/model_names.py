@@ -10,7 +10,7 @@ from shlex import quote
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import check_part, is_path, path_text
+from oscar_zoo.artifact.names import check_part, path_text
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
@@ -68,31 +68,6 @@ class ModelChoice:
             )
 
 
-def choose_model(model: str | Path) -> ModelChoice:
-    """Find out what `model` means.
-
-    A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
-    as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
-    and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
-    as an alias.
-
-    Raises:
-        PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
-    """
-    if isinstance(model, Path) or is_path(model):
-        return model_in_folder(Path(model).expanduser())
-    choice, path = model_called(model), Path(model)
-    if choice is not None:
-        check_part(choice.name, "model name")
-        return choice
-    if holds_model(path):
-        return model_in_folder(path)
-    version, catalog = aliased(model), Catalog.packaged()
-    if version is not None and catalog.recipe(version.model) is not None:
-        return choose_model(version.model)
-    raise _unknown(model, catalog.close_matches(model))
-
-
 def model_called(name: str) -> ModelChoice | None:
     """The model that `name` alone means: a model of the zoo, or an id such as `Qwen/Qwen3-8B` on a
     hub or of a folder here. `None` for any other name."""
@@ -123,6 +98,27 @@ def model_in_folder(path: Path) -> ModelChoice:
     if not path.is_dir():
         raise PathNotFound.for_path(path_text(path), "model folder")
     return _of_folder(path, None)
+
+
+def named_model(name: str) -> ModelChoice:
+    """The model that `name` means: see `model_called`; else a folder of that name, or the model of
+    the one version that has it as an alias.
+
+    Raises:
+        PathNotFound, UsageError, InvalidName: it means nothing.
+    """
+    choice, path = model_called(name), Path(name)
+    if choice is not None:
+        check_part(choice.name, "model name")
+        return choice
+    if holds_model(path):
+        return _of_folder(path, None)
+    version = aliased(name)
+    recipe = None if version is None else Catalog.packaged().recipe(version.model)
+    choice = None if recipe is None else model_called(recipe.name)
+    if choice is None:
+        raise _unknown(name, Catalog.packaged().close_matches(name))
+    return choice
 
 
 def recorded_model(model_id: str) -> ModelChoice:
