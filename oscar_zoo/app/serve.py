@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
+from oscar_zoo.app.server_records import ServerRecord
 from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.sources import Sources
@@ -25,7 +25,6 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
-from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.engines.sglang.launch.ready import read_facts
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.server_client import ServerClient
@@ -147,7 +146,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
     )
     try:
-        return _run(wanted, prepared, observer)
+        return _run(wanted, prepared, request.port, observer)
     except ServerFailed as error:
         again = request.command_line(model="DIR")
         raise with_next_step(error, prepared.choice.source, again) from None
@@ -173,10 +172,17 @@ def with_next_step(error: ServerFailed, source: str, again: str) -> ServerFailed
     return ServerFailed(error.message, hint=f"{step}; {error.hint}")
 
 
-def _run(wanted: WantedServer, prepared: Prepared, observer: Observer) -> RunningServer:
+def _run(wanted: WantedServer, prepared: Prepared, port: int, observer: Observer) -> RunningServer:
     began, artifact = time.monotonic(), prepared.artifact
+    record = ServerRecord.of_this_process(
+        host=wanted.host,
+        port=port,
+        model=prepared.choice.model_id,
+        artifact=artifact.label,
+        log=wanted.log,
+    )
     with ExitStack() as stack:
-        entry = stack.enter_context(server_records.registered(_record(wanted, prepared)))
+        entry = stack.enter_context(server_records.registered(record))
         news = StartObserver(prepared.choice.source, observer)
         started = stack.enter_context(own_server(wanted, news))
         client = ServerClient(started.url, timeout=ANSWER_SECONDS, key=wanted.api_key)
@@ -199,18 +205,3 @@ def _run(wanted: WantedServer, prepared: Prepared, observer: Observer) -> Runnin
             _child=started.child,
             _ends=stack.pop_all(),
         )
-
-
-def _record(wanted: WantedServer, prepared: Prepared) -> server_records.ServerRecord:
-    me, port = Process.of(os.getpid()), wanted.port
-    assert me is not None and port is not None
-    return server_records.ServerRecord(
-        process=me,
-        port=port,
-        url=f"{plan.url(wanted.host, port)}/v1",
-        model=prepared.choice.model_id,
-        artifact=prepared.artifact.label,
-        log=str(wanted.log),
-        since=server_records.now(),
-        state="starting",
-    )

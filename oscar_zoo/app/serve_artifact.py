@@ -45,7 +45,8 @@ def open_to_serve(
         OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
     if isinstance(target, PathTarget):
-        return open_folder(_one_of_tree(target, model))
+        folder = _one_of_tree(target, model)
+        return open_folder(folder)
     try:
         return open_named(target, sources, observer)
     except OscarZooError as error:

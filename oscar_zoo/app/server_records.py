@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
+from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
 
@@ -46,6 +48,24 @@ class ServerRecord:
     log: str
     since: str
     state: State
+
+    @classmethod
+    def of_this_process(
+        cls, *, host: str, port: int, model: str, artifact: str, log: Path
+    ) -> ServerRecord:
+        """The record of a server that this process starts now; see the attributes."""
+        me = Process.of(os.getpid())
+        assert me is not None, "this process runs"
+        return cls(
+            process=me,
+            port=port,
+            url=f"{plan.url(host, port)}/v1",
+            model=model,
+            artifact=artifact,
+            log=str(log),
+            since=now(),
+            state="starting",
+        )
 
     @classmethod
     def parse(cls, data: bytes) -> ServerRecord:

@@ -215,8 +215,10 @@ def test_without_a_network_only_a_model_that_is_here_is_offered(
 
 def test_an_unknown_id_may_be_a_slip_or_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     hint = error_of(capsys, 3, "pull", "Qwen/Qwen3-7B")["hint"]
-    assert "did you mean Qwen3-8B" in hint and hint.endswith(
-        "oscar-zoo pull Qwen/Qwen3-7B --compute"
+    assert (
+        "did you mean" in hint
+        and "Qwen3-8B" in hint
+        and hint.endswith("oscar-zoo pull Qwen/Qwen3-7B --compute")
     )
 
 
