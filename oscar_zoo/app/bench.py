@@ -15,7 +15,8 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import LABELS, Report
-from oscar_zoo.engines.sglang import concurrency, flags
+from oscar_zoo.engines.sglang import concurrency
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import ports, preflight, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
@@ -214,8 +215,9 @@ def _usual_requests(
     """The number of concurrent requests of an INT2 server with these flags on this machine."""
     if subject.geometry is None:
         return concurrency.UNKNOWN
-    parallel = flags.tensor_parallel(extra) or 1
-    layout = concurrency.Layout.of_flags(extra, tp=parallel)
+    flags = SizeFlags.parse(extra)
+    parallel = flags.tensor_parallel or 1
+    layout = concurrency.Layout.of_flags(flags, tp=parallel)
     demand = preflight.ServerDemand(
         model=subject.choice.name,
         geometry=subject.geometry,
@@ -225,7 +227,7 @@ def _usual_requests(
         device=device,
         gpu=gpu,
         tensor_parallel=parallel,
-        extra=extra,
+        flags=flags,
         memory=concurrency.gpu_memory(gpu, layout.gpus),
     )
     return demand.usual_requests

@@ -15,7 +15,7 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.bench import load_run
 from oscar_zoo.bench.load_clients import Load
 from oscar_zoo.bench.load_run import LoadLimits, LoadReport
-from oscar_zoo.engines.sglang import flags
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import staging
 from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
@@ -84,7 +84,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
             gpu=gpu,
             flags=(*(RANDOM_WEIGHTS if subject.random_weights else ()), *request.extra),
         )
-        gpus = 0 if device == "cpu" else flags.tensor_parallel(request.extra) or 1
+        gpus = 0 if device == "cpu" else SizeFlags.parse(request.extra).tensor_parallel or 1
         with own_server(wanted, StartObserver(subject.choice.name, observer)) as started:
             report = load_run.measure(
                 started.child,

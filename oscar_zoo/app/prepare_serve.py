@@ -10,7 +10,8 @@ from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.serve_artifact import with_folder
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.engines.sglang import concurrency, flags
+from oscar_zoo.engines.sglang import concurrency
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.model_names import ModelChoice
@@ -64,7 +65,7 @@ def prepare(
     clip: Clip | None,
     device: str,
     gpu: int,
-    extra: tuple[str, ...],
+    flags: SizeFlags,
     usual_gpus: bool = False,
 ) -> Prepared:
     """Choose model, recipe and number of GPUs, and refuse what does not go together.
@@ -73,7 +74,7 @@ def prepare(
         text: how the user called the artifact, for errors.
         model: model to serve, or `None` for the artifact's base model.
         clip: clip ratios in place of the recipe's.
-        extra: engine flags of the user.
+        flags: engine flags of the user.
         usual_gpus: take as many GPUs as the zoo does, however many are here.
 
     Raises:
@@ -83,13 +84,13 @@ def prepare(
     choice = model_for(artifact, model, observer, again=with_folder("serve", text))
     geometry = geometry_for(choice)
     recipe = recipe_for(artifact, choice, geometry).override(clip=clip)
-    parallel = flags.tensor_parallel(extra)
+    parallel = flags.tensor_parallel
     if parallel is None:
         parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
     return Prepared(artifact, choice, geometry, recipe, device, gpu, parallel)
 
 
-def check_memory(prepared: Prepared, extra: tuple[str, ...]) -> None:
+def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
     """Refuse a server that cannot fit on its devices, which are of this machine.
 
     Raises:
@@ -103,7 +104,7 @@ def check_memory(prepared: Prepared, extra: tuple[str, ...]) -> None:
     weights, itemsize = (
         preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)
     )
-    gpus = concurrency.Layout.of_flags(extra, tp=parallel).gpus
+    gpus = concurrency.Layout.of_flags(flags, tp=parallel).gpus
     demand = preflight.ServerDemand(
         model=choice.name,
         geometry=prepared.geometry,
@@ -113,7 +114,7 @@ def check_memory(prepared: Prepared, extra: tuple[str, ...]) -> None:
         device=prepared.device,
         gpu=gpu,
         tensor_parallel=parallel,
-        extra=extra,
+        flags=flags,
         memory=concurrency.gpu_memory(gpu, gpus) if on_gpu else None,
     )
     preflight.check_memory(demand, preflight.free_memory(prepared.device, gpu, parallel))

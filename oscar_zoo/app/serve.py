@@ -22,6 +22,7 @@ from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
@@ -104,6 +105,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         OscarZooError: as `open_to_serve` and `prepare`.
     """
     check_extra_flags(request.extra)
+    size = SizeFlags.parse(request.extra)
     key = key_for(request.expose, request.api_key_file)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
@@ -124,9 +126,9 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         clip=request.clip,
         device=device,
         gpu=gpu,
-        extra=request.extra,
+        flags=size,
     )
-    check_memory(prepared, request.extra)
+    check_memory(prepared, size)
     wanted = WantedServer(
         model=prepared.model,
         revision=request.revision,

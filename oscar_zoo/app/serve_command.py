@@ -19,7 +19,8 @@ from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang import flags, served_artifact
+from oscar_zoo.engines.sglang import served_artifact
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, staging
 from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
@@ -70,6 +71,7 @@ def command(
         OscarZooError: as `open_to_serve` and `prepare`.
     """
     check_extra_flags(request.extra)
+    size = SizeFlags.parse(request.extra)
     if request.api_key_file is not None or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
@@ -97,11 +99,11 @@ def command(
         clip=request.clip,
         device=device,
         gpu=gpu,
-        extra=request.extra,
+        flags=size,
         usual_gpus=wanted_device is not None,
     )
     if not stock:
-        return _fork(prepared, request.port, request.revision, request.extra)
+        return _fork(prepared, size, request.port, request.revision, request.extra)
     return _stock(prepared, request.port, request.revision, request.extra, offline=request.offline)
 
 
@@ -147,19 +149,22 @@ def _stock(
 
 
 def _fork(
-    prepared: Prepared, port: int, revision: str | None, extra: tuple[str, ...]
+    prepared: Prepared,
+    size: SizeFlags,
+    port: int,
+    revision: str | None,
+    extra: tuple[str, ...],
 ) -> ServeCommand:
     """For the fork, which reads the files of the artifact itself."""
     k, v = both_sides(prepared.artifact)
     fork_command.check_format(k, v)
-    wanted = flags.tensor_parallel(extra)
     options = fork_command.ForkOptions(
         model=prepared.model,
         k_file=_file(prepared.artifact, "k"),
         v_file=_file(prepared.artifact, "v"),
         head_dim=k.head_dim,
         recipe=prepared.recipe,
-        tensor_parallel=prepared.tensor_parallel if wanted is None else None,
+        tensor_parallel=prepared.tensor_parallel if size.tensor_parallel is None else None,
         host=plan.LOOPBACK,
         port=port,
         revision=revision,

@@ -10,11 +10,11 @@ Needs neither torch nor sglang.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.sglang.flags import flag_value
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.models import nvidia_smi
 
 SHARE = 0.05
@@ -22,9 +22,6 @@ SHARE = 0.05
 FEWEST, MOST, STEP = 16, 128, 8
 UNKNOWN = 64
 """Number of requests if no driver tells the size of the memory."""
-DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
-PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
-ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
 
 
 @dataclass(frozen=True)
@@ -52,19 +49,14 @@ class Layout:
         return cls(tp, pp, 1, dp) if dp_attention else cls(tp, pp, dp, 1)
 
     @classmethod
-    def of_flags(cls, extra: Sequence[str], *, tp: int) -> Layout:
-        """From engine flags of the user; SGLang says what is wrong with one that is no number."""
-
-        def number(names: Sequence[str]) -> int:
-            text = flag_value(extra, *names) or "1"
-            return max(1, int(text)) if text.isdecimal() else 1
-
+    def of_flags(cls, flags: SizeFlags, *, tp: int) -> Layout:
+        """From engine flags of the user, on `tp` GPUs per group."""
         return cls.make(
             tp=tp,
-            pp=number(PIPELINE_PARALLEL),
-            dp=number(DATA_PARALLEL),
-            dp_attention="--enable-dp-attention" in extra,
-            attn_dp=number(ATTENTION_DATA_PARALLEL),
+            pp=flags.pipeline_parallel,
+            dp=flags.data_parallel,
+            dp_attention=flags.dp_attention,
+            attn_dp=flags.attention_data_parallel,
         )
 
     @property

@@ -16,6 +16,7 @@ from tiny_artifacts import payload, write_folder
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import concurrency, worker
 from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.hooks import server_args
 
 ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L40S, 46068, 40000")
@@ -136,14 +137,14 @@ def test_gpus_of_today(mib: int, requests: int, larger: int) -> None:
 
 
 def test_flags_say_how_a_server_is_spread() -> None:
-    flags = ["--dp-size", "4", "--pp=2", "--attention-backend=x"]
-    assert (
-        Layout.of_flags(flags, tp=4) == Layout(tp=4, pp=2, replicas=4)
-        and Layout.of_flags(flags, tp=4).gpus == 32
-    )
-    assert Layout.of_flags([*flags, "--enable-dp-attention"], tp=4) == Layout(tp=4, pp=2, workers=4)
-    assert Layout.of_flags(["--attn-dp-size=2"], tp=4) == Layout(tp=4, workers=2)
-    assert Layout.of_flags(["--dp=x", "--pp=0"], tp=1) == Layout()
+    def layout(*flags: str, tp: int = 4) -> Layout:
+        return Layout.of_flags(SizeFlags.parse(flags), tp=tp)
+
+    spread = ("--dp-size", "4", "--pp=2", "--attention-backend=x")
+    assert layout(*spread) == Layout(tp=4, pp=2, replicas=4) and layout(*spread).gpus == 32
+    assert layout(*spread, "--enable-dp-attention") == Layout(tp=4, pp=2, workers=4)
+    assert layout("--attn-dp-size=2") == Layout(tp=4, workers=2)
+    assert layout("--dp=x", "--pp=0", tp=1) == Layout()
 
 
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oscar_zoo.engines.sglang.flags import TENSOR_PARALLEL, flag_value, tensor_parallel
+from oscar_zoo.engines.sglang.flags import TENSOR_PARALLEL, SizeFlags, flag_value
 from oscar_zoo.errors import UsageError
 
 
@@ -15,7 +15,16 @@ def test_values_of_flags_in_every_spelling() -> None:
 
 
 def test_the_number_of_gpus() -> None:
-    assert tensor_parallel(["--tp=2"]) == 2 and tensor_parallel(["--page-size=16"]) is None
+    assert SizeFlags.parse(["--tp=2"]).tensor_parallel == 2
+    assert SizeFlags.parse(["--page-size=16"]) == SizeFlags()
     for flags in (["--tp=two"], ["--tp=0"]):
         with pytest.raises(UsageError, match="is not a number of GPUs"):
-            tensor_parallel(flags)
+            SizeFlags.parse(flags)
+
+
+def test_numbers_that_are_none_are_left_to_sglang() -> None:
+    words = ["--mem-fraction-static=half", "--max-running-requests=many", "--dp=x", "--pp=0"]
+    flags = SizeFlags.parse(words)
+    assert (flags.memory_fraction, flags.requests) == (1.0, None)
+    assert (flags.data_parallel, flags.pipeline_parallel) == (1, 1)
+    assert SizeFlags.parse(["--mem-fraction-static", "1.5"]).memory_fraction == 1.0

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import concurrency, config_refusals
 from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.flags import ITEMSIZES, device_flags, flag_value
+from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
 from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.models import config_file, host_memory, model_folder, nvidia_smi
 
-UNKNOWN_WEIGHTS = (
-    "--quantization",
-    "--cpu-offload-gb",
-    "--load-format",
-    "--pp",
-    "--pp-size",
-    "--json-model-override-args",
-)
-"""Flags with which the size of the weights cannot be told from the files of a model."""
 ALL_OF_A_GPU = 0.95
 LIKELY_ENOUGH = (2, 4, 8)
 
@@ -70,7 +61,7 @@ class ServerDemand:
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
         tensor_parallel: number of GPUs.
-        extra: engine flags of the user.
+        flags: engine flags of the user.
         memory: total bytes of the smallest GPU, or `None` if unknown.
     """
 
@@ -82,19 +73,19 @@ class ServerDemand:
     device: str
     gpu: int = 0
     tensor_parallel: int = 1
-    extra: tuple[str, ...] = ()
+    flags: SizeFlags = field(default_factory=SizeFlags)
     memory: int | None = None
 
     @property
     def dtype_bytes(self) -> int:
         """Bytes of one number in the type of the model when it runs."""
         usual = device_flags(self.device).get("--dtype", "auto")
-        return ITEMSIZES.get(flag_value(self.extra, "--dtype") or usual, 2)
+        return ITEMSIZES.get(self.flags.dtype or usual, 2)
 
     @property
     def layout(self) -> Layout:
         """How the server is spread over GPUs."""
-        return Layout.of_flags(self.extra, tp=self.tensor_parallel)
+        return Layout.of_flags(self.flags, tp=self.tensor_parallel)
 
     @property
     def token(self) -> int:
@@ -116,16 +107,13 @@ class ServerDemand:
 
     def demand(self) -> Demand:
         """The least that one device has to hold."""
-        asked = flag_value(self.extra, "--max-running-requests") or ""
-        # SGLang says what is wrong with one that is no number.
-        requests = int(asked) if asked.isdecimal() else self.usual_requests
+        asked = self.flags.requests
+        requests = self.usual_requests if asked is None else asked
         row = (self.windows.sink + self.windows.recent) * self.token
         return Demand(self._weights(), row, max(1, requests // self.layout.workers))
 
     def _weights(self) -> int:
-        if self.weights is None or any(
-            flag_value(self.extra, name) is not None for name in UNKNOWN_WEIGHTS
-        ):
+        if self.weights is None or not self.flags.weights_known:
             return 0
         scale = 1.0 if self.itemsize is None else self.dtype_bytes / self.itemsize
         return int(self.weights * scale) // self.tensor_parallel
@@ -206,11 +194,8 @@ def free_memory(
 
 def _fraction(server: ServerDemand) -> float:
     usual = device_flags(server.device).get("--mem-fraction-static", str(ALL_OF_A_GPU))
-    text = flag_value(server.extra, "--mem-fraction-static") or usual
-    try:
-        return min(1.0, float(text))
-    except ValueError:
-        return 1.0  # SGLang says what is wrong with it
+    asked = server.flags.memory_fraction
+    return float(usual) if asked is None else asked
 
 
 def _ways(server: ServerDemand, need: Demand, free: int, usable: int) -> list[str]:
