@@ -6,10 +6,12 @@ may read any slot of a shared prefix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +46,14 @@ class SlotShape:
         return self.num_layers * self.num_kv_heads * per_head
 
 
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """Zeros, which on a CPU take no memory before they are written."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    blank = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)  # `torch.zeros` writes every page
+    return torch.from_numpy(blank).view(dtype).view(size)
+
+
 class SlotStore:
     """Codes and affine parameters of all slots, one pair of tensors per layer.
 
@@ -63,9 +73,13 @@ class SlotStore:
         )
 
     def rows(self, width: int, dtype: torch.dtype, device: str | torch.device) -> list[Tensor]:
-        """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer."""
+        """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer.
+
+        On a CPU the system gives a page when it is first written, so that a store of many gigabytes
+        is there at once.
+        """
         size = (self.shape.num_slots, self.shape.num_kv_heads, width)
-        return [torch.zeros(size, dtype=dtype, device=device) for _ in range(self.shape.num_layers)]
+        return [zeros(size, dtype, device) for _ in range(self.shape.num_layers)]
 
     def layer(self, index: int, windows: WindowStore) -> LayerCache:
         """The cache of one layer: its slots, with the windows that lie on top of them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from int2_test_plugin import exact
@@ -107,3 +110,17 @@ def test_the_numbers_of_the_design() -> None:
     token = SlotShape(36, 0, 8, spec, spec).token_bytes()
     assert token == 20_736
     assert 8 * token / (36 * 8 * 2 * 128) == 2.25
+
+
+def test_a_store_on_a_cpu_takes_memory_when_it_is_written() -> None:
+    before = resident()
+    store = SlotStore(SlotShape(1, 40_000_000, 3, K, V), "cpu")
+    assert store.nbytes > 4e9 and resident() - before < 1e9
+    last = torch.tensor([39_999_999])
+    write(store, 0, last, some(1))
+    assert store.codes[0][last].any() and not store.codes[0][last - 1].any()
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
