@@ -97,6 +97,19 @@ class Process:
             os.close(handle)
 
 
+def in_group(group: int) -> set[int]:
+    """Numbers of the living processes of a process group."""
+    return {int(place.name) for place in Path("/proc").glob("[0-9]*") if _group_of(place) == group}
+
+
+def _group_of(place: Path) -> int | None:
+    try:
+        fields = (place / "stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
+    except OSError:  # gone meanwhile
+        return None
+    return None if fields[0] in DEAD else int(fields[2])
+
+
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 

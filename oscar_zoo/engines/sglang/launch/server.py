@@ -1,9 +1,9 @@
 """The server as a child process: start it, wait until it is healthy, end it with all it started.
 
 The child gets a session (process group) of its own, so that everything it spawned ends with it:
-SIGTERM first, and SIGKILL after a grace period. SIGTERM to this process lets the server finish its
-requests first. If this process dies without a chance to clean up, the kernel ends the child
-(PR_SET_PDEATHSIG) and a watchdog ends the rest of its group.
+SIGTERM first, and SIGKILL after a grace period, which is short once only the child is left. SIGTERM
+to this process lets the server finish its requests first. If this process dies without a chance to
+clean up, the kernel ends the child (PR_SET_PDEATHSIG) and a watchdog ends the rest of its group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from oscar_zoo.engines.sglang.launch import watchdog
+from oscar_zoo.engines.sglang.launch import processes, watchdog
 from oscar_zoo.engines.sglang.launch.failure_cause import cause_in
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
@@ -30,6 +30,9 @@ from oscar_zoo.errors import ServerFailed
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
+ALONE_SECONDS = 1.0
+"""Seconds of the grace period for a child whose workers are gone. SGLang takes their end for a
+crash and would sleep for five seconds before it ends itself."""
 DRAIN_SECONDS = 300.0
 """Seconds that requests may take to finish after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
@@ -143,6 +146,8 @@ class Server:
             self._process.poll()
             if not _group_alive(self._process.pid):
                 break
+            if processes.in_group(self._process.pid) == {self._process.pid}:
+                deadline = min(deadline, time.monotonic() + ALONE_SECONDS)
             time.sleep(0.05)
         _signal_group(self._process.pid, signal.SIGKILL)
         self._process.wait()

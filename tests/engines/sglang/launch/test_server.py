@@ -79,10 +79,64 @@ def test_a_child_that_ignores_sigterm_is_killed(
         " flush=True); time.sleep(600)"
     )
     with server.running(plan(stubborn), tmp_path / "log") as child:
-        while "up" not in (tmp_path / "log").read_text():
-            assert child.returncode is None
-            time.sleep(0.01)
+        begun(child)
     assert child.returncode == -signal.SIGKILL
+
+
+WITH_WORKER = """
+import signal, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+def ended(*_):
+    worker.wait()
+    {then}
+signal.signal(signal.SIGTERM, ended)
+worker.stdout.readline()
+print("up", flush=True)
+while True: signal.pause()
+"""
+
+
+def begun(child: server.Server) -> None:
+    while "up" not in child.log.read_text():
+        assert child.returncode is None
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(60)
+def test_a_child_that_lingers_without_its_workers_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang does, which takes the end of its workers for a crash."""
+    monkeypatch.setattr(server, "GRACE_SECONDS", 600)
+    worker = "import time; print(flush=True); time.sleep(600)"
+    with server.running(
+        plan(WITH_WORKER.format(then="time.sleep(600)"), worker), tmp_path / "log"
+    ) as child:
+        begun(child)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_workers_have_the_whole_grace_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker gives its memory back before it ends, and the child waits for it."""
+    monkeypatch.setattr(server, "ALONE_SECONDS", 0.0)
+    worker = """
+import pathlib, signal, sys, time
+def release(*_):
+    time.sleep(0.5)
+    pathlib.Path(%r).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, release)
+print(flush=True)
+while True: signal.pause()
+"""
+    released = tmp_path / "released"
+    with server.running(
+        plan(WITH_WORKER.format(then="sys.exit(0)"), worker % str(released)), tmp_path / "log"
+    ) as child:
+        begun(child)
+    assert released.exists()
 
 
 def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> None:
