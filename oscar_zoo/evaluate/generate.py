@@ -27,6 +27,7 @@ from oscar_zoo.evaluate.simulated_cache import (
 )
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax, attend
 
 
 def greedy_generate(
@@ -128,7 +129,7 @@ class GenerationRequest:
         stretches, mask = self._reads(positions, cached)
 
         def attention(
-            layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+            layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
         ) -> Tensor:
             layer = self._layers[layer_id]
             rows = layer.encode(key, value)
@@ -137,7 +138,7 @@ class GenerationRequest:
                 rows = torch.cat([old[0], rows[0]], -2), torch.cat([old[1], rows[1]], -2)
             self._stored[layer_id] = rows
             return layer.attend(
-                query, take_rows(rows[0], stretches), take_rows(rows[1], stretches), mask, scaling
+                query, take_rows(rows[0], stretches), take_rows(rows[1], stretches), mask, softmax
             )
 
         with attention_scope(self._model, attention), torch.inference_mode():
@@ -170,7 +171,7 @@ class _Layer(Protocol):
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax
     ) -> Tensor: ...
 
 
@@ -181,16 +182,9 @@ class _ExactLayer:
         return key[None], value[None]
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax
     ) -> Tensor:
-        group = query.shape[1] // key.shape[1]
-        return torch.nn.functional.scaled_dot_product_attention(
-            query,
-            key.repeat_interleave(group, 1),
-            value.repeat_interleave(group, 1),
-            attn_mask=mask,
-            scale=scaling,
-        )
+        return attend(query, key, value, mask, softmax)
 
 
 def _chunks(

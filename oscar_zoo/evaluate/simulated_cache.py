@@ -20,6 +20,7 @@ from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.models.softmax import Softmax, attend
 
 QUERY_BLOCK = 256
 """Queries per attention call: bounds the mask, and the rows read only for the sake of
@@ -142,7 +143,7 @@ class SimulatedLayer:
         return pairs[0], pairs[1]
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax
     ) -> Tensor:
         """Softmax attention over transformed rows.
 
@@ -150,7 +151,7 @@ class SimulatedLayer:
             query: `[B, num_q_heads, T, head_dim]`, not transformed.
             key, value: `[B, num_kv_heads, R, ...]` float32, transformed: any list of `R` rows.
             mask: `[T, R]` bool, true where a query reads a row; at least one row per query.
-            scaling: factor of the logits.
+            softmax: of the layer.
 
         Returns:
             `[B, num_q_heads, T, v_head_dim]` in the dtype of `query`, in the model's own basis.
@@ -158,14 +159,36 @@ class SimulatedLayer:
         b, heads, t, _ = query.shape
         kv_heads = heads // self._group
         q = query.float().unflatten(1, (kv_heads, self._group)).flatten(2, 3)
+        shift = self._shift(q, softmax)
         if self._k.partner is not None:
             q = q @ self._k.partner
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, key, value, attn_mask=mask.repeat(self._group, 1), scale=scaling
-        )
+        if softmax.plain:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, key, value, attn_mask=mask.repeat(self._group, 1), scale=softmax.scaling
+            )
+        else:
+            by_head = q.unflatten(2, (self._group, t)).flatten(1, 2)
+            out = attend(by_head, key, value, mask, softmax, shift=shift)
+            out = out.unflatten(1, (kv_heads, self._group)).flatten(2, 3)
         if self._v.partner is not None:
             out = out @ self._v.partner.mT
         return out.reshape(b, heads, t, -1).to(query.dtype)
+
+    def _shift(self, q: Tensor, softmax: Softmax) -> Tensor | None:
+        """What centred keys lack in the logits of a query: `scaling * q . mean`.
+
+        A plain softmax ignores it; a cap and learned sinks do not.
+
+        Args:
+            q: `[B, num_kv_heads, group * T, head_dim]`, not transformed.
+
+        Returns:
+            `[B, num_q_heads, T, 1]`, or `None` where nothing is lacking.
+        """
+        if self._k.mean is None or softmax.plain:
+            return None
+        lacking = softmax.scaling * (q @ self._k.mean.mT)
+        return lacking.unflatten(2, (self._group, -1)).flatten(1, 2)
 
 
 def take_rows(encoded: Tensor, stretches: Stretches) -> Tensor:
@@ -198,7 +221,7 @@ class SimulatedCache:
         }
 
     def __call__(
-        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
     ) -> Tensor:
         """Attention of one layer; see `models.AttentionFn`."""
         at = layer_id, key.device
@@ -211,7 +234,7 @@ class SimulatedCache:
         for p in positions.split(QUERY_BLOCK):
             stretches, mask = self._reads(p)
             rows = take_rows(k, stretches), take_rows(v, stretches)
-            blocks.append(layer.attend(query[:, :, p], *rows, mask, scaling))
+            blocks.append(layer.attend(query[:, :, p], *rows, mask, softmax))
         return torch.cat(blocks, 2)
 
     def _reads(self, p: Tensor) -> tuple[Stretches, Tensor]:

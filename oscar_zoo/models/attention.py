@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.exact_attention import exact_attention
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax
 
 # isort: split
 
@@ -19,18 +21,14 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], scaling) -> output
+AttentionFn = Callable[[int, Tensor, Tensor, Tensor, Softmax], Tensor]
+"""`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], softmax) -> output
 [B, n_q, T, dv]`"""
 
 SCOPE = "oscar_zoo_scope"
-BLOCKED = {
-    "s_aux": "attention sinks",
-    "softcap": "logit soft-capping",
-    "position_bias": "a position bias",
-}
-"""Arguments of an attention call that change the softmax, and their names in messages.
-`attention_scope` refuses them."""
+BLOCKED = {"position_bias": "a position bias"}
+"""Arguments of an attention call that change the softmax in ways that `Softmax` does not know, and
+their names in messages. `attention_scope` refuses them."""
 
 
 @contextmanager
@@ -50,7 +48,6 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
             does not simulate.
     """
     wanted, seen = set(model.block.attention_layers), set[int]()
-    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def routed(
         module: Any,
@@ -62,22 +59,14 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
     ) -> tuple[Tensor, None]:
         layer_id = getattr(module, "layer_idx", None)
         if layer_id not in wanted:
-            result: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, **rest)
-            return result
+            return exact_attention(module, query, key, value, attention_mask, **rest)
         for name, what in BLOCKED.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(
                     f"layer {layer_id} of {model.block.id} uses {what}, which is not simulated."
                 )
         seen.add(layer_id)
-        scaling = rest.get("scaling")
-        output = fn(
-            layer_id,
-            query,
-            key,
-            value,
-            query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        )
+        output = fn(layer_id, query, key, value, Softmax.of_call(query, rest))
         return output.transpose(1, 2).contiguous(), None
 
     before = model.model.config._attn_implementation

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 
 from oscar_zoo.models import checkpoint
+from oscar_zoo.models.exact_attention import EXACT
 from oscar_zoo.models.memory import FreeMemory, Workload, free_memory
 from oscar_zoo.models.placement import PlacementRequest, place_model
 
@@ -166,7 +167,7 @@ def _build(
                 config=outline.config,
                 state_dict=stored,
                 dtype=dtype,
-                attn_implementation="sdpa",
+                attn_implementation=EXACT,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, with the name of a tensor
             )

@@ -34,6 +34,7 @@ from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoment
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import load_model
+from oscar_zoo.models.softmax import Softmax
 
 # An engine starts in 15 to 25 seconds on two idle cores, and in minutes on busy ones.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
@@ -84,9 +85,9 @@ def transformers_sums(model: Path) -> dict[int, LayerMoments]:
         )
         sums[layer].set_weights(loaded.model.model.layers[layer].self_attn.o_proj.weight.detach())
 
-    def seen(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def seen(layer: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
         output = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            query, key, value, is_causal=True, scale=softmax.scaling, enable_gqa=True
         )
         sums[layer].add(query[0], key[0], value[0], output[0])
         calls.append((layer, key[0], value[0]))

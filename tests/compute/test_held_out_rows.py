@@ -21,6 +21,7 @@ from oscar_zoo.compute.capture.held_out_rows import (
 )
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.softmax import Softmax
 
 WINDOWS = Windows(sink=4, recent=6)
 CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ def test_history_is_what_a_server_reads_from_int2() -> None:
 def test_short_sequences_are_kept_whole() -> None:
     kept = empty()
     query, key, value = rows(40)
-    kept.add(3, query, key, value, 0.5)
+    kept.add(3, query, key, value, Softmax(0.5))
     layer = kept(3)
     one = layer.sequences[0]
     for queries in (one.even, one.focused):
@@ -56,7 +57,7 @@ def test_short_sequences_are_kept_whole() -> None:
         assert torch.equal(queries.rows, query[:, 10:])
     assert torch.equal(one.key, key)
     assert torch.equal(one.value, value)
-    assert layer.scaling == 0.5
+    assert layer.softmax.scaling == 0.5
     assert torch.equal(layer.o_proj, torch.eye(8))
 
 
@@ -69,7 +70,7 @@ def test_of_long_sequences_spaced_and_focused_queries_are_kept(
     query[1, 333] = 40 * key[0, 77]  # head 1 reads KV head 0
     query[2, 444] = 40 * key[1, 442]  # inside the recent window: no history
     kept = empty()
-    kept.add(0, query, key, value, 1.0)
+    kept.add(0, query, key, value, Softmax(1.0))
     one = kept(0).sequences[0]
     assert one.even.positions.diff().unique().tolist() == [-(-590 // EVEN)]
     assert EVEN / 2 < len(one.even.positions) <= EVEN
@@ -82,7 +83,7 @@ def test_of_long_sequences_spaced_and_focused_queries_are_kept(
 
 def test_sequences_without_history_keep_no_query() -> None:
     kept = empty()
-    kept.add(0, *rows(7), 1.0)
+    kept.add(0, *rows(7), Softmax(1.0))
     one = kept(0).sequences[0]
     assert len(one.even.positions) == len(one.focused.positions) == 0
 
@@ -95,7 +96,7 @@ def test_rows_that_are_not_finite_name_the_layer(which: int, bad: float) -> None
     with pytest.raises(
         ComputeFailed, match=f"layer 11 gives {('query', 'key', 'value')[which]} rows"
     ):
-        empty().add(11, *broken, 1.0)
+        empty().add(11, *broken, Softmax(1.0))
 
 
 def test_rows_of_a_model_are_collected_layer_by_layer(loaded: LoadedModel) -> None:
@@ -114,4 +115,4 @@ def test_rows_of_a_model_are_collected_layer_by_layer(loaded: LoadedModel) -> No
         assert [len(one.focused.positions) for one in layer.sequences] == [50, 15]
         weights = loaded.model.model.layers[layer_id].self_attn.o_proj.weight
         assert torch.equal(layer.o_proj, weights)
-        assert layer.scaling == pytest.approx(block.head_dim**-0.5)
+        assert layer.softmax.scaling == pytest.approx(block.head_dim**-0.5)

@@ -18,6 +18,7 @@ from oscar_zoo.compute.select import layer_errors
 from oscar_zoo.compute.select.layer_errors import LayerBench, geometric_mean
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.simulated_cache import Side
+from oscar_zoo.models.softmax import Softmax
 
 
 def cached(side: Side, x: Tensor) -> Tensor:
@@ -26,6 +27,20 @@ def cached(side: Side, x: Tensor) -> Tensor:
     if side.partner is not None:
         stored = stored @ side.partner.double().mT
     return stored if side.mean is None else stored + side.mean.double()
+
+
+def capped(products: list[Tensor], rows: LayerRows) -> Tensor:
+    cap = rows.softmax.cap
+    logits = torch.stack(products)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def weights(logits: Tensor, rows: LayerRows, head: int) -> tuple[Tensor, float]:
+    """Of the rows, and of the sink of a query head."""
+    if rows.softmax.sinks is None:
+        return logits.softmax(0), 0.0
+    whole = torch.cat([logits, rows.softmax.sinks[head : head + 1].double()]).softmax(0)
+    return whole[:-1], float(whole[-1])
 
 
 def by_hand(
@@ -42,19 +57,25 @@ def by_hand(
         for n, position in enumerate(queries.positions.tolist()):
             exact_heads, other_heads = [], []
             for j in range(queries.rows.shape[0]):
-                h, q = j // group, queries.rows[j, n].double() * rows.scaling
+                h, q = j // group, queries.rows[j, n].double() * rows.softmax.scaling
                 far = [
                     s >= windows.sink and position - s >= windows.recent
                     for s in range(position + 1)
                 ]
-                exact = torch.stack([q @ key[h, s] for s in range(position + 1)])
-                other = torch.stack(
-                    [q @ (k_rows if far[s] else key)[h, s] for s in range(position + 1)]
+                exact = capped([q @ key[h, s] for s in range(position + 1)], rows)
+                other = capped(
+                    [q @ (k_rows if far[s] else key)[h, s] for s in range(position + 1)], rows
                 )
-                p, p_other = exact.softmax(0), other.softmax(0)
+                (p, p_sink), (p_other, other_sink) = (
+                    weights(exact, rows, j),
+                    weights(other, rows, j),
+                )
                 mask = torch.tensor(far)
                 weight = float(p[mask].max()) ** 2
-                retrieval += weight * float((p * (p / p_other).log()).sum())
+                lost_bits = float((p * (p / p_other).log()).sum())
+                if p_sink:
+                    lost_bits += p_sink * math.log(p_sink / other_sink)
+                retrieval += weight * lost_bits
                 focus += weight
                 noise, own = (other - exact)[mask], exact[mask]
                 logit += float(((noise - noise.mean()) ** 2).sum())
@@ -94,8 +115,12 @@ def measured(rows: LayerRows, k: Side, v: Side, windows: Windows = WINDOWS) -> F
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (6, 2)])
 @pytest.mark.parametrize("side", [plain, paired])
-def test_errors_are_those_of_a_plain_loop(heads: tuple[int, int], side: object) -> None:
-    rows = random_rows(heads=heads, lengths=(21, 17))
+@pytest.mark.parametrize(("cap", "sinks"), [(None, False), (1.5, False), (None, True), (2.0, True)])
+def test_errors_are_those_of_a_plain_loop(
+    heads: tuple[int, int], side: object, cap: float | None, sinks: bool
+) -> None:
+    softmax = Softmax(8**-0.5, cap, torch.linspace(-1, 3, heads[0]) if sinks else None)
+    rows = random_rows(heads=heads, lengths=(21, 17), softmax=softmax)
     k, v = side(8, clip=0.9), side(8)  # type: ignore[operator]
     found = measured(rows, k, v)
     assert found.both == pytest.approx(by_hand(rows, WINDOWS, k, v)[0], rel=1e-4)
@@ -140,7 +165,7 @@ def test_rows_that_fit_the_codes_have_no_error() -> None:
 
     one = rows.sequences[0]
     exact = LayerRows(
-        (replace(one, key=coded(one.key), value=coded(one.value)),), rows.o_proj, rows.scaling
+        (replace(one, key=coded(one.key), value=coded(one.value)),), rows.o_proj, rows.softmax
     )
     assert astuple(measured(exact, plain(8), plain(8))) == (0.0,) * 5
 

@@ -22,6 +22,7 @@ from oscar_zoo.evaluate.simulated_cache import (
     SimulatedCache,
     SimulatedLayer,
 )
+from oscar_zoo.models.softmax import Softmax
 
 D, HEADS, KV_HEADS, TOKENS = 16, 6, 2, 300
 CPU = torch.device("cpu")
@@ -41,6 +42,7 @@ MODEL = ModelBlock(
     weights=None,
     compatible_with=(),
 )
+QUARTER = Softmax(0.25)
 
 
 def recipe(sink: int = 4, recent: int = 10, **changes: object) -> ServingRecipe:
@@ -99,7 +101,7 @@ def qkv(seed: int = 0, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def oracle(q: Tensor, k: Tensor, v: Tensor, spec: CacheSpec, scaling: float) -> Tensor:
+def oracle(q: Tensor, k: Tensor, v: Tensor, spec: CacheSpec, softmax: Softmax) -> Tensor:
     """Two full score matrices, chosen by mask; both value products."""
     windows = spec.recipe.windows
     out = torch.empty(1, HEADS, q.shape[2], D, dtype=torch.float64)
@@ -117,8 +119,16 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, spec: CacheSpec, scaling: float) -> 
             values.float(), QuantSpec(D, D, spec.recipe.clip.v, "float32")
         ).double()
         query = q[0, j].double() @ qk
-        scores = torch.where(exact, query @ keys.T, query @ keys_hat.T) * scaling
-        weights = scores.masked_fill(s > p, -torch.inf).softmax(-1)
+        scores = torch.where(exact, query @ keys.T, query @ keys_hat.T)
+        scores = (scores + (q[0, j].double() @ mean)[:, None]) * softmax.scaling
+        if softmax.cap is not None:
+            scores = torch.tanh(scores / softmax.cap) * softmax.cap
+        scores = scores.masked_fill(s > p, -torch.inf)
+        if softmax.sinks is not None:
+            sink = softmax.sinks[j].double().expand(len(scores), 1)
+            weights = torch.cat([scores, sink], 1).softmax(-1)[:, :-1]
+        else:
+            weights = scores.softmax(-1)
         out[0, j] = ((weights * exact) @ values + (weights * ~exact) @ values_hat) @ ov.T
     return out
 
@@ -151,23 +161,38 @@ PAIRS = {
 def test_every_position_reads_its_own_windows(pair: str, sink: int, recent: int) -> None:
     spec = CacheSpec(*PAIRS[pair], recipe(sink, recent))
     q, k, v = qkv()
-    got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, 0.3)
-    want = oracle(q, k, v, spec, 0.3)
+    got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, Softmax(0.3))
+    want = oracle(q, k, v, spec, Softmax(0.3))
     assert (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("cap", "sinks"), [(1.5, False), (None, True), (0.7, True)])
+def test_a_cap_and_learned_sinks_see_whole_logits(
+    pair: str, cap: float | None, sinks: bool
+) -> None:
+    """Also where keys are centred: what the mean adds to a logit is no longer without effect."""
+    softmax = Softmax(0.3, cap, torch.linspace(-2, 2, HEADS) if sinks else None)
+    spec = CacheSpec(*PAIRS[pair], recipe(4, 10))
+    q, k, v = qkv()
+    got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, softmax)
+    assert (got.double() - oracle(q, k, v, spec, softmax)).abs().max() < 2e-5
 
 
 def test_windows_that_hold_everything_leave_attention_as_it_was() -> None:
     q, k, v = qkv()
-    plain = oracle(q, k, v, CacheSpec(None, None, recipe(TOKENS, 1)), 0.25)
+    plain = oracle(q, k, v, CacheSpec(None, None, recipe(TOKENS, 1)), QUARTER)
     for pair in PAIRS.values():
-        got = SimulatedCache(CacheSpec(*pair, recipe(TOKENS, 1)), MODEL, CPU)(1, q, k, v, 0.25)
+        got = SimulatedCache(CacheSpec(*pair, recipe(TOKENS, 1)), MODEL, CPU)(1, q, k, v, QUARTER)
         assert (got.double() - plain).abs().max() < 2e-5
 
 
 def test_int2_rows_do_change_the_output() -> None:
     q, k, v = qkv()
-    exact = SimulatedCache(CacheSpec(None, None, recipe(TOKENS, 1)), MODEL, CPU)(1, q, k, v, 0.25)
-    coarse = SimulatedCache(CacheSpec(None, None, recipe()), MODEL, CPU)(1, q, k, v, 0.25)
+    exact = SimulatedCache(CacheSpec(None, None, recipe(TOKENS, 1)), MODEL, CPU)(
+        1, q, k, v, QUARTER
+    )
+    coarse = SimulatedCache(CacheSpec(None, None, recipe()), MODEL, CPU)(1, q, k, v, QUARTER)
     # Up to position 13 sink and recent tokens together are all there are.
     torch.testing.assert_close(exact[:, :, :14], coarse[:, :, :14], atol=1e-6, rtol=1e-5)
     assert (exact - coarse)[:, :, 20:].abs().amax(-1).min() > 1e-3
@@ -180,9 +205,9 @@ def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones
     window, int2 = SimulatedLayer(spec, MODEL, 1, CPU).encode(k, v)[0]
     assert torch.equal(window, rotated.bfloat16().float())
     assert torch.equal(int2, fake_quantize(rotated, spec.quant_spec("k", D)))
-    got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, 0.25)
+    got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, QUARTER)
     assert got.dtype == torch.bfloat16
-    assert (got.double() - oracle(q, k, v, spec, 0.25)).abs().max() < 0.05
+    assert (got.double() - oracle(q, k, v, spec, QUARTER)).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(

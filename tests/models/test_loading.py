@@ -16,6 +16,7 @@ from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, Unsuppor
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import load_model
+from oscar_zoo.models.softmax import Softmax
 
 
 def with_config(folder: Path, **changes: object) -> str:
@@ -25,9 +26,9 @@ def with_config(folder: Path, **changes: object) -> str:
     return str(folder)
 
 
-def causal(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def causal(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
     group = query.shape[1] // key.shape[1]
-    logits = query @ key.repeat_interleave(group, 1).mT * scaling
+    logits = query @ key.repeat_interleave(group, 1).mT * softmax.scaling
     allowed = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
     return logits.masked_fill(~allowed, -torch.inf).softmax(-1) @ value.repeat_interleave(group, 1)
 
@@ -165,9 +166,9 @@ def test_the_scope_sees_heads_before_repetition_and_changes_no_logit(tmp_path: P
     ids = torch.arange(3, 90)[None]
     shapes: dict[int, tuple[int, ...]] = {}
 
-    def watch(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def watch(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
         shapes[layer_id] = (*query.shape, *key.shape, *value.shape)
-        return causal(layer_id, query, key, value, scaling)
+        return causal(layer_id, query, key, value, softmax)
 
     with torch.inference_mode():
         plain = model.model(ids).logits

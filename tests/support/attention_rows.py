@@ -9,6 +9,7 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.held_out_rows import LayerRows, Queries, SequenceRows
 from oscar_zoo.evaluate.simulated_cache import Side
+from oscar_zoo.models.softmax import Softmax
 
 WINDOWS = Windows(sink=3, recent=5)
 
@@ -20,6 +21,7 @@ def random_rows(
     lengths: tuple[int, ...] = (40, 33),
     seed: int = 0,
     windows: Windows = WINDOWS,
+    softmax: Softmax | None = None,
 ) -> LayerRows:
     """Queries with history of sequences of some lengths; every third one is evenly spaced, the
     others are focused."""
@@ -35,7 +37,8 @@ def random_rows(
         key, value = rows(heads[1], tokens, dims[0]), rows(heads[1], tokens, dims[1])
         kinds = [Queries(at[kept], query[:, kept]) for kept in (at % 3 == 0, at % 3 != 0)]
         sequences.append(SequenceRows(*kinds, key, value))
-    return LayerRows(tuple(sequences), rows(24, heads[0] * dims[1]), dims[0] ** -0.5)
+    weights = rows(24, heads[0] * dims[1])
+    return LayerRows(tuple(sequences), weights, softmax or Softmax(dims[0] ** -0.5))
 
 
 def plain(width: int, *, group: int | None = None, clip: float = 0.0) -> Side:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.compute.data import CalibrationData
+from oscar_zoo.models.exact_attention import EXACT
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax
 
 VOCABULARY = 96
 HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
@@ -49,6 +51,18 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Qwen3Next": {**LINEAR, **MOE, "shared_expert_intermediate_size": 16},
     "Qwen3_5Text": LINEAR,
     "Gemma3Text": {"layer_types": WINDOWED, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "Gemma2": {
+        "layer_types": WINDOWED,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+    },
+    "GptOss": {
+        "layer_types": WINDOWED,
+        "sliding_window": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "Lfm2": {
         "head_dim": None,
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -78,14 +92,16 @@ def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Lo
     config = getattr(transformers, f"{family}Config")(
         **{k: v for k, v in shape.items() if v is not None}
     )
-    name = family.removesuffix("Text")
+    kind = family.removesuffix("Text")
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
                 parameter.normal_(std=0.25)
-    model.set_attn_implementation("sdpa")
+            elif name.endswith("sinks"):
+                parameter.normal_()
+    model.set_attn_implementation(EXACT)
     model.set_experts_implementation("eager")  # the others know no float64
     block = model_block(config, model_id=f"tests/{family}", revision=None, config_sha256="0" * 64)
     return LoadedModel(model, None, block, str(dtype).removeprefix("torch."))
@@ -151,14 +167,22 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
     def finish(module: Any, args: Any, output: Any) -> None:
         width = attention.head_dim
         q, k, v = (by_head(seen[name][0], seen["v"].shape[1], width) for name in "qkv")
-        q, k = (rotated(x, *(part[0] for part in seen["positions"])) for x in (q, k))
-        rows.append(Rows(q, k, v, softmax_attention(q, k, v, attention.scaling)))
+        angles = [part[0] for part in seen["positions"]]
+        if hasattr(attention, "sinks"):  # gpt-oss gives the angle of a pair once
+            angles = [torch.cat([part, part], -1) for part in angles]
+        q, k = (rotated(x, *angles) for x in (q, k))
+        rows.append(Rows(q, k, v, softmax_attention(q, k, v, softmax_of(attention))))
 
     handles = [attention.register_forward_pre_hook(positions, with_kwargs=True)]
     for name in "qkv":
-        module = getattr(attention, f"{name}_norm", None) or getattr(attention, f"{name}_proj")
+        module = first(attention, f"{name}_norm", f"{name}_layernorm", f"{name}_proj")
         handles.append(module.register_forward_hook(keep(name)))
     return [*handles, attention.register_forward_hook(finish)]
+
+
+def first(module: Any, *names: str) -> Any:
+    """The first child of a module that exists."""
+    return next(getattr(module, name) for name in names if getattr(module, name, None) is not None)
 
 
 def by_head(x: Tensor, tokens: int, width: int) -> Tensor:
@@ -177,13 +201,25 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([turn * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
 
 
-def softmax_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def softmax_of(attention: Any) -> Softmax:
+    """What the model's own code says about an attention layer."""
+    cap = getattr(attention, "attn_logit_softcapping", None)
+    return Softmax(attention.scaling, cap, getattr(attention, "sinks", None))
+
+
+def softmax_attention(query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
     """Causal, in float64, query head j reading KV head j // g."""
     group = query.shape[0] // key.shape[0]
     q, k, v = query.double(), *(x.double().repeat_interleave(group, 0) for x in (key, value))
-    logits = q @ k.mT * scaling
+    logits = q @ k.mT * softmax.scaling
+    if softmax.cap is not None:
+        logits = softmax.cap * (logits / softmax.cap).tanh()
     later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-    return logits.masked_fill(later, float("-inf")).softmax(-1) @ v
+    logits = logits.masked_fill(later, float("-inf"))
+    if softmax.sinks is not None:
+        sink = softmax.sinks.double()[:, None, None].expand(*logits.shape[:2], 1)
+        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ v
+    return logits.softmax(-1) @ v
 
 
 def same_sum(one: Tensor, other: Tensor) -> bool:

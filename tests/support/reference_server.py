@@ -18,6 +18,7 @@ from torch import Tensor
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax
 
 TIE = 0.03
 """Two tokens whose logits differ by less may change places."""
@@ -96,7 +97,7 @@ class ReferenceServer:
 
     def _step(self, served: Served, start: int, end: int, *, decode: bool) -> tuple[int, float]:
         def attention(
-            layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+            layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
         ) -> Tensor:
             layer = self.layers[layer_id]
             new = layer.encode(key, value)
@@ -106,7 +107,7 @@ class ReferenceServer:
             tier = self._tier(served, start, end, decode=decode)
             k, v = (torch.where(tier[:, None], x[1], x[0]) for x in whole)
             mask = torch.arange(end) <= torch.arange(start, end)[:, None]
-            return layer.attend(query, k, v, mask, scaling)
+            return layer.attend(query, k, v, mask, softmax)
 
         with torch.no_grad(), attention_scope(self.model, attention):
             ids = torch.tensor([served.ids[start:end]])

@@ -17,6 +17,7 @@ from torch import Tensor
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class WholeReference:
         mask = torch.cat([causal & ~codes, causal & codes], 1)
 
         def attention(
-            layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+            layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
         ) -> Tensor:
             layer = self.layers[layer_id]
             # Every token twice: uncompressed, and as INT2.
             k, v = (torch.cat([rows[0], rows[1]], -2) for rows in layer.encode(key, value))
-            return layer.attend(query, k, v, mask, scaling)
+            return layer.attend(query, k, v, mask, softmax)
 
         with torch.no_grad(), attention_scope(self.model, attention):
             logits = self.model.model(torch.tensor([ids]), use_cache=False).logits

@@ -17,6 +17,7 @@ from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.compute.capture.held_out_rows import watch
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax
 from oscar_zoo.next_step import AddOption
 
 MOST_TOKENS = 16_384
@@ -66,7 +67,7 @@ def collect_rows(
     )
     parts: dict[tuple[Role, int], list[Tensor]] = {}
 
-    def see(layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+    def see(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> None:
         sides: tuple[tuple[Role, Tensor], ...] = (("k", key), ("v", value))
         for role, rows in sides:
             if not bool(torch.isfinite(rows).all()):

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.transformers import output_weights
@@ -23,6 +22,7 @@ from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax, attend
 from oscar_zoo.next_step import AddOption
 
 EVEN, FOCUSED = 64, 64
@@ -81,12 +81,12 @@ class LayerRows:
     Attributes:
         sequences: in order.
         o_proj: `[hidden, num_q_heads * dv]`, the weights that read the attention output.
-        scaling: factor of the logits.
+        softmax: of the layer.
     """
 
     sequences: tuple[SequenceRows, ...]
     o_proj: Tensor
-    scaling: float
+    softmax: Softmax
 
 
 RowSource = Callable[[int], LayerRows]
@@ -107,9 +107,11 @@ class HeldOutRows:
     device: torch.device
     o_proj: Callable[[int], Tensor]
     _layers: dict[int, list[SequenceRows]] = field(default_factory=dict)
-    _scaling: dict[int, float] = field(default_factory=dict)
+    _softmax: dict[int, Softmax] = field(default_factory=dict)
 
-    def add(self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+    def add(
+        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
+    ) -> None:
         """Keep what one layer sees of one sequence.
 
         Args:
@@ -128,19 +130,18 @@ class HeldOutRows:
         first, tokens = self.windows.sink + self.windows.recent, query.shape[1]
         readers = torch.arange(min(first, tokens), tokens, device=query.device)
         even = readers[:: max(1, -(-len(readers) // EVEN))]
-        focused = readers[_focused(query[:, readers], key, readers, self.windows, scaling)]
+        focused = readers[_focused(query[:, readers], key, readers, self.windows, softmax)]
         kept = SequenceRows(
             Queries(even, query[:, even]), Queries(focused, query[:, focused]), key, value
         )
         self._layers.setdefault(layer_id, []).append(kept.to(torch.device("cpu")))
-        self._scaling[layer_id] = scaling
+        self._softmax[layer_id] = softmax
 
     def __call__(self, layer_id: int) -> LayerRows:
         """See `RowSource`."""
         moved = tuple(sequence.to(self.device) for sequence in self._layers.get(layer_id, ()))
-        return LayerRows(
-            moved, self.o_proj(layer_id).to(self.device), self._scaling.get(layer_id, 1.0)
-        )
+        softmax = self._softmax.get(layer_id, Softmax(1.0)).to(self.device)
+        return LayerRows(moved, self.o_proj(layer_id).to(self.device), softmax)
 
 
 def collect(
@@ -167,14 +168,14 @@ def collect(
 def watch(
     loaded: LoadedModel,
     sequences: Sequence[Sequence[int]],
-    see: Callable[[int, Tensor, Tensor, Tensor, float], None],
+    see: Callable[[int, Tensor, Tensor, Tensor, Softmax], None],
     *,
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run a model over sequences and show the rows of its full-attention layers.
 
     Args:
-        see: of a layer and a sequence: layer id, query, key and value rows and scaling, as
+        see: of a layer and a sequence: layer id, query, key and value rows and softmax, as
             `HeldOutRows.add`.
         tick: called with `(sequences done, sequences in all)`; when all sequences go through a
             layer together, each layer counts as its share of them.
@@ -185,16 +186,13 @@ def watch(
     layers, seen = len(loaded.block.attention_layers), 0
 
     def attention(
-        layer_id: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
     ) -> Tensor:
         nonlocal seen
-        see(layer_id, query[0], key[0], value[0], scaling)
+        see(layer_id, query[0], key[0], value[0], softmax)
         seen += 1
         tick(min(seen // layers, len(sequences)), len(sequences))
-        grouped = key.shape[1] != query.shape[1]
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
-        )
+        return attend(query, key, value, None, softmax)
 
     with torch.inference_mode(), attention_scope(loaded, attention):
         ids = [torch.tensor(list(one), device="cpu") for one in sequences]
@@ -212,7 +210,7 @@ def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
 
 
 def _focused(
-    query: Tensor, key: Tensor, positions: Tensor, windows: Windows, scaling: float
+    query: Tensor, key: Tensor, positions: Tensor, windows: Windows, softmax: Softmax
 ) -> Tensor:
     """Ascending indices of the queries that put the most weight on one INT2 row, for any head.
 
@@ -225,10 +223,10 @@ def _focused(
     weights = []
     size = max(1, SCORES_AT_ONCE // (heads * tokens))
     for block, at in zip(query.split(size, 1), positions.split(size), strict=True):
-        rows = block.float().unflatten(0, (key.shape[0], -1)) * scaling
-        logits = (rows @ keys[:, None]).flatten(0, 1)
+        rows = block.float().unflatten(0, (key.shape[0], -1)) * softmax.scaling
+        logits = softmax.capped((rows @ keys[:, None]).flatten(0, 1))
         future = torch.arange(tokens, device=at.device) > at[:, None]
-        total = logits.masked_fill_(future, float("-inf")).logsumexp(-1)
+        total = softmax.total(logits.masked_fill_(future, float("-inf")))[..., 0]
         largest = logits.masked_fill_(~history_mask(at, tokens, windows), float("-inf")).amax(-1)
         weights.append((largest - total).amax(0))
     return torch.cat(weights).topk(min(FOCUSED, len(positions))).indices.sort().values

@@ -1,10 +1,10 @@
 """Capture in this process with transformers, for every model that uses its attention interface.
 
-An attention function is registered under a name of its own. It computes exactly what `sdpa`
-computes and passes the rows to a listener, so no architecture is known by name here. Models whose
-layers exchange only hidden states run layer by layer (`layerwise`), and one pass is then enough for
-everything. All other models, and captures with more tokens than fit, run whole (`whole`), a second
-time when a fit needs weighted sums.
+An attention function is registered under a name of its own. It computes exactly what the
+model computes and passes the rows to a listener, so no architecture is known by name here. Models
+whose layers exchange only hidden states run layer by layer (`layerwise`), and one pass is then
+enough for everything. All other models, and captures with more tokens than fit, run whole
+(`whole`), a second time when a fit needs weighted sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from oscar_zoo.models.loading import LoadedModel
 
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from oscar_zoo.artifact import durable
@@ -48,7 +47,7 @@ from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
-from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.exact_attention import exact_attention
 from oscar_zoo.models.layer_by_layer import remember_plan
 from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay
 
@@ -81,7 +80,7 @@ def capture(
         Sums on the model's device, with no coverage checked; empty without needs.
 
     Raises:
-        UnsupportedModel: attention that is not plain causal softmax over all tokens after RoPE,
+        UnsupportedModel: attention that is not a causal softmax over all tokens,
             does not go through transformers' interface, or has an output projection whose weights
             are not there as they are.
         ComputeFailed: rows do not fit the geometry.
@@ -90,7 +89,6 @@ def capture(
     """
     if not needs:
         return Moments(loaded.block.geometry, {})
-    check_model(loaded.block)
     device = loaded.device
     here = world(device)
     mine = shard(data, here.rank, here.size).sequences
@@ -153,21 +151,6 @@ def numerics(loaded: LoadedModel) -> Numerics:
     )
 
 
-def check_model(block: ModelBlock) -> None:
-    """Refuse a model whose configuration already shows that it cannot be captured.
-
-    `models.geometry` has refused MLA and sliding windows before.
-
-    Raises:
-        UnsupportedModel: keys carry no rotary positions.
-    """
-    if block.rope is None:
-        raise UnsupportedModel(
-            f"the attention of {block.id} has no rotary position embedding (RoPE).",
-            hint="choose a model with rotary positions",
-        )
-
-
 @dataclass(frozen=True)
 class _Known:
     """What one short pass showed about a model."""
@@ -188,10 +171,8 @@ def _dispatch(
     attention_mask: Tensor | None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Compute `sdpa` and show its rows to the open tap."""
-    result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
-        module, query, key, value, attention_mask, **rest
-    )
+    """Compute what the model computes and show its rows to the open tap."""
+    result = exact_attention(module, query, key, value, attention_mask, **rest)
     if (tap := _OPEN.get()) is not None:
         tap.saw(module, query, key, value, result[0], **rest)
     return result

@@ -15,6 +15,9 @@ With stronger clipping the first two keep falling long after perplexity and reca
 rise. Clipping shrinks a key along the very query that looks for it. An average over all queries
 does not show this, but the third number does.
 
+A soft cap is applied to exact logits and to those with errors, and a learned sink is one more row
+outside the history, whose output is 0.
+
 With p the exact weights and e what the error of the keys adds to a logit (0 outside the history),
 less its mean sum p e, the weights become p exp(e) / Z, where Z = 1 + sum p (exp(e) - 1) is at least
 1 and KL = log Z. Rows outside the history share one e, so only their total weight and output are
@@ -41,6 +44,7 @@ from oscar_zoo.compute.capture.held_out_rows import (
 )
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.simulated_cache import Side
+from oscar_zoo.models.softmax import Softmax
 from oscar_zoo.next_step import AddOption
 
 LARGEST_NOISE = 60.0
@@ -132,19 +136,22 @@ class LayerBench:
         return [self._block(sequence, at, rows) for at, rows in parts]
 
     def _block(self, sequence: SequenceRows, positions: Tensor, rows: Tensor) -> _Block:
-        key, value = sequence.key.float(), sequence.value.float()
+        key, value, softmax = sequence.key.float(), sequence.value.float(), self.rows.softmax
         (kv_heads, tokens, _), number = key.shape, len(positions)
-        query = rows.float().unflatten(0, (kv_heads, -1)).flatten(1, 2) * self.rows.scaling
-        logits = (query @ key.mT).unflatten(1, (-1, number))
+        query = rows.float().unflatten(0, (kv_heads, -1)).flatten(1, 2) * softmax.scaling
+        products = query @ key.mT
+        logits = softmax.capped(products).unflatten(1, (-1, number))
         future = torch.arange(tokens, device=key.device) > positions[:, None]
-        weights = logits.masked_fill(future, -math.inf).softmax(-1).flatten(1, 2)
+        seen = logits.masked_fill(future, -math.inf)
+        weights = softmax.weights(seen.flatten(0, 1)).unflatten(0, (kv_heads, -1)).flatten(1, 2)
         history = self._stored(history_mask(positions, tokens, self.windows)[None].mT).mT[0]
         group = query.shape[1] // number
         history = history.repeat(group, 1)
         stored = self._stored(weights.mT).mT.masked_fill(~history, 0.0)
         return _Block(
             query=query,
-            logits=self._stored(logits.flatten(1, 2).mT).mT,
+            products=self._stored(products.mT).mT,
+            softmax=softmax,
             weights=stored,
             history=history,
             output=weights @ value,
@@ -185,8 +192,10 @@ class _Block:
 
     Attributes:
         query: `[num_kv_heads, g * n, d]`, scaled.
-        logits, weights: `[num_kv_heads, g * n, S]` over the S rows stored for the last query;
-            weights are 0 outside the query's own history.
+        products: `[num_kv_heads, g * n, S]`, scaled and before any cap, over the S rows stored for
+            the last query.
+        softmax: of the layer.
+        weights: of the same shape, 0 outside the query's own history.
         history: `[g * n, S]` bool: rows that are read from INT2.
         output, beside: `[num_kv_heads, g * n, dv]`, from all rows and from those outside it.
         value: `[num_kv_heads, S, dv]`.
@@ -195,7 +204,8 @@ class _Block:
     """
 
     query: Tensor
-    logits: Tensor
+    products: Tensor
+    softmax: Softmax
     weights: Tensor
     history: Tensor
     output: Tensor
@@ -209,9 +219,21 @@ class _Block:
         """`[num_kv_heads, g * n]` float64: squared largest weight on one row of the history."""
         return self.weights.amax(-1).double() ** 2
 
+    @property
+    def logits(self) -> Tensor:
+        """`[num_kv_heads, g * n, S]`, capped."""
+        return self.softmax.capped(self.products)
+
+    def noise(self, k_error: Tensor) -> Tensor:
+        """What an error of the keys `[num_kv_heads, S, d]` adds to the logits."""
+        added = self.query @ k_error.mT
+        if self.softmax.cap is None:
+            return added
+        return self.softmax.capped(self.products + added) - self.logits
+
     def divergence(self, k_error: Tensor) -> float:
         """Sum of KL(p || p^), times `focus`, under an error of the keys `[num_kv_heads, S, d]`."""
-        more, beside = self._changes(self.query @ k_error.mT)
+        more, beside = self._changes(self.noise(k_error))
         kl = (more.sum(-1) + beside[..., 0] * self._weight_beside).log1p()
         return float((kl.double().clamp_min(0) * self.focus).sum())
 
@@ -220,7 +242,7 @@ class _Block:
 
         The third number is the energy of the error of the logits.
         """
-        noise = self.query @ k_error.mT
+        noise = self.noise(k_error)
         more, beside = self._changes(noise)
         more_in_all = more.sum(-1, keepdim=True) + beside * self._weight_beside[..., None]
         total = 1 + more_in_all
