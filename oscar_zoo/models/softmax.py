@@ -27,7 +27,7 @@ class Softmax:
     Attributes:
         scaling: factor of the products.
         cap: largest absolute logit; `None` for none.
-        sinks: `[num_q_heads]` float32, the logit of each head's sink; `None` for none.
+        sinks: `[num_q_heads]`, at least float32, the logit of each head's sink; `None` for none.
     """
 
     scaling: float
@@ -43,11 +43,11 @@ class Softmax:
             given: the keyword arguments of the call.
         """
         scaling, sinks = given.get("scaling"), given.get("s_aux")
-        return cls(
-            query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            given.get("softcap"),
-            None if sinks is None else sinks.detach().float().clone(),
-        )
+        if sinks is not None:
+            wide = torch.promote_types(sinks.dtype, torch.float32)
+            sinks = sinks.detach().to(wide, copy=True)  # streamed weights do not stay
+        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        return cls(scaling, given.get("softcap"), sinks)
 
     @property
     def plain(self) -> bool:
