@@ -174,6 +174,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     if request.model_id is not None:
         check_model_id(request.model_id)
     from oscar_zoo.compute.data import check_exists
+    from oscar_zoo.compute.fit import check_model
     from oscar_zoo.compute.options import ComputeOptions
 
     check_exists(request.calib_data)  # a missing file is named before a hub is asked for the model
@@ -183,6 +184,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     block = inspect_model(
         choice.source, revision=request.revision, model_id=request.model_id or choice.model_id
     )
+    check_model(block)
     recipe = serving_recipe(choice, block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None

@@ -75,7 +75,15 @@ def says_all(folder: Path) -> bool:
     """
     config = read_config(folder)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names: tuple[str, ...] = (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    kind = str((text or {}).get("model_type", ""))
+    if kind.startswith("gemma4"):  # has more than one default
+        names += ("global_head_dim",)
     given = {name for name in names if isinstance((text or {}).get(name), int)}
     if config.get("model_type") in DIVIDED:
         given.add("head_dim")

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
+from oscar_zoo.models.other_caches import refuse_other_caches
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -55,14 +56,14 @@ def model_block(
         InvalidModel: the configuration has no attention geometry, or one that contradicts itself.
     """
     text = config.get_text_config(decoder=True)
-    _refuse_other_caches(config, text, model_id)
+    refuse_other_caches(config, text, model_id)
     heads = _required(text, "num_attention_heads", model_id)
-    head_dim = getattr(text, "head_dim", None) or _required(text, "hidden_size", model_id) // heads
+    head_dim, num_kv_heads = _full_shape(text, model_id, heads)
     try:
         return ModelBlock(
             num_layers=_required(text, "num_hidden_layers", model_id),
             num_q_heads=heads,
-            num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
             attention_layers=_attention_layers(text, model_id),
@@ -163,20 +164,17 @@ def _required(text: Any, name: str, model_id: str) -> int:
     return value
 
 
-def _refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
-    reason = None
-    if getattr(config, "is_encoder_decoder", False):
-        reason = "is an encoder-decoder model"
-    elif getattr(text, "kv_lora_rank", None):
-        reason = "uses multi-head latent attention (MLA), whose cache is one latent row"
-    elif getattr(text, "num_kv_shared_layers", 0):
-        reason = "shares one KV cache between layers"
-    if reason:
-        raise UnsupportedModel(
-            f"{model_id} ({text.model_type}) {reason}; the INT2 cache needs K and V rows per layer"
-            " and head.",
-            hint="choose a model with ordinary or grouped-query attention",
-        )
+def _full_shape(text: Any, model_id: str, heads: int) -> tuple[int, int]:
+    """Head width and KV heads of the full-attention layers.
+
+    Those of Gemma 4 have values of their own, beside those of its sliding-window layers. `V` of
+    such a layer may be made from the weights of `K`; the cache holds both.
+    """
+    head_dim = getattr(text, "global_head_dim", None) or getattr(text, "head_dim", None)
+    num_kv_heads = getattr(text, "num_key_value_heads", None)
+    if getattr(text, "attention_k_eq_v", False):
+        num_kv_heads = getattr(text, "num_global_key_value_heads", None) or num_kv_heads
+    return head_dim or _required(text, "hidden_size", model_id) // heads, num_kv_heads or heads
 
 
 def _layer_kinds(text: Any) -> Sequence[str] | None:
@@ -202,11 +200,16 @@ def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
         layers = () if sliding_window(text) else tuple(range(count))
     if not layers:
         raise UnsupportedModel(
-            f"{model_id} ({text.model_type}) has no full-attention layer: every layer is"
-            " sliding-window or linear.",
-            hint="its cache does not grow with the context, so INT2 has nothing to save",
+            f"{model_id} ({text.model_type}) has no full-attention layer: {_other_kinds(kinds)}.",
+            hint="serve it with SGLang alone: INT2 saves memory in full-attention layers only",
         )
     return layers
+
+
+def _other_kinds(kinds: Sequence[str] | None) -> str:
+    """All kinds of layers, in words."""
+    named = " and ".join(dict.fromkeys(kind.replace("_", " ") for kind in kinds or ()))
+    return f"its layers are {named}" if named else "every layer has a sliding window"
 
 
 def _rope(text: Any, head_dim: int) -> Rope | None:

@@ -21,8 +21,10 @@ from oscar_zoo.models.model_source import (
 # isort: split
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.utils import cached_file
+
+from oscar_zoo.models.model_class import outline
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def model_size(path_or_id: str, *, revision: str | None = None) -> ModelSize | N
     try:
         config = AutoConfig.from_pretrained(where, **source)
         with torch.device("meta"), silent_transformers():
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = outline(config, path_or_id)
     except Exception:  # the size is only information; loading the model reports what is wrong
         return None
     text = config.get_text_config(decoder=True)

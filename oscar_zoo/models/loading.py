@@ -24,12 +24,13 @@ from oscar_zoo.models.model_source import (
 # isort: split
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
 from oscar_zoo.models import checkpoint
 from oscar_zoo.models.exact_attention import EXACT
 from oscar_zoo.models.memory import FreeMemory, Workload, free_memory
+from oscar_zoo.models.model_class import outline
 from oscar_zoo.models.placement import PlacementRequest, place_model
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -109,7 +110,7 @@ def load_model(
     where, source = source_options(path_or_id, block.revision or revision)
     stored = checkpoint.open_weights(folder or _fetch_weights(where, source), block=blocks)
     tokenizer = load_tokenizer(path_or_id, revision=block.revision or revision)
-    model = _build(where, config, stored, dtype)
+    model = _build(where, block.id, config, stored, dtype)
     wish = PlacementRequest(device, stream, workload or Workload(), free)
     placed = place_model(model, block.id, block.num_layers, wish)
     kind = str(model.dtype).removeprefix("torch.")
@@ -148,7 +149,11 @@ def _fetch_weights(where: str, source: dict[str, Any]) -> Path:
 
 
 def _build(
-    where: str, config: Any, stored: dict[str, checkpoint.CheckpointFile], dtype: Dtype
+    where: str,
+    model_id: str,
+    config: Any,
+    stored: dict[str, checkpoint.CheckpointFile],
+    dtype: Dtype,
 ) -> Any:
     """Build the model around lazy weights.
 
@@ -161,10 +166,10 @@ def _build(
     try:
         with silent_transformers():
             with torch.device("meta"):
-                outline = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            model, report = type(outline).from_pretrained(
+                empty = outline(config, model_id)
+            model, report = type(empty).from_pretrained(
                 None,
-                config=outline.config,
+                config=empty.config,
                 state_dict=stored,
                 dtype=dtype,
                 attn_implementation=EXACT,

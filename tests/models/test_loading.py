@@ -78,7 +78,7 @@ def test_yarn_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"layer_types": ["sliding_attention"] * 4}, "sliding-window"),
+        ({"layer_types": ["sliding_attention"] * 4}, "its layers are sliding attention"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "MLA"),
     ],
 )

@@ -1,0 +1,122 @@
+"""Every architecture that people serve: our attention is the model's own, and what cannot be
+computed is said from `config.json` alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from architectures import ARCHITECTURES, write_architecture, write_config
+from torch import Tensor
+
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.config_file import says_all
+from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.model_class import outline
+from oscar_zoo.models.softmax import Softmax, attend
+
+REFUSED = {
+    "deepseek_v2": "MLA",
+    "deepseek_v3": "MLA",
+    "glm4_moe_lite": "MLA",
+    "gemma3n": "shares one KV cache",
+    "gemma4-shared": "shares one KV cache",
+    "mistral-window": "every layer has a sliding window",
+    "mllama": "cross-attention",
+    "t5": "encoder-decoder",
+}
+COMPUTED = sorted(ARCHITECTURES.keys() - REFUSED.keys())
+LENGTH = 600
+"""More tokens than any window or chunk of these models."""
+
+
+def tokens() -> Tensor:
+    draw = torch.Generator().manual_seed(3)
+    return torch.randint(10, 2048, (1, LENGTH), generator=draw)
+
+
+def eager_logits(folder: Path, loaded: LoadedModel) -> Tensor:
+    """What the model's own code in transformers computes, by another way of loading."""
+    model = type(loaded.model).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        logits: Tensor = model.eval()(input_ids=tokens(), use_cache=False).logits
+    return logits
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_attention_is_the_models_own(name: str, tmp_path: Path) -> None:
+    """As loaded, and when a function of ours replaces it; windows and chunks stay."""
+    folder = write_architecture(name, tmp_path / name, dtype="float32")
+    loaded = load_model(str(folder))
+    want = eager_logits(folder, loaded)
+    seen = set()
+
+    def plain(layer: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
+        seen.add(layer)
+        assert key.shape[1::2] == (loaded.block.num_kv_heads, loaded.block.head_dim)
+        assert value.shape[-1] == loaded.block.v_head_dim
+        return attend(query, key, value, None, softmax)
+
+    with torch.inference_mode():
+        own = loaded.model(input_ids=tokens(), use_cache=False).logits
+        with attention_scope(loaded, plain):
+            replaced = loaded.model(input_ids=tokens(), use_cache=False).logits
+    torch.testing.assert_close(own, want, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(replaced, want, atol=2e-4, rtol=1e-3)
+    assert tuple(sorted(seen)) == loaded.block.attention_layers
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_the_file_alone_gives_the_geometry(name: str, tmp_path: Path) -> None:
+    folder = write_config(name, tmp_path / name)
+    geometry = inspect_model(str(folder)).geometry
+    assert geometry_of_folder(folder) == geometry
+    assert geometry.head_dim in (64, 128)
+    if name == "gemma4":
+        assert says_all(folder)
+        assert (geometry.num_kv_heads, geometry.head_dim, geometry.v_head_dim) == (1, 128, 128)
+        assert geometry.attention_layers == (1, 3)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_is_one_sentence_before_weights_are_read(name: str, tmp_path: Path) -> None:
+    """The folder has no weights at all."""
+    folder = write_config(name, tmp_path / name)
+    with pytest.raises(UnsupportedModel, match=REFUSED[name]) as refusal:
+        load_model(str(folder))
+    assert name in refusal.value.message
+    assert "\n" not in refusal.value.message
+    assert refusal.value.hint
+
+
+@pytest.mark.parametrize("config", ["Bloom", "Falcon"])
+def test_attention_outside_the_interface_is_refused_without_weights(config: str) -> None:
+    with (
+        torch.device("meta"),
+        pytest.raises(UnsupportedModel, match=r"mine \(.*ForCausalLM\) computes attention in code"),
+    ):
+        outline(getattr(transformers, f"{config}Config")(), "mine")
+
+
+def test_a_model_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match=r"no language model for mine \(vit\)"):
+        outline(transformers.ViTConfig(), "mine")
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl", "mistral3", "smollm3", "ministral3"])
+def test_text_in_chunks_is_text_at_once(name: str, tmp_path: Path) -> None:
+    loaded = load_model(str(write_architecture(name, tmp_path / name, dtype="float32")))
+    ids = tokens()[0, :90].tolist()
+    chunked = prefill_log_probabilities(loaded, ids, cache=None, chunk_size=32)
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+    whole = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(chunked), whole, atol=1e-3, rtol=1e-3)
