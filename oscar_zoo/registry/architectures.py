@@ -63,10 +63,6 @@ TINY = Answer(tested="tiny random model on the CPU")
 TINY_GPU = Answer(tested="tiny random model on an H100 and an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
-NO_ROPE = Answer(reason="its keys carry no rotary positions, which computing asks for")
-NOT_LOADED = Answer(reason="models with images are not loaded")
-SINKS = Answer(reason="its learned attention sinks are not computed")
-OTHER_SHAPES = Answer(reason="its full-attention layers have shapes of their own")
 WINDOWS = Answer(reason="layers with a sliding window are not served")
 CHUNKS = Answer(reason="layers that attend within chunks are not served")
 
@@ -94,10 +90,10 @@ ARCHITECTURES = (
         UNTRIED,
     ),
     Architecture(("ernie4_5", "ernie4_5_moe", "minimax_m2"), TINY, TINY, NEEDS_CUDA, UNTRIED),
-    Architecture(("mistral3", "qwen3_vl"), NOT_LOADED, NOT_LOADED, TINY, UNTRIED),
-    Architecture(("qwen3_vl_moe",), NOT_LOADED, NOT_LOADED, UNTRIED, UNTRIED),
+    Architecture(("mistral3", "qwen3_vl"), TINY, TINY, TINY, UNTRIED),
+    Architecture(("qwen3_vl_moe",), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(("lfm2",), TINY, TINY, TINY, UNTRIED),
-    Architecture(("lfm2_moe",), UNTRIED, UNTRIED, UNTRIED, UNTRIED),
+    Architecture(("lfm2_moe",), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(
         ("falcon_h1", "granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
         TINY,
@@ -105,13 +101,24 @@ ARCHITECTURES = (
         UNTRIED,
         UNTRIED,
     ),
-    Architecture(("nemotron_h",), NO_ROPE, UNTRIED, UNTRIED, UNTRIED),
+    Architecture(("nemotron_h",), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(
-        ("cohere2", "exaone4", "gemma3", "gemma3_text", "olmo3"), TINY, TINY, WINDOWS, WINDOWS
+        (
+            "cohere2",
+            "exaone4",
+            "gemma2",
+            "gemma3",
+            "gemma3_text",
+            "gemma4",
+            "gpt_oss",
+            "olmo3",
+        ),
+        TINY,
+        TINY,
+        WINDOWS,
+        WINDOWS,
     ),
     Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
-    Architecture(("gpt_oss",), SINKS, SINKS, WINDOWS, WINDOWS),
-    Architecture(("gemma4",), OTHER_SHAPES, OTHER_SHAPES, WINDOWS, WINDOWS),
 )
 """Every row. Whoever makes something work changes the row with the code."""
 

@@ -404,6 +404,19 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             **IMAGE_TOKENS,
         },
     ),
+    "qwen3_vl_moe": Tiny(
+        "Qwen3-VL (experts)",
+        "Qwen3VLMoe",
+        {**EXPERTS, "rope_parameters": MROPE},
+        {
+            "vision_config": {
+                **VISION,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0],
+            },
+            **IMAGE_TOKENS,
+        },
+    ),
     "qwen2_5_vl": Tiny(
         "Qwen2.5-VL",
         "Qwen2_5_VL",
