@@ -17,6 +17,12 @@ Text = Annotated[str, Field(min_length=1, max_length=4000)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"]
+"""What an engine must do beside a matrix per layer.
+
+`k_mean` is a mean that is subtracted from keys. An engine that serves a model with learned sinks or
+a soft cap must add `scaling * q . mean` to its logits again, in every part of its cache, or refuse
+the pair.
+"""
 StatisticName = Literal["qq", "kk", "sst", "oo", "vv", "wo"]
 """Matrices of the statistics fingerprint."""
 

@@ -1,8 +1,8 @@
 """The weights of a checkpoint folder: headers of its safetensors files, and numbers on demand.
 
-Block-scaled float8 weights, which have a `..._scale_inv` tensor beside each, count as the bfloat16
-weights that they stand for. Names and shapes are known before any number is read, and a checkpoint
-that contradicts itself is refused then.
+Block-scaled float8 weights, which have a `..._scale_inv` tensor beside each, and experts in MXFP4
+(`mxfp4`) count as the bfloat16 weights that they stand for. Names and shapes are known before any
+number is read, and a checkpoint that contradicts itself is refused then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.errors import InvalidModel, MalformedFile
+from oscar_zoo.models import mxfp4
 from oscar_zoo.models.lazy_tensor import LazyTensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -104,6 +105,34 @@ class CheckpointFile:
         return own if self._scale is None else own + self._scale._parts()
 
 
+class PackedFile(CheckpointFile):
+    """The two tensors of weights in MXFP4, as one; see `mxfp4`."""
+
+    def __init__(self, blocks: str, file: Any, scales_file: Any) -> None:
+        self._pair = (
+            CheckpointFile(blocks, file),
+            CheckpointFile(_scales_of(blocks), scales_file),
+        )
+        shape = mxfp4.unpacked_shape(*(one.shape for one in self._pair))
+        if shape is None or any(one.dtype != torch.uint8 for one in self._pair):
+            raise InvalidModel(
+                f"{blocks} and its scales have shapes {list(self._pair[0].shape)} and"
+                f" {list(self._pair[1].shape)}, which are not those of MXFP4.",
+                hint=AGAIN,
+            )
+        self.name, self.shape = blocks.removesuffix(mxfp4.BLOCKS), shape
+        self.dtype = torch.bfloat16
+        self.nbytes = math.prod(shape) * self.dtype.itemsize
+
+    def read(self, device: torch.device, fetched: tuple[Tensor, ...] | None = None) -> Tensor:
+        """As `CheckpointFile.read`."""
+        blocks, scales = (part.to(device) for part in fetched or self._parts())
+        return mxfp4.unpack(blocks, scales)
+
+    def _parts(self) -> list[Tensor]:
+        return [part for one in self._pair for part in one._parts()]
+
+
 def open_weights(
     folder: Path, *, block: tuple[int, int] | None = None
 ) -> dict[str, CheckpointFile]:
@@ -130,9 +159,14 @@ def open_weights(
         for name, path in places.items()
         if name.endswith(SCALE)
     }
-    found = {}
+    found: dict[str, CheckpointFile] = {}
+    packed = {name for name in places if name.endswith(mxfp4.BLOCKS) and _scales_of(name) in places}
+    for name in packed:
+        pair = PackedFile(name, files[places[name]], files[places[_scales_of(name)]])
+        found[pair.name] = pair
+    told = packed | set(map(_scales_of, packed)) | scales.keys()
     for name, path in places.items():
-        if name in scales:
+        if name in told:
             continue
         one = CheckpointFile(name, files[path], scales.get(name + SCALE), block or BLOCK)
         if one.dtype in FLOAT8:
@@ -174,6 +208,10 @@ def index_files(index: bytes, what: str) -> dict[str, str]:
             f"{what} is no index of weights: {_first_line(error)}.", hint=AGAIN
         ) from None
     return dict(named)
+
+
+def _scales_of(blocks: str) -> str:
+    return blocks.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES
 
 
 def _places(folder: Path) -> dict[str, Path]:

@@ -122,7 +122,8 @@ def covers_context(window: int, text: Any) -> bool:
 
 
 def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
-    """Rows and columns that share a scale in a float8 checkpoint; `None` when it is not quantized.
+    """Rows and columns that share a scale in a float8 checkpoint; `None` when it has no such
+    weights.
 
     Raises:
         UnsupportedModel: it is quantized in another way.
@@ -135,6 +136,8 @@ def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     if given is None:
         return None
     method = str(_entry(given, "quant_method") or "an unnamed method")
+    if method == "mxfp4":
+        return None
     if method != "fp8":
         raise UnsupportedModel(
             f"{model_id} is quantized with {method}, which is not read here.",
