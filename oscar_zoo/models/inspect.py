@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.errors import InvalidModel
+from oscar_zoo.errors import InvalidModel, UnsupportedModel
 from oscar_zoo.models import config_file, model_hub
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.model_source import (
@@ -17,11 +17,13 @@ from oscar_zoo.models.model_source import (
     source_options,
     unusable,
 )
+from oscar_zoo.models.other_caches import refuse_other_caches
 
 # isort: split
 
 import torch
-from transformers import AutoConfig
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.utils import cached_file
 
 from oscar_zoo.models.model_class import outline
@@ -95,16 +97,37 @@ def read_model_config(
             f"{path_or_id} has no config.json.", hint="name the folder of a Hugging Face checkpoint"
         )
     where = str(folder or path_or_id)
+    file = None
     try:
         file = Path(cached_file(where, config_file.NAME, **source))
         config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
     except Exception as error:  # anybody may have written this file; its reader raises any type
+        if file is not None:
+            _refuse_unknown(file, model_id or path_or_id)
         raise unusable(path_or_id, "its config.json", error) from None
     return config, model_block(
         config,
         model_id=model_id or (folder.name if folder else path_or_id),
         revision=None if folder else getattr(config, "_commit_hash", None),
         config_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+    )
+
+
+def _refuse_unknown(file: Path, model_id: str) -> None:
+    """Refuse a model of a type that transformers does not have.
+
+    Raises:
+        UnsupportedModel: with a reason that holds for every release, if there is one.
+    """
+    written = config_file.ConfigFile(config_file.read_config(file.parent))
+    kind = getattr(written, "model_type", None)
+    if not isinstance(kind, str) or kind in CONFIG_MAPPING:
+        return
+    refuse_other_caches(written, written.get_text_config(), model_id)
+    raise UnsupportedModel(
+        f"{model_id} is of the model type {kind}, which transformers {transformers.__version__}"
+        " does not have, and code that ships with a model is never run.",
+        hint="update transformers, or serve it with SGLang alone, without an INT2 cache",
     )
 
 

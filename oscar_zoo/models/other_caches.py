@@ -29,7 +29,15 @@ class OtherCache:
     instead: str
 
 
+STATES = frozenset(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"))
+"""Model types without any attention."""
+
 OTHER_CACHES = (
+    OtherCache(
+        lambda config, text: getattr(text, "model_type", None) in STATES,
+        "has no attention; it keeps a state of fixed size, and there is no cache to compress",
+        STOCK,
+    ),
     OtherCache(
         lambda config, text: (
             bool(getattr(config, "is_encoder_decoder", False))
@@ -71,8 +79,7 @@ def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
     Raises:
         UnsupportedModel: one sentence with the reason; the hint says what works instead.
     """
+    kind = getattr(text, "model_type", None) or getattr(config, "model_type", "of no type")
     for row in OTHER_CACHES:
         if row.uses(config, text):
-            raise UnsupportedModel(
-                f"{model_id} ({text.model_type}) {row.reason}.", hint=row.instead
-            )
+            raise UnsupportedModel(f"{model_id} ({kind}) {row.reason}.", hint=row.instead)

@@ -3,6 +3,7 @@ computed is said from `config.json` alone."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,27 @@ def test_attention_outside_the_interface_is_refused_without_weights(config: str)
         pytest.raises(UnsupportedModel, match=r"mine \(.*ForCausalLM\) computes attention in code"),
     ):
         outline(getattr(transformers, f"{config}Config")(), "mine")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            {"model_type": "mimo_v2_flash"},
+            "of the model type mimo_v2_flash, which transformers",
+        ),
+        ({"model_type": "kimi_k2", "auto_map": {"AutoConfig": "a.B"}}, "code that ships with a"),
+        ({"model_type": "kimi_linear", "kv_lora_rank": 512}, r"\(kimi_linear\) uses .*MLA"),
+        ({"model_type": "mamba2"}, "has no attention"),
+    ],
+)
+def test_what_transformers_does_not_have_is_one_sentence(
+    written: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(UnsupportedModel, match=said) as refusal:
+        inspect_model(str(tmp_path))
+    assert refusal.value.hint
 
 
 def test_a_model_of_another_kind_is_refused_by_name() -> None:
