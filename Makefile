@@ -2,6 +2,7 @@
 #   make demo   compute, verify, publish, pull, measure and serve a rotation for the example model
 #   make test   the whole test suite
 #   make lint   formatting, types, import contracts
+#   make models   what works with each architecture, on this CPU; half an hour
 #   make gpu-check   every documented path on this machine's NVIDIA GPU
 
 PYTHON ?= python3
@@ -32,9 +33,10 @@ OLAH ?= olah==0.5.4
 GPU_PYTHON ?= .venv-gpu/bin/python
 DEVICE ?= cuda
 ENGINE_FLAGS ?=
+MODELS_FLAGS ?=
 COMMIT ?=
 
-.PHONY: demo test lint gpu-check format install constraints package kernel-hub clean
+.PHONY: demo test lint models gpu-check format install constraints package kernel-hub clean
 
 install: $(STAMP)
 
@@ -66,6 +68,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Try every architecture with a small random model and write docs/models.md; MODELS_FLAGS="--only lfm2".
+models: $(STAMP)
+	$(BIN)/python tests/architectures/table.py $(MODELS_FLAGS)
 
 # Walk the documented paths on a GPU and write docs/gpu-check.md; DEVICE=cpu rehearses and writes nothing.
 gpu-check:

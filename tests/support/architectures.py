@@ -23,8 +23,8 @@ QUARTER_ROPE = {**ROPE, "partial_rotary_factor": 0.25}
 HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
 TEXT: Values = {
     "vocab_size": 2048,
-    "hidden_size": 128,
-    "intermediate_size": 192,
+    "hidden_size": 256,
+    "intermediate_size": 256,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -77,7 +77,7 @@ VISION: Values = {
     "patch_size": 16,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
-    "out_hidden_size": 128,
+    "out_hidden_size": 256,
     "in_channels": 3,
 }
 CLIP_VISION: Values = {
@@ -108,6 +108,11 @@ class Tiny:
     image: Values | None = None
     dtype: str = "bfloat16"
 
+    @property
+    def model_type(self) -> str:
+        """What `config.json` calls it."""
+        return str(self.configuration().model_type)
+
     def configuration(self) -> Any:
         """The configuration of transformers."""
         import transformers
@@ -128,8 +133,8 @@ def _latent(config: str, models: str, **values: Any) -> Tiny:
     return Tiny(models, config, {**LATENT, "rope_parameters": ROPE, "head_dim": None, **values})
 
 
-NO_WIDTH = {"head_dim": None, "hidden_size": 256}
-"""For classes whose head width is the hidden size over the query heads."""
+NO_WIDTH: Values = {"head_dim": None}
+"""For classes that divide the hidden size by the query heads."""
 
 ARCHITECTURES: Mapping[str, Tiny] = {
     "qwen2": _dense("Qwen2", "Qwen2, Qwen2.5", **NO_WIDTH),
@@ -183,7 +188,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             }
         },
     ),
-    "mixtral": _dense("Mixtral", "Mixtral", **LOCAL_EXPERTS, sliding_window=None),
+    "mixtral": _dense("Mixtral", "Mixtral", **NO_WIDTH, **LOCAL_EXPERTS, sliding_window=None),
     "phi3": _dense("Phi3", "Phi-4", **NO_WIDTH, sliding_window=None),
     "phi3-longrope": Tiny(
         "Phi-4-mini, Phi-3 128k",
@@ -252,7 +257,15 @@ ARCHITECTURES: Mapping[str, Tiny] = {
     "minimax_m2": Tiny(
         "MiniMax-M2",
         "MiniMaxM2",
-        {**LOCAL_EXPERTS, "rotary_dim": 32, "rope_parameters": HALF_ROPE, "use_qk_norm": True},
+        {
+            **LOCAL_EXPERTS,
+            "rotary_dim": 32,
+            "rope_parameters": HALF_ROPE,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
     ),
     "qwen3_next": Tiny(
         "Qwen3-Next",
@@ -385,7 +398,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         "Llama 4",
         num_local_experts=2,
         num_experts_per_tok=1,
-        intermediate_size_mlp=192,
+        intermediate_size_mlp=256,
         attention_chunk_size=256,
         interleave_moe_layer_step=1,
         no_rope_layers=[1, 1, 1, 0],
@@ -422,7 +435,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         "Qwen2_5_VL",
         {**NO_WIDTH, "rope_parameters": {"rope_type": "default", **MROPE}},
         {
-            "vision_config": {**VISION, "out_hidden_size": 256, "fullatt_block_indexes": [0]},
+            "vision_config": {**VISION, "fullatt_block_indexes": [0]},
             **IMAGE_TOKENS,
         },
     ),

@@ -1,0 +1,42 @@
+"""docs/models.md names every architecture, is what was recorded, and some rows still hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from architecture_attempts import compute_and_evaluate
+from architecture_page import COLUMNS, PAGE, page, read_records
+from architectures import ARCHITECTURES
+
+from oscar_zoo.registry.architectures import architecture
+
+RECORDS = read_records()
+
+
+def test_the_document_is_what_was_recorded() -> None:
+    assert PAGE.read_text("utf-8") == page(RECORDS)
+
+
+def test_every_architecture_has_a_row_and_nothing_fails() -> None:
+    assert list(RECORDS) == list(ARCHITECTURES)
+    text = PAGE.read_text("utf-8")
+    for name, tiny in ARCHITECTURES.items():
+        assert f"| {tiny.models} | `{tiny.model_type}` |" in text
+        for column in COLUMNS:
+            attempt = getattr(RECORDS[name], column)
+            assert attempt.outcome != "fails", (name, column)
+            assert bool(attempt.said) == (attempt.outcome == "refused")
+
+
+def test_what_info_says_is_not_less_than_what_was_recorded() -> None:
+    for name, row in RECORDS.items():
+        known = architecture(ARCHITECTURES[name].model_type)
+        if known is not None and row.compute.outcome == "works":
+            assert (known.compute.state, known.evaluate.state) == ("works", "works"), name
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_vl", "deepseek_v3"])
+def test_a_row_is_what_happens(name: str, tmp_path: Path) -> None:
+    got = compute_and_evaluate(name, tmp_path / "work")
+    assert got == (RECORDS[name].compute, RECORDS[name].evaluate)
