@@ -259,7 +259,7 @@ def test_nan_activations_name_the_first_layer() -> None:
     ("family", "changes", "said"),
     [
         ("Falcon", {"head_dim": None, "alibi": False}, "code of its own"),
-        ("Mistral", {"sliding_window": 16}, "sliding-window"),
+        ("Mistral", {"sliding_window": 16}, "sliding window"),
         (
             "DeepseekV3",
             {"kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from engines import MODEL
@@ -44,6 +45,13 @@ UNSET = {
 
 def usual(mib: int, model: dict[str, int] = QWEN3_8B, layout: Layout = Layout()) -> int:  # noqa: B008
     return concurrency.usual_requests(mib << 20, layout.token_bytes(**model), WINDOWS, layout)
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """`set_defaults` tells the workers their model by a variable; later tests must not see it."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
