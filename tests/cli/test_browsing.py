@@ -180,4 +180,6 @@ def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
         "state": "not tried",
         "how": None,
     }
-    assert "computing one does not work yet" in cli(0, "info", "gpt-oss-20b", "--offline")
+    assert "make one: oscar-zoo pull gpt-oss-20b --compute" in cli(
+        0, "info", "gpt-oss-20b", "--offline"
+    )
