@@ -259,7 +259,7 @@ def test_a_window_counts_when_it_is_shorter_than_the_context(
     }
     config = config_file.ConfigFile(shape | said)
     if layers is None:
-        with pytest.raises(UnsupportedModel, match="sliding-window"):
+        with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
             model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
     else:
         block = model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
