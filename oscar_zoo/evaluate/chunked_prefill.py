@@ -38,7 +38,7 @@ def prefill_log_probabilities(
 
     Raises:
         UsageError: fewer than two tokens, no chunk size, or `hit` leaves nothing to prefill.
-        GeometryMismatch, UnsupportedModel: see `generate.Request`.
+        GeometryMismatch: see `generate.GenerationRequest`.
     """
     if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
         raise UsageError(

@@ -4,7 +4,9 @@ The prompt is prefilled in chunks, then tokens come one at a time. A chunk reads
 exactly and older ones as the cache holds them at that moment, so results depend on where chunks
 end. `simulated_cache.SimulatedCache` is the other extreme: every position reads like a decoded one.
 K and V are kept here instead of in a `transformers` cache, and the model sees only the new tokens
-and their positions.
+and their positions. A model with other layers too, such as Mamba or sliding windows, sees the whole
+sequence every time, because what those layers keep is not kept here; what its full-attention layers
+computed for older tokens is kept and put in again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.simulated_cache import (
     INT2,
     WINDOW,
@@ -56,7 +58,6 @@ def greedy_generate(
     Raises:
         UsageError: an empty prompt, or sizes and boundaries that make no chunks.
         GeometryMismatch: see `simulated_cache.CacheSpec.check`.
-        UnsupportedModel: a model with layers that keep another kind of cache.
     """
     request = GenerationRequest(model, cache)
     ids = torch.tensor(list(prompt_ids), dtype=torch.int64, device="cpu")
@@ -80,16 +81,11 @@ class GenerationRequest:
         cache: the INT2 cache, `None` for an exact one.
 
     Raises:
-        GeometryMismatch, UsageError, UnsupportedModel: see `greedy_generate`.
+        GeometryMismatch, UsageError: see `greedy_generate`.
     """
 
     def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:
         block = model.block
-        if len(block.attention_layers) != block.num_layers:
-            raise UnsupportedModel(
-                f"{block.id} has layers that keep another kind of cache; generation is simulated"
-                " for full-attention models only."
-            )
         self._model = model
         self._windows = None if cache is None else cache.recipe.windows
         self._layers: dict[int, _Layer]
@@ -101,6 +97,7 @@ class GenerationRequest:
                 i: SimulatedLayer(cache, block, i, model.device) for i in block.attention_layers
             }
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self._older = None if _only_attention(model) else _OlderTokens()
         self._length = 0
         self._own_from = 0
         self._sinks = True
@@ -125,27 +122,36 @@ class GenerationRequest:
         return self._forward(torch.tensor([token], device="cpu"), cached=self._length + 1)[0]
 
     def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
-        positions = torch.arange(self._length, self._length + len(ids), device=self._model.device)
+        new = len(ids)
+        positions = torch.arange(self._length, self._length + new, device=self._model.device)
         stretches, mask = self._reads(positions, cached)
 
         def attention(
             layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
         ) -> Tensor:
             layer = self._layers[layer_id]
-            rows = layer.encode(key, value)
+            rows = layer.encode(key[..., -new:, :], value[..., -new:, :])
             if layer_id in self._stored:
                 old = self._stored[layer_id]
                 rows = torch.cat([old[0], rows[0]], -2), torch.cat([old[1], rows[1]], -2)
             self._stored[layer_id] = rows
-            return layer.attend(
-                query, take_rows(rows[0], stretches), take_rows(rows[1], stretches), mask, softmax
+            output = layer.attend(
+                query[..., -new:, :],
+                take_rows(rows[0], stretches),
+                take_rows(rows[1], stretches),
+                mask,
+                softmax,
             )
+            return output if self._older is None else self._older.with_outputs(layer_id, output)
 
+        if self._older is not None:
+            ids = self._older.with_ids(ids)
+            positions = torch.arange(len(ids), device=self._model.device)
         with attention_scope(self._model, attention), torch.inference_mode():
             logits: Tensor = self._model.model(
                 ids[None].to(self._model.device), position_ids=positions[None], use_cache=False
-            ).logits[0]
-        self._length += len(ids)
+            ).logits[0, -new:]
+        self._length += new
         return logits
 
     def _reads(self, positions: Tensor, cached: int) -> tuple[Stretches, Tensor]:
@@ -163,6 +169,32 @@ class GenerationRequest:
             [torch.arange(first, last, device=positions.device) for _, first, last in stretches]
         )
         return stretches, s <= positions[:, None]
+
+
+def _only_attention(model: LoadedModel) -> bool:
+    """Whether full attention is all that connects the tokens of this model."""
+    kinds = getattr(model.model.config.get_text_config(), "layer_types", None) or ()
+    whole = len(model.block.attention_layers) == model.block.num_layers
+    return whole and "hybrid" not in kinds  # such a layer of Falcon-H1 has attention and a state
+
+
+class _OlderTokens:
+    """What a model that sees its whole sequence again needs of the tokens before the new ones."""
+
+    def __init__(self) -> None:
+        self._ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._outputs: dict[int, Tensor] = {}
+
+    def with_ids(self, new: Tensor) -> Tensor:
+        """All tokens, `[T]`."""
+        self._ids = torch.cat([self._ids, new])
+        return self._ids
+
+    def with_outputs(self, layer_id: int, new: Tensor) -> Tensor:
+        """What attention of a layer gives for all tokens, `[1, num_q_heads, T, v_head_dim]`."""
+        old = self._outputs.get(layer_id)
+        self._outputs[layer_id] = new if old is None else torch.cat([old, new], -2)
+        return self._outputs[layer_id]
 
 
 class _Layer(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
 from oscar_zoo.evaluate.simulated_cache import INT2, CacheSpec, SimulatedCache
 from oscar_zoo.models.attention import attention_scope
@@ -150,9 +150,3 @@ def test_requests_that_make_no_sense_are_refused(model: LoadedModel) -> None:
             greedy_generate(
                 model, prompt, cache=None, max_new_tokens=1, chunk_size=size, boundaries=boundaries
             )
-
-
-def test_models_with_other_layers_are_refused(model: LoadedModel) -> None:
-    block = model.block.model_copy(update={"attention_layers": (1,)})
-    with pytest.raises(UnsupportedModel):
-        GenerationRequest(LoadedModel(model.model, model.tokenizer, block, model.dtype), None)

@@ -48,7 +48,9 @@ LINEAR: Values = {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
     "layer_types": ["linear_attention", "full_attention"] * 2,
+    "full_attention_interval": 2,
 }
+"""Checkpoints on hubs give the interval, which SGLang reads, and some the list too."""
 LATENT: Values = {
     "num_key_value_heads": 4,
     "q_lora_rank": 64,
@@ -343,7 +345,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             "mamba_num_heads": 4,
             "mamba_head_dim": 64,
             "n_groups": 1,
-            "ssm_state_size": 16,
+            "ssm_state_size": 128,
         },
     ),
     "gemma2": Tiny(
