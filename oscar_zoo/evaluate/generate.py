@@ -97,7 +97,7 @@ class GenerationRequest:
                 i: SimulatedLayer(cache, block, i, model.device) for i in block.attention_layers
             }
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self._older = None if _only_attention(model) else _OlderTokens()
+        self._older = None if only_attention(model) else _OlderTokens()
         self._length = 0
         self._own_from = 0
         self._sinks = True
@@ -171,7 +171,7 @@ class GenerationRequest:
         return stretches, s <= positions[:, None]
 
 
-def _only_attention(model: LoadedModel) -> bool:
+def only_attention(model: LoadedModel) -> bool:
     """Whether full attention is all that connects the tokens of this model."""
     kinds = getattr(model.model.config.get_text_config(), "layer_types", None) or ()
     whole = len(model.block.attention_layers) == model.block.num_layers

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
-from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.evaluate.generate import greedy_generate, only_attention
 from oscar_zoo.evaluate.server_client import ServerFacts
 from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -22,6 +22,8 @@ from oscar_zoo.models.loading import LoadedModel
 
 LIMIT = 0.005
 """Largest relative difference of two perplexities that are the same."""
+STATE_STEP = 256
+"""Largest number of tokens between two saved states of a sequence in SGLang's prefix cache."""
 CHANCE = 0.01
 """Of a difference in recall that is reported though nothing is wrong: a sweep makes some ten
 comparisons."""
@@ -129,6 +131,11 @@ class ReferenceRun:
         self._model, self._cache, self._questions, self._tick = model, cache, questions, tick
         self._known: dict[tuple[Any, ...], Any] = {}
 
+    @property
+    def reuse_step(self) -> int:
+        """Tokens from one place where a hit may end to the next, beside the pages of the cache."""
+        return 1 if only_attention(self._model) else STATE_STEP
+
     def score(self, number: int, *, chunk: int, hit: int, sinks: bool = True) -> tuple[float, ...]:
         """Log-probabilities of text `number` with INT2; see `prefill_log_probabilities`."""
         text = self._questions.texts[number]
@@ -183,7 +190,7 @@ def compare(
         recent: tokens of the recent window, which a hit prefills again.
         limit: largest relative difference of perplexities.
     """
-    facts, wrong = run.facts, _reuse(run, recent)
+    facts, wrong = run.facts, _reuse(run, recent, reference.reuse_step)
     cold, warm, without = None, None, None
     hits = [scored.cached for scored in run.warm]
     if run.cold:
@@ -194,12 +201,14 @@ def compare(
         )
         wrong += _differs("perplexity", cold, limit)
     if run.warm and all(hits):
-        exact = [reference.exact(i)[hit:] for i, hit in enumerate(hits)]
+        # A hit of a model with states may end before the first token that was scored.
+        scored = [len(s.values) for s in run.warm]
+        exact = [reference.exact(i)[-n:] for i, n in enumerate(scored)]
         kept, lost = (
             perplexity(
                 [
-                    reference.score(i, chunk=facts.chunk, hit=hit, sinks=s)
-                    for i, hit in enumerate(hits)
+                    reference.score(i, chunk=facts.chunk, hit=hits[i], sinks=s)[-n:]
+                    for i, n in enumerate(scored)
                 ]
             )
             for s in (True, False)
@@ -228,9 +237,13 @@ def _differs(what: str, found: Perplexities, limit: float) -> list[str]:
     ]
 
 
-def _reuse(run: ServerRun, recent: int) -> list[str]:
-    """Find hits that the server must not have had, and hits that it missed."""
-    page, wrong = run.facts.page_size, []
+def _reuse(run: ServerRun, recent: int, step: int) -> list[str]:
+    """Find hits that the server must not have had, and hits that it missed.
+
+    Args:
+        step: see `ReferenceRun.reuse_step`.
+    """
+    step, wrong = max(step, run.facts.page_size), []
     if any(scored.cached for scored in run.cold):
         wrong.append("tokens were reused after a flush")
     for turns in run.talks:
@@ -240,7 +253,7 @@ def _reuse(run: ServerRun, recent: int) -> list[str]:
             whole = len(earlier.prompt) + len(earlier.talking.ids)
             most = min(whole, len(later.prompt) - recent)
             # An engine may stop before it caches the last token that it generates.
-            if not page * ((most - 1) // page) <= later.talking.cached <= most:
+            if not step * ((most - 1) // step) <= later.talking.cached <= most:
                 wrong.append(
                     f"a turn reused {later.talking.cached:,} of {most:,} tokens of the conversation"
                     " before it"

@@ -8,9 +8,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from architectures import write_architecture
 from random_qwen3 import write_model
 
 from oscar_zoo.artifact.hadamard import hadamard_set
@@ -96,7 +98,8 @@ def test_perplexity_has_a_limit_in_both_directions(judge: Judge, right: ServerRu
 def test_a_hit_is_judged_by_the_tokens_it_had(
     judge: Judge, right: ServerRun, reference: ReferenceRun
 ) -> None:
-    shorter = tuple(Scored(reference.score(i, chunk=16, hit=16), 16) for i in range(2))
+    scored = len(right.warm[0].values)
+    shorter = tuple(Scored(reference.score(i, chunk=16, hit=16)[-scored:], 16) for i in range(2))
     assert judge(replace(right, warm=shorter)).violations == ()
     lost = tuple(Scored(reference.score(i, chunk=16, hit=HIT, sinks=False), HIT) for i in range(2))
     row = judge(replace(right, warm=lost))
@@ -121,6 +124,24 @@ def test_reuse_that_is_missing_or_must_not_be_is_told(judge: Judge, right: Serve
             if fine
             else lines == (f"a turn reused {cached} of 42 tokens of the conversation before it",)
         )
+
+
+def test_a_model_with_states_reuses_up_to_the_last_saved_state(
+    right: ServerRun, tmp_path: Path
+) -> None:
+    folder = write_architecture("lfm2", tmp_path / "lfm2", dtype="float32")
+    model = load_model(str(folder), dtype="float32")
+    spec = CacheSpec(None, None, ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92)))
+    questions = ServerQuestions(tuple(map(tuple, TEXTS)), HIT, ())
+    reference = ReferenceRun(model, spec, questions)
+    for cached, fine in ((0, True), (36, True), (42, True), (43, False)):
+        talks = tuple(
+            (first, replace(later, talking=replace(later.talking, cached=cached)))
+            for first, later in right.talks
+        )
+        run = replace(right, cold=(), warm=(), talks=talks)
+        lines = compare(run, reference, recent=RECENT).violations
+        assert any("a turn reused" in line for line in lines) != fine
 
 
 def test_recall_that_is_worse_in_conversations_is_told(judge: Judge, right: ServerRun) -> None:

@@ -342,9 +342,9 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         "NemotronH",
         {
             "layers_block_type": ["mamba", "attention"] * 2,
-            "mamba_num_heads": 4,
+            "mamba_num_heads": 8,
             "mamba_head_dim": 64,
-            "n_groups": 1,
+            "n_groups": 8,
             "ssm_state_size": 128,
         },
     ),
