@@ -16,9 +16,9 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.engines.sglang import concurrency
-from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import ports, preflight, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models import nvidia_smi
@@ -82,7 +82,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         OscarZooError: as `find_subject`.
         KeyboardInterrupt, SystemExit: a signal came before anything was measured.
     """
-    check(request)
+    flags = check(request)
     require_serve()
     with staging.private_folder() as private:
         names = SubjectNames(request.target, request.dummy_weights, request.model)
@@ -104,10 +104,10 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             kernels=staging.kernels_folder(),
             cases=request.cases,
             new_tokens=request.new_tokens,
-            requests=_usual_requests(subject, recipe, request.extra, device, gpu),
+            requests=_usual_requests(subject, recipe, flags, device, gpu),
             port=ports.free_port(),
             revision=request.revision,
-            extra=request.extra,
+            flags=flags,
             bulk=request.bulk,
             gpu=gpu,
         )
@@ -134,9 +134,13 @@ def on_cpu(model: str) -> Note:
     return Note("bench.on_cpu", text, {"model": model})
 
 
-def check(request: BenchRequest) -> None:
-    """Refuse what can only fail later; nothing is looked up. Raises `UsageError`."""
-    sides.check_flags(request.extra)
+def check(request: BenchRequest) -> UserFlags:
+    """Refuse what can only fail later; nothing is looked up. Raises `UsageError`.
+
+    Returns:
+        The engine flags of the request.
+    """
+    flags = sides.read_flags(request.extra)
     if len(request.cases) > MOST_CASES:
         raise UsageError(f"{len(request.cases)} cases are more than {MOST_CASES}.", hint=HELP)
     bulk = request.bulk
@@ -147,6 +151,7 @@ def check(request: BenchRequest) -> None:
             hint="lower the requests of --job",
         )
     SubjectNames(request.target, request.dummy_weights, request.model).check()
+    return flags
 
 
 def side_log(cache: sides.Cache) -> Path:
@@ -210,14 +215,14 @@ def _tell(observer: Observer, done: int, total: int, label: str) -> None:
 
 
 def _usual_requests(
-    subject: Subject, recipe: ServingRecipe, extra: tuple[str, ...], device: str, gpu: int
+    subject: Subject, recipe: ServingRecipe, flags: UserFlags, device: str, gpu: int
 ) -> int:
     """The number of concurrent requests of an INT2 server with these flags on this machine."""
     if subject.geometry is None:
         return concurrency.UNKNOWN
-    flags = SizeFlags.parse(extra)
-    parallel = flags.tensor_parallel or 1
-    layout = concurrency.Layout.of_flags(flags, tp=parallel)
+    size = flags.sizes()
+    parallel = size.tensor_parallel or 1
+    layout = concurrency.Layout.of_flags(size, tp=parallel)
     demand = preflight.ServerDemand(
         model=subject.choice.name,
         geometry=subject.geometry,
@@ -227,7 +232,7 @@ def _usual_requests(
         device=device,
         gpu=gpu,
         tensor_parallel=parallel,
-        flags=flags,
+        flags=size,
         memory=concurrency.gpu_memory(gpu, layout.gpus),
     )
     return demand.usual_requests

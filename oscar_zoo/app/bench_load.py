@@ -15,10 +15,9 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.bench import load_run
 from oscar_zoo.bench.load_clients import Load
 from oscar_zoo.bench.load_run import LoadLimits, LoadReport
-from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import staging
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 
 RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
 """Flags of an engine that fills a model with random numbers."""
@@ -64,7 +63,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
         ServerFailed: the server did not start, or stopped answering.
         OscarZooError: as `find_subject`.
     """
-    check_extra_flags(request.extra)
+    flags = UserFlags(request.extra)
     names = SubjectNames(request.target, request.dummy_weights, request.model)
     names.check()
     require_serve()
@@ -82,9 +81,9 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
             log=log_file("bench-load"),
             timeout=request.timeout,
             gpu=gpu,
-            flags=(*(RANDOM_WEIGHTS if subject.random_weights else ()), *request.extra),
+            flags=flags.after(*RANDOM_WEIGHTS) if subject.random_weights else flags,
         )
-        gpus = 0 if device == "cpu" else SizeFlags.parse(request.extra).tensor_parallel or 1
+        gpus = 0 if device == "cpu" else flags.sizes().tensor_parallel or 1
         with own_server(wanted, StartObserver(subject.choice.name, observer)) as started:
             report = load_run.measure(
                 started.child,

@@ -26,7 +26,7 @@ from oscar_zoo.app.server_answers import (
 )
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.models import nvidia_smi
@@ -117,8 +117,8 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     from oscar_zoo.evaluate.texts import read_text
     from oscar_zoo.models.model_hub import check_fetchable
 
-    check_extra_flags(request.extra)
-    check_flags(request.extra)
+    flags = UserFlags(request.extra)
+    check_flags(flags)
     running = None if request.url is None else ServerClient(request.url, timeout=request.timeout)
     if running is None:
         require_serve()
@@ -151,7 +151,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
         runs = [ask_running(running, subject, observer)]
     else:
         runs, failures = ask_own_servers(
-            request.variants, subject, request.extra, request.timeout, observer
+            request.variants, subject, flags, request.timeout, observer
         )
     rows: list[ComparisonRow] = []
     if runs:

@@ -22,11 +22,10 @@ from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
-from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
 from oscar_zoo.engines.sglang.launch.ready import read_facts
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.server_client import ServerClient
 
@@ -104,8 +103,8 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         ServerFailed: the server did not start.
         OscarZooError: as `open_to_serve` and `prepare`.
     """
-    check_extra_flags(request.extra)
-    size = SizeFlags.parse(request.extra)
+    flags = UserFlags(request.extra)
+    size = flags.sizes()
     key = key_for(request.expose, request.api_key_file)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
@@ -114,7 +113,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     host = request.expose or plan.LOOPBACK
     check_port(host, request.port, lambda port: request.command_line(port=port))
     device, gpu = pick_serving_device(request.device)
-    flag_refusals.check_flags(request.extra, device)
+    flag_refusals.check_flags(flags, device)
     target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
     artifact = open_to_serve(target, model, sources, wish, observer)
@@ -139,7 +138,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         timeout=request.timeout,
         gpu=gpu,
         tensor_parallel=prepared.tensor_parallel,
-        flags=request.extra,
+        flags=flags,
         host=host,
         port=request.port,
         api_key=key,

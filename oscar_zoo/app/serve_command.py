@@ -22,8 +22,8 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import served_artifact
 from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, staging
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 
@@ -70,8 +70,8 @@ def command(
         UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
         OscarZooError: as `open_to_serve` and `prepare`.
     """
-    check_extra_flags(request.extra)
-    size = SizeFlags.parse(request.extra)
+    flags = UserFlags(request.extra)
+    size = flags.sizes()
     if request.api_key_file is not None or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
@@ -85,7 +85,7 @@ def command(
     wanted_device = request.device if stock or request.device is not None else "cuda"
     device, gpu = pick_serving_device(wanted_device, check=False)
     if stock:
-        flag_refusals.check_flags(request.extra, device)
+        flag_refusals.check_flags(flags, device)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     target = targets.parse(request.target)
@@ -103,15 +103,15 @@ def command(
         usual_gpus=wanted_device is not None,
     )
     if not stock:
-        return _fork(prepared, size, request.port, request.revision, request.extra)
-    return _stock(prepared, request.port, request.revision, request.extra, offline=request.offline)
+        return _fork(prepared, size, request.port, request.revision, flags)
+    return _stock(prepared, request.port, request.revision, flags, offline=request.offline)
 
 
 def _stock(
     prepared: Prepared,
     port: int,
     revision: str | None,
-    extra: tuple[str, ...],
+    flags: UserFlags,
     *,
     offline: bool,
 ) -> ServeCommand:
@@ -135,7 +135,7 @@ def _stock(
         port=port,
         name=prepared.name,
         served_name=prepared.served_name,
-        extra=extra,
+        flags=flags,
     )
     planned = plan.plan(options, os.environ)
     warnings = flag_refusals.check_environment(planned.env)
@@ -153,7 +153,7 @@ def _fork(
     size: SizeFlags,
     port: int,
     revision: str | None,
-    extra: tuple[str, ...],
+    flags: UserFlags,
 ) -> ServeCommand:
     """For the fork, which reads the files of the artifact itself."""
     k, v = both_sides(prepared.artifact)
@@ -168,7 +168,7 @@ def _fork(
         host=plan.LOOPBACK,
         port=port,
         revision=revision,
-        extra=extra,
+        extra=flags.words,
     )
     return _command(prepared, fork_command.argv(options), fork_command.variables(options), (), ())
 

@@ -11,6 +11,7 @@ from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.server_client import ServerClient
@@ -76,7 +77,7 @@ def ask_running(client: ServerClient, subject: ServerSubject, observer: Observer
 def ask_own_servers(
     wanted: Sequence[ServerVariant],
     subject: ServerSubject,
-    extra: tuple[str, ...],
+    flags: UserFlags,
     timeout: float,
     observer: Observer,
 ) -> tuple[list[ServerRun], list[ServerFailure]]:
@@ -84,7 +85,7 @@ def ask_own_servers(
     runs: list[ServerRun] = []
     failures: list[ServerFailure] = []
     for variant in wanted:
-        server = _wanted_server(variant, subject, extra, timeout)
+        server = _wanted_server(variant, subject, flags, timeout)
         try:
             with own_server(server, StartObserver(str(variant), observer)) as started:
                 observer.begin((), timed=False)
@@ -99,7 +100,7 @@ def ask_own_servers(
 
 
 def _wanted_server(
-    variant: ServerVariant, subject: ServerSubject, extra: tuple[str, ...], timeout: float
+    variant: ServerVariant, subject: ServerSubject, flags: UserFlags, timeout: float
 ) -> WantedServer:
     tokens = max(POOL_TOKENS, 2 * subject.questions.longest)
     pool = () if subject.device == "cpu" else (f"--max-total-tokens={tokens}",)
@@ -111,7 +112,7 @@ def _wanted_server(
         verified=subject.artifact.verified,
         recipe=subject.recipe,
         device=subject.device,
-        flags=(*variant.flags, f"--dtype={subject.dtype}", *pool, *extra),
+        flags=flags.after(*variant.flags, f"--dtype={subject.dtype}", *pool),
         timeout=timeout,
         gpu=subject.gpu,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,8 +18,8 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags
 from oscar_zoo.engines.sglang.launch import plan
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.environment import child_environment
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import UsageError
 
@@ -60,7 +60,7 @@ class Engines:
         requests: number of concurrent requests, unless the largest case has more.
         port: a free port; engines take the ports of their workers near it.
         revision: commit of the model on its hub.
-        extra: engine flags of the user, for both sides.
+        flags: engine flags of the user, for both sides.
         bulk: the job after the cases, or `None`.
         gpu: number of the first GPU.
     """
@@ -78,26 +78,26 @@ class Engines:
     requests: int
     port: int
     revision: str | None = None
-    extra: tuple[str, ...] = ()
+    flags: UserFlags = field(default_factory=UserFlags)
     bulk: Bulk | None = None
     gpu: int = 0
 
 
-def check_flags(extra: Sequence[str]) -> None:
-    """Refuse what `serve` refuses after `--`, and flags that would make the two sides differ.
+def read_flags(words: Sequence[str]) -> UserFlags:
+    """Read the flags behind `--`, and refuse those that would make the two sides differ.
 
     Raises:
-        UsageError: naming the flag and what to use in its place.
+        UsageError: naming the flag and what to use in its place; also what `serve` refuses.
     """
-    check_extra_flags(extra)
-    for token in extra:
-        name = token.split("=", 1)[0].replace("_", "-")
+    flags = UserFlags(words)
+    for name in (flag.name for flag in flags.given):
         for refused, reason in REFUSED_FLAGS.items():
             if name == refused or (len(name) > 3 and refused.startswith(name)):
                 raise UsageError(
                     f"{name} is not allowed after --: {reason}.",
                     hint="oscar-zoo bench serve --help",
                 )
+    return flags
 
 
 def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     talks = engines.bulk is not None and engines.bulk.turns > 1
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
     switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
-    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.extra)
+    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.flags.words)
 
 
 def command(

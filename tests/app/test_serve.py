@@ -117,7 +117,7 @@ def test_what_the_caller_says_reaches_the_command(
     with pytest.raises(Planned):
         oscar_zoo.serve(**arguments(artifact, port), clip=(0.5, 0.25), flags=flags)
     (options,) = seen
-    assert options.recipe.clip == Clip(k=0.5, v=0.25) and options.extra == ("--page-size=16",)
+    assert options.recipe.clip == Clip(k=0.5, v=0.25) and options.flags.words == ("--page-size=16",)
     assert options.model == str(MODEL) and options.port == port
     assert server_records.running() == []
 

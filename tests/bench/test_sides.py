@@ -10,6 +10,7 @@ import pytest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.bench import sides
 from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
@@ -27,7 +28,7 @@ ENGINES = sides.Engines(
     new_tokens=10,
     requests=64,
     port=31000,
-    extra=("--tp=2",),
+    flags=UserFlags(["--tp=2"]),
 )
 
 
@@ -120,9 +121,9 @@ def test_the_bf16_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
 )
 def test_flags_that_would_make_them_differ_are_refused(flag: str, seen: str) -> None:
     with pytest.raises(UsageError) as caught:
-        sides.check_flags(["--tp=2", flag])
+        sides.read_flags(["--tp=2", flag])
     assert seen in caught.value.message
-    sides.check_flags(["--tp=2", "--mem-fraction-static", "0.8"])
+    sides.read_flags(["--tp=2", "--mem-fraction-static", "0.8"])
 
 
 def test_progress_counts_the_warm_up_too() -> None:

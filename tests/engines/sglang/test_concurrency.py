@@ -17,8 +17,8 @@ from tiny_artifacts import payload, write_folder
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import concurrency, worker
 from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.hooks import server_args
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 
 ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L40S, 46068, 40000")
 WINDOWS = Windows(sink=64, recent=256)
@@ -146,7 +146,7 @@ def test_gpus_of_today(mib: int, requests: int, larger: int) -> None:
 
 def test_flags_say_how_a_server_is_spread() -> None:
     def layout(*flags: str, tp: int = 4) -> Layout:
-        return Layout.of_flags(SizeFlags.parse(flags), tp=tp)
+        return Layout.of_flags(UserFlags(flags).sizes(), tp=tp)
 
     spread = ("--dp-size", "4", "--pp=2", "--attention-backend=x")
     assert layout(*spread) == Layout(tp=4, pp=2, replicas=4) and layout(*spread).gpus == 32

@@ -1,18 +1,19 @@
 """Engine flags that an INT2 cache refuses, told from the command line before SGLang reads it.
 
 The rows are those of `refusals`, which checks what SGLang made of all flags. This module sees only
-the text of the user's flags, so a flag that SGLang itself sets is found at start-up. Needs neither
+the user's flags, so a flag that SGLang itself sets is found at start-up. Needs neither
 torch nor sglang.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UsageError
 
 OTHER_NAMES = {
@@ -27,17 +28,18 @@ OTHER_NAMES = {
 GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
 
 
-def check_flags(extra: Sequence[str], device: str) -> None:
+def check_flags(flags: UserFlags, device: str) -> None:
     """Refuse engine flags that the server would refuse.
 
     Args:
-        extra: flags of the user, as they stand behind `--`.
+        flags: those of the user.
         device: `cpu` or `cuda`.
 
     Raises:
         UsageError: as `refusals.check_server`.
     """
-    refusal.check_rows(_configuration(extra, device), refusals.SERVER, UsageError)
+    config = _configuration(flags, device)
+    refusal.check_rows(config, refusals.SERVER, UsageError)
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -53,11 +55,11 @@ def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
     return fork_environment.check(environ)
 
 
-def _configuration(extra: Sequence[str], device: str) -> SimpleNamespace:
-    """What SGLang would call the flags of `extra`: attributes, and the settings of CUDA graphs."""
+def _configuration(flags: UserFlags, device: str) -> SimpleNamespace:
+    """What SGLang would call the flags: attributes, and the settings of CUDA graphs."""
     config = SimpleNamespace(device=device, cuda_graph_config=SimpleNamespace())
-    for flag, text in _pairs(extra):
-        name = _whole(flag)[2:].replace("-", "_")
+    for flag in flags.given:
+        name, text = _whole(flag.name)[2:].replace("-", "_"), flag.value
         graphs = GRAPHS.fullmatch(name)
         if graphs is not None:
             setattr(config.cuda_graph_config, graphs["phase"], SimpleNamespace(backend=text))
@@ -66,17 +68,6 @@ def _configuration(extra: Sequence[str], device: str) -> SimpleNamespace:
         elif name not in ("device", "cuda_graph_config"):
             setattr(config, name, _value(text))
     return config
-
-
-def _pairs(extra: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Every flag with its value, after `=` or a space; `None` for one that has no value."""
-    for place, token in enumerate(extra):
-        if not token.startswith("--"):
-            continue
-        name, equals, value = token.partition("=")
-        after = extra[place + 1] if place + 1 < len(extra) else "--"
-        value_here = value if equals else None if after.startswith("--") else after
-        yield name.replace("_", "-"), value_here
 
 
 def _whole(flag: str) -> str:

@@ -19,6 +19,7 @@ from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.evaluate.server_client import ServerClient
 
@@ -67,7 +68,7 @@ class WantedServer:
     timeout: float
     gpu: int = 0
     tensor_parallel: int = 1
-    flags: tuple[str, ...] = ()
+    flags: UserFlags = field(default_factory=UserFlags)
     host: str = plan.LOOPBACK
     port: int | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -153,5 +154,5 @@ def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> 
         config_file=None if key is None else staging.write_key_file(private, key),
         name=wanted.name,
         served_name=wanted.served_name,
-        extra=wanted.flags,
+        flags=wanted.flags,
     )

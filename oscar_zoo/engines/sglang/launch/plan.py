@@ -2,9 +2,9 @@
 torch nor sglang.
 
 The server is closed by default: loopback address, an argument list without a shell, `--flag=value`
-form so that no value can become a flag, extra flags against a deny-list, an environment from an
-allow-list, and an API key that travels in a private file and never in the argument list, which
-every local user may read.
+form so that no value can become a flag, flags of the user without those of a deny-list, an
+environment from an allow-list, and an API key that travels in a private file and never in the
+argument list, which every local user may read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.flags import (
-    SERVED_NAME,
-    TENSOR_PARALLEL,
-    device_flags,
-    flag_value,
-)
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.flags import device_flags
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
+from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 
@@ -41,14 +36,14 @@ class ServeOptions:
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
-        tensor_parallel: number of GPUs, unless `extra` says one.
+        tensor_parallel: number of GPUs, unless `flags` say one.
         host, port: where to listen.
         kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
         config_file: file with the API key in the engine's own configuration format, or `None`.
         name: how the server calls the artifact to those who ask.
-        served_name: what requests call the model, unless `extra` says it.
-        extra: engine flags of the user, already split.
+        served_name: what requests call the model, unless `flags` say it.
+        flags: engine flags of the user.
     """
 
     model: str
@@ -65,7 +60,7 @@ class ServeOptions:
     config_file: Path | None = None
     name: str | None = None
     served_name: str | None = None
-    extra: tuple[str, ...] = ()
+    flags: UserFlags = field(default_factory=UserFlags)
 
 
 @dataclass(frozen=True)
@@ -110,12 +105,7 @@ def url(host: str, port: int) -> str:
 
 
 def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
-    """The child process for `options`.
-
-    Raises:
-        UsageError: a denied extra flag.
-    """
-    check_extra_flags(options.extra)
+    """The child process for `options`."""
     flags = {
         "--model-path": options.model,
         "--host": options.host,
@@ -124,13 +114,13 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         **device_flags(options.device),
     }
     ours, theirs = OPTIONS["group_size"].names
-    if flag_value(options.extra, theirs) is not None:
+    if options.flags.text(theirs) is not None:
         del flags[ours]  # two names of one flag; what the user says wins
     if options.name is not None:
         flags["--oscar-name"] = options.name
-    if options.served_name is not None and flag_value(options.extra, SERVED_NAME) is None:
+    if options.served_name is not None and options.flags.text(SERVED_NAME) is None:
         flags[SERVED_NAME] = options.served_name
-    if options.tensor_parallel > 1 and flag_value(options.extra, *TENSOR_PARALLEL) is None:
+    if options.tensor_parallel > 1 and options.flags.text(*TENSOR_PARALLEL) is None:
         flags["--tp-size"] = str(options.tensor_parallel)
     if options.gpu:
         flags["--base-gpu-id"] = str(options.gpu)
@@ -143,7 +133,7 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
             str(options.config_file),
         ]  # SGLang does not know the `=` form of this one flag
     argv += [f"{name}={value}" for name, value in flags.items()]
-    argv += options.extra  # last, so that they win
+    argv += options.flags.words  # last, so that they win
     env = child_environment(environ, device=options.device, kernels=options.kernels)
     sets = set_variables(device=options.device, kernels=options.kernels)
     return LaunchPlan(tuple(argv), env, url(options.host, options.port), sets)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UsageError
 
 MOST = 64
@@ -118,10 +119,9 @@ def _parts(row: Sequence[Any], differing: Sequence[int]) -> set[tuple[Any, ...]]
     return set(itertools.combinations(values, min(2, len(values)))) - {()}
 
 
-def check_flags(extra: Sequence[str]) -> None:
+def check_flags(flags: UserFlags) -> None:
     """Refuse engine flags that a variant sets itself; raises `UsageError`."""
-    for token in extra:
-        name = token.split("=", 1)[0].replace("_", "-")
+    for name in (flag.name for flag in flags.given):
         if len(name) > 3 and any(own.startswith(name) for own in OWN_FLAGS):
             raise UsageError(
                 f"{name} is not allowed after --: use --chunk, --page-size, --radix, --tp or"

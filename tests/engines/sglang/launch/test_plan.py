@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.sglang.launch import denied_flags, plan
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 
@@ -78,7 +79,9 @@ def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
 
 
 def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -> None:
-    made = plan.plan(options(tmp_path, device="cpu", extra=("--max-total-tokens=99",)), {})
+    made = plan.plan(
+        options(tmp_path, device="cpu", flags=UserFlags(["--max-total-tokens=99"])), {}
+    )
     assert made.env["TRITON_INTERPRET"] == "1"
     assert (Path(made.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
     assert "--device=cpu" in made.argv and "--dtype=float32" in made.argv

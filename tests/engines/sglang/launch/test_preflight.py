@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import config_refusals
-from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedModel, UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
@@ -66,12 +66,12 @@ def test_windows_are_those_of_the_window_store(parallel: int) -> None:
     ],
 )
 def test_what_the_error_advises_is_enough(extra: tuple[str, ...], free: int, advice: str) -> None:
-    server = replace(SERVER, flags=SizeFlags.parse(extra))
+    server = replace(SERVER, flags=UserFlags(extra).sizes())
     error = refused(server, free)
     assert re.search(r"Qwen3-8B needs about \d+ GB on cuda:0, \d+ GB are free", error.message)
     flag = re.search(r"-- (--[a-z-]+=\S+)", str(error.hint))
     assert flag is not None and flag[1].startswith(advice)
-    size = SizeFlags.parse((*extra, flag[1]))
+    size = UserFlags((*extra, flag[1])).sizes()
     better = replace(server, flags=size, tensor_parallel=size.tensor_parallel or 1)
     preflight.check_memory(better, free)
 
@@ -92,15 +92,15 @@ def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
         and replace(SERVER, memory=143771 << 20).demand().requests == 128
     )
     assert (
-        replace(small, flags=SizeFlags.parse(("--max-running-requests=5",))).demand().requests == 5
+        replace(small, flags=UserFlags(["--max-running-requests=5"]).sizes()).demand().requests == 5
     )
     assert (
-        replace(small, flags=SizeFlags.parse(("--dp=4",))).demand().requests == 16
+        replace(small, flags=UserFlags(["--dp=4"]).sizes()).demand().requests == 16
     )  # of every replica
     told = ("--max-running-requests=40", "--tp=4", "--dp=4")
-    assert replace(small, flags=SizeFlags.parse(told), tensor_parallel=4).demand().requests == 40
+    assert replace(small, flags=UserFlags(told).sizes(), tensor_parallel=4).demand().requests == 40
     shared = replace(
-        small, flags=SizeFlags.parse((*told, "--enable-dp-attention")), tensor_parallel=4
+        small, flags=UserFlags((*told, "--enable-dp-attention")).sizes(), tensor_parallel=4
     ).demand()
     assert shared.requests == 10 and shared.row == small.demand().row  # every worker has all heads
     preflight.check_memory(small, 18 * GB)
@@ -120,7 +120,7 @@ def test_more_memory_never_hurts(less: int, more: int) -> None:
     "flag", ["--quantization=fp8", "--load-format=dummy", "--cpu-offload-gb=10", "--pp-size=2"]
 )
 def test_weights_that_cannot_be_told_are_not_counted(flag: str) -> None:
-    assert replace(SERVER, flags=SizeFlags.parse((flag,))).demand().weights == 0
+    assert replace(SERVER, flags=UserFlags([flag]).sizes()).demand().weights == 0
     assert replace(SERVER, weights=None).demand().weights == 0
     preflight.check_memory(SERVER, None)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.errors import UsageError
 
@@ -65,4 +66,4 @@ def test_flags_say_everything_that_differs() -> None:
 )
 def test_flags_of_a_variant_are_not_given_twice(flag: str) -> None:
     with pytest.raises(UsageError, match="is not allowed after --"):
-        check_flags(["--mem-fraction-static=0.5", flag])
+        check_flags(UserFlags(["--mem-fraction-static=0.5", flag]))

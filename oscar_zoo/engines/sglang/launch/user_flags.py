@@ -1,0 +1,128 @@
+"""SGLang's flags as a user wrote them behind `--`, checked and read once. Pure.
+
+Everybody who looks for a flag of the user asks `UserFlags`. It exists only for flags that `serve`
+allows, so what builds a command line from it checks nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from oscar_zoo.engines.sglang.flags import SizeFlags
+from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.errors import UsageError
+
+SERVED_NAME = "--served-model-name"
+TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
+"""The names of one flag."""
+DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
+PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
+ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
+UNKNOWN_WEIGHTS = (
+    "--quantization",
+    "--cpu-offload-gb",
+    "--load-format",
+    "--pp",
+    "--pp-size",
+    "--json-model-override-args",
+)
+"""Flags with which the size of the weights cannot be told from the files of a model."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        name: with hyphens, whatever the user wrote.
+        text: what stands after `=`, else the next word, or `None` at the end of the line.
+        joined: whether `text` stands after `=`.
+    """
+
+    name: str
+    text: str | None
+    joined: bool
+
+    @property
+    def value(self) -> str | None:
+        """Its value; `None` when the next word is a flag itself."""
+        if self.joined or self.text is None or not self.text.startswith("--"):
+            return self.text
+        return None
+
+
+class UserFlags:
+    """The flags of one server.
+
+    Args:
+        words: as they stand behind `--`.
+
+    Attributes:
+        words: the same, for SGLang, which reads them itself.
+        given: the flags among them, in order.
+
+    Raises:
+        UsageError: as `check_extra_flags`.
+    """
+
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        check_extra_flags(words)
+        self.words = tuple(words)
+        self.given = tuple(_flags(words))
+
+    def after(self, *words: str) -> UserFlags:
+        """These flags behind `words`, over which they win."""
+        return UserFlags((*words, *self.words))
+
+    def text(self, *names: str) -> str | None:
+        """What is written for a flag that takes a value, under any of its `names`.
+
+        When the flag is given several times, the last one wins.
+        """
+        found = [flag.text for flag in self.given if flag.name in names]
+        return found[-1] if found else None
+
+    def sizes(self) -> SizeFlags:
+        """Those that decide how many GPUs and how much memory a server takes.
+
+        Raises:
+            UsageError: the number of GPUs is not a positive number.
+        """
+        requests = self.text("--max-running-requests") or ""
+        return SizeFlags(
+            tensor_parallel=_tensor_parallel(self.text(*TENSOR_PARALLEL)),
+            pipeline_parallel=_number(self.text(*PIPELINE_PARALLEL)),
+            data_parallel=_number(self.text(*DATA_PARALLEL)),
+            attention_data_parallel=_number(self.text(*ATTENTION_DATA_PARALLEL)),
+            dp_attention=any(flag.name == "--enable-dp-attention" for flag in self.given),
+            dtype=self.text("--dtype"),
+            requests=int(requests) if requests.isdecimal() else None,
+            memory_fraction=_fraction(self.text("--mem-fraction-static")),
+            weights_known=all(self.text(name) is None for name in UNKNOWN_WEIGHTS),
+        )
+
+
+def _flags(words: Sequence[str]) -> Iterator[Flag]:
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, text = word.partition("=")
+            after = words[place + 1] if place + 1 < len(words) else None
+            yield Flag(name.replace("_", "-"), text if equals else after, bool(equals))
+
+
+def _tensor_parallel(text: str | None) -> int | None:
+    if text is not None and not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"--tp {text!r} is not a number of GPUs.", hint="for example -- --tp=2")
+    return None if text is None else int(text)
+
+
+def _number(text: str | None) -> int:
+    return max(1, int(text)) if text is not None and text.isdecimal() else 1
+
+
+def _fraction(text: str | None) -> float | None:
+    try:
+        return None if text is None else min(1.0, float(text))
+    except ValueError:
+        return 1.0
