@@ -15,6 +15,7 @@ Tested = Literal[
     "trained example model on an H100 and an H200",
     "tiny random model on the CPU",
     "tiny random model on an H100 and an H200",
+    "tiny random model on an H200",
     "dummy weights on an H200",
 ]
 
@@ -61,6 +62,8 @@ EXAMPLE = Answer(tested="trained example model")
 EXAMPLE_GPU = Answer(tested="trained example model on an H100 and an H200")
 TINY = Answer(tested="tiny random model on the CPU")
 TINY_GPU = Answer(tested="tiny random model on an H100 and an H200")
+TINY_H200 = Answer(tested="tiny random model on an H200")
+DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
 WINDOWS = Answer(reason="layers with a sliding window are not served")
@@ -94,13 +97,9 @@ ARCHITECTURES = (
     Architecture(("qwen3_vl_moe",), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(("lfm2",), TINY, TINY, TINY, UNTRIED),
     Architecture(("lfm2_moe",), TINY, TINY, UNTRIED, UNTRIED),
-    Architecture(
-        ("falcon_h1", "granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
-        TINY,
-        TINY,
-        UNTRIED,
-        UNTRIED,
-    ),
+    Architecture(("granitemoehybrid", "qwen3_5", "qwen3_5_text"), TINY, TINY, UNTRIED, TINY_H200),
+    Architecture(("qwen3_5_moe", "qwen3_5_moe_text"), TINY, TINY, UNTRIED, DUMMY_H200),
+    Architecture(("falcon_h1", "qwen3_next"), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(("nemotron_h",), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(
         (
