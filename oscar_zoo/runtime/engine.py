@@ -20,6 +20,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from oscar_zoo.runtime.softmax import Softmax
+
 
 @dataclass(frozen=True)
 class CacheConfig:
@@ -29,7 +31,7 @@ class CacheConfig:
         layer_ids: global ids of the full-attention layers of this worker, in the order of the
             stores. Other layers of the model are not the cache's business.
         num_q_heads: local query heads.
-        sm_scale: factor of the logits, the same in all layers.
+        softmax: scale and cap of the logits, the same in all layers; without sinks.
         max_batch: requests of a decode step.
         max_tokens: cached tokens of one request.
         piece_tokens: tokens of a cached prefix that are read back into 16 bits at once; 0 where no
@@ -39,7 +41,7 @@ class CacheConfig:
 
     layer_ids: tuple[int, ...]
     num_q_heads: int
-    sm_scale: float
+    softmax: Softmax
     max_batch: int
     max_tokens: int
     piece_tokens: int

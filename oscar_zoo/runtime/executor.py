@@ -7,6 +7,9 @@ attention. A short extend over a prefix reads the INT2 rows directly. For a long
 read back into 16 bits piece by piece for the prefill kernel, and the parts are merged by their
 log-sum-exp. Without a prefill kernel every extend reads the INT2 rows directly. Rings and sinks are
 written after attention, because a chunk reads those of the chunk before it.
+
+A learned sink takes its share of the softmax when all parts are merged. Centred keys shift every
+logit of a query by the same amount, so there the sink is shifted too.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, Transforms, WindowState, allocate
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.decode_attention.reference import apply_o_partner
+from oscar_kernels.decode_attention.reference import apply_o_partner, with_sink
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_zoo.runtime.batch import Batch, PrefixPiece
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.slot_store import SlotShape
+from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.window_store import WindowShape
 
 SHORT = tuning.FUSED_TOKENS_OF_A_STEP
@@ -86,7 +90,7 @@ class Executor:
             self.prefill.begin(batch)
 
     def forward(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, *, sm_scale: float
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
     ) -> Tensor:
         """Cache the new tokens of one layer and attend to everything they may see.
 
@@ -95,16 +99,16 @@ class Executor:
             q: `[T, num_q_heads, head_dim]`, after RoPE, not transformed. Not modified.
             k, v: `[T, num_kv_heads, ...]`, not transformed. Not modified.
             batch: `T == batch.num_tokens`; an extend batch was given to `begin`.
-            sm_scale: factor of the logits.
+            softmax: of the layer.
 
         Returns:
             `[T, num_q_heads, v_head_dim]` in the basis of the model and the dtype of `q`.
         """
         run = self._decode if batch.kind == "decode" else self._extend
-        return run(layer, q, k, v, batch, sm_scale)
+        return run(layer, q, k, v, batch, softmax)
 
     def _decode(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, sm_scale: float
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
     ) -> Tensor:
         cache, transforms = self.caches[layer], self.transforms[layer]
         query, out = self._rows_like(q), q.new_empty(*q.shape[:2], v.shape[2])
@@ -115,7 +119,9 @@ class Executor:
             query,
             cache,
             batch.view,
-            sm_scale=sm_scale,
+            sm_scale=softmax.scale,
+            logit_cap=softmax.cap,
+            sink_logits=softmax.sink_logits(q, transforms.k_mean),
             o_partner=transforms.o_partner,
             workspace=self.decode_scratch,
             out=out,
@@ -124,7 +130,7 @@ class Executor:
         )
 
     def _extend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, sm_scale: float
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
     ) -> Tensor:
         cache, transforms = self.caches[layer], self.transforms[layer]
         write = partial(
@@ -132,24 +138,31 @@ class Executor:
         )
         if self.prefill is not None and not any(batch.prefix_lens):
             write(parts="slots")
-            out, _ = self.prefill.chunk(q, k, v, batch, sm_scale)
+            out, lse = self.prefill.chunk(q, k, v, batch, softmax)
+            lse, mean = lse * self.prefill.lse_unit, None
         elif self.prefill is None or _short(batch):
             rows, query = (self._rows_like(k), self._rows_like(v)), self._rows_like(q)
             write(parts="slots", query=q, query_out=query, rows_out=rows)
-            out, _ = self.ops.extend(
+            out, lse = self.ops.extend(
                 query,
                 *rows,
                 cache,
                 batch.view,
                 qo_indptr=batch.qo_indptr,
-                sm_scale=sm_scale,
+                sm_scale=softmax.scale,
+                logit_cap=softmax.cap,
                 o_partner=transforms.o_partner,
                 workspace=self.extend_scratch,
             )
+            mean = transforms.k_mean
         else:
             query = self._rows_like(q)
             write(parts="slots", query=q, query_out=query)
-            out = self._by_pieces(self.prefill, q, query, (k, v), layer, batch, sm_scale)
+            out, lse = self._by_pieces(self.prefill, q, query, (k, v), layer, batch, softmax)
+            lse, mean = lse * self.prefill.lse_unit, transforms.k_mean
+        sink = softmax.sink_logits(q, mean)
+        if sink is not None:
+            out = with_sink(out, lse, sink)
         write(parts="windows")
         return out.to(q.dtype)
 
@@ -161,24 +174,24 @@ class Executor:
         new: tuple[Tensor, Tensor],
         layer: int,
         batch: Batch,
-        sm_scale: float,
-    ) -> Tensor:
+        softmax: Softmax,
+    ) -> tuple[Tensor, Tensor]:
         cache, transforms, (k, v) = self.caches[layer], self.transforms[layer], new
         if transforms.k_mean is not None:
             # Cached keys are centred, and all parts must have the same logits.
             k = k - transforms.k_mean.to(k.dtype)
-        out, lse = prefill.chunk(q, k, v, batch, sm_scale)
+        out, lse = prefill.chunk(q, k, v, batch, softmax)
         spans, found = batch.spans, dict[int, tuple[Tensor, Tensor]]()
         for piece in batch.pieces:
             own = spans[piece.request]
-            part = prefill.whole(query[own], *self._piece_rows(cache, piece), sm_scale)
+            part = prefill.whole(query[own], *self._piece_rows(cache, piece), softmax)
             earlier = found.get(piece.request)
             found[piece.request] = part if earlier is None else prefill.merge(earlier, part)
         for request, (rows, sums) in found.items():
             own = spans[request]
             restored = apply_o_partner(rows, transforms.o_partner)
-            out[own] = prefill.merge((out[own], lse[own]), (restored, sums))[0]
-        return out
+            out[own], lse[own] = prefill.merge((out[own], lse[own]), (restored, sums))
+        return out, lse
 
     def _piece_rows(self, cache: LayerCache, piece: PrefixPiece) -> tuple[Tensor, Tensor]:
         """Transformed 16-bit rows of a piece; they are good until the next call."""

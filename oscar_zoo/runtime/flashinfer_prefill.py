@@ -7,6 +7,7 @@ Log-sum-exps are to base 2.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,9 +15,13 @@ from torch import Tensor
 
 from oscar_zoo.errors import MissingDependency
 from oscar_zoo.runtime.batch import Batch
+from oscar_zoo.runtime.softmax import Softmax
 
 WORKSPACE_BYTES = 384 << 20
 """Bytes that SGLang gives its own FlashInfer backend for Qwen-sized models."""
+
+
+LN2 = math.log(2)
 
 
 class FlashInferPrefill:
@@ -25,7 +30,7 @@ class FlashInferPrefill:
     Args:
         num_q_heads, num_kv_heads: local heads.
         head_dims: channels of K and of V.
-        sm_scale: factor of the logits.
+        softmax: its scale and its cap; all layers share them.
         dtype: of the rows.
         device: a CUDA device.
 
@@ -33,13 +38,15 @@ class FlashInferPrefill:
         MissingDependency: FlashInfer is not installed.
     """
 
+    lse_unit = LN2
+
     def __init__(
         self,
         *,
         num_q_heads: int,
         num_kv_heads: int,
         head_dims: tuple[int, int],
-        sm_scale: float,
+        softmax: Softmax,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
@@ -51,12 +58,8 @@ class FlashInferPrefill:
                 hint="pip install flashinfer-python",
             ) from None
         self._library: Any = flashinfer
-        self._heads, self._dims, self._sm_scale, self._dtype = (
-            (num_q_heads, num_kv_heads),
-            head_dims,
-            sm_scale,
-            dtype,
-        )
+        self._heads, self._dims, self._dtype = (num_q_heads, num_kv_heads), head_dims, dtype
+        self._logits = {"sm_scale": softmax.scale, "logits_soft_cap": softmax.cap or None}
         scratch = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD")
 
@@ -69,22 +72,22 @@ class FlashInferPrefill:
             self._dims[0],
             self._dims[1],
             causal=True,
-            sm_scale=self._sm_scale,
+            **self._logits,
             q_data_type=self._dtype,
             kv_data_type=self._dtype,
         )
 
     def chunk(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, sm_scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
     ) -> tuple[Tensor, Tensor]:
         """See `Prefill`."""
         out, lse = self._ragged.run(q, k, v, return_lse=True)
         return out, lse
 
-    def whole(self, q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
+    def whole(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
         """See `Prefill`."""
         out, lse = self._library.single_prefill_with_kv_cache(
-            q, k, v, sm_scale=sm_scale, return_lse=True
+            q, k, v, **self._logits, return_lse=True
         )
         return out, lse
 

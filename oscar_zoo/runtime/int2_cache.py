@@ -9,6 +9,7 @@ pass, never by the scheduler.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -97,13 +98,16 @@ class Int2Cache:
         """Fill the tables of a decode step whose graph holds views of them already."""
         self._tables.fill(self.source, step.rows, step.seq_lens)
 
-    def forward(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(
+        self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention of one layer over the step that `begin` prepared.
 
         Args:
             layer_id: global id of the layer.
             q, k, v: `[tokens, heads * head_dim]`, of the local heads, after RoPE. Tokens beyond
                 those of the batch are padding.
+            sinks: `[num_q_heads]`, learned sinks of the layer, if it has any.
 
         Returns:
             `[tokens, num_q_heads * v_head_dim]`; zeros for padding.
@@ -123,7 +127,7 @@ class Int2Cache:
             k[:total],
             v[:total],
             self.batch,
-            sm_scale=self.config.sm_scale,
+            replace(self.config.softmax, sinks=sinks),
         )
         if total == len(q):
             return out.flatten(1)
@@ -198,7 +202,7 @@ def make_prefill(config: CacheConfig, windows: WindowShape) -> Prefill | None:
         num_q_heads=config.num_q_heads,
         num_kv_heads=windows.num_kv_heads,
         head_dims=(windows.k_head_dim, windows.v_head_dim),
-        sm_scale=config.sm_scale,
+        softmax=config.softmax,
         dtype=windows.dtype,
         device=config.device,
     )

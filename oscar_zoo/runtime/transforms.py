@@ -42,6 +42,11 @@ class TransformTable:
         tensors = (getattr(layer, name) for layer in self.layers for name in fields)
         return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
 
+    @property
+    def centred(self) -> bool:
+        """Whether cached keys lack their mean, which shifts the logits of a query."""
+        return any(layer.k_mean is not None for layer in self.layers)
+
     @classmethod
     def build(
         cls,

@@ -17,6 +17,7 @@ from oscar_zoo.runtime import executor
 from oscar_zoo.runtime.batch import Batch, extend_batch
 from oscar_zoo.runtime.engine import CacheConfig, SlotSource
 from oscar_zoo.runtime.executor import Executor
+from oscar_zoo.runtime.softmax import Softmax
 
 PREFIX = 2
 """Cached tokens of a request that has a prefix."""
@@ -66,15 +67,15 @@ def warm_up(executor: Executor, source: SlotSource, config: CacheConfig) -> None
             piece_tokens=config.piece_tokens,
         )
         executor.begin(batch)
-        _run(executor, batch, config.sm_scale)
+        _run(executor, batch, config.softmax)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _run(executor: Executor, batch: Batch, sm_scale: float) -> None:
+def _run(executor: Executor, batch: Batch, softmax: Softmax) -> None:
     cache, new = executor.caches[0], batch.num_tokens
     heads, dtype, device = executor.num_q_heads, cache.ring_k.dtype, cache.ring_k.device
     widths = ((heads, cache.k_spec.head_dim), (cache.num_kv_heads, cache.k_spec.head_dim))
     q, k = (torch.zeros(new, *width, dtype=dtype, device=device) for width in widths)
     v = torch.zeros(new, cache.num_kv_heads, cache.v_spec.head_dim, dtype=dtype, device=device)
-    executor.forward(0, q, k, v, batch, sm_scale=sm_scale)
+    executor.forward(0, q, k, v, batch, softmax)

@@ -133,11 +133,6 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         1,
         ("chunked local attention",),
     ),
-    "capped logits": (
-        lambda t: t.config(attn_logit_softcapping=50.0),
-        1,
-        ("attn_logit_softcapping",),
-    ),
     "an encoder": (lambda t: t.config(is_encoder_decoder=True), 1, ("an encoder-decoder model",)),
     "no config.json": (lambda t: t.remove("config.json"), 1, ("no config.json",)),
     "a broken config.json": (

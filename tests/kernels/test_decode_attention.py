@@ -31,6 +31,7 @@ def check(
     *,
     group: int = 4,
     cap: float = 0.0,
+    sinks: bool = False,
     dtype: torch.dtype = DTYPE,
     shared_partner: bool = True,
     **cache: int | None,
@@ -44,6 +45,10 @@ def check(
         1 if shared_partner else heads, head_dim, head_dim, device=DEVICE
     ) / math.sqrt(head_dim)
     options = {"sm_scale": k_spec.head_dim**-0.5, "logit_cap": cap, "o_partner": partner}
+    if sinks:  # of the heads, or of every query when keys are centred
+        own = torch.randn(heads * group, device=DEVICE)
+        each = torch.randn(len(lengths), heads * group, device=DEVICE)
+        options["sink_logits"] = each if shared_partner else own.expand(len(lengths), -1)
     with testing.poisoned_allocations():
         got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
 
@@ -111,6 +116,8 @@ def test_random_shapes(data: st.DataObject) -> None:
         group=draw(st.integers(1, 16)),
         num_kv_heads=draw(st.integers(1, 3)),
         cap=draw(st.sampled_from([0.0, 2.0])),
+        sinks=draw(st.booleans()),
+        shared_partner=draw(st.booleans()),
         sink=draw(st.sampled_from([0, 1, 16, 64])),
         recent=draw(st.sampled_from([0, 1, 20, 64])),
         seed=draw(st.integers(0, 9)),

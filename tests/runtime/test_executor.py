@@ -30,6 +30,7 @@ from oscar_zoo.runtime.executor import Executor, executor_bytes
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.sink_blocks import PromptKey
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
@@ -38,6 +39,9 @@ SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
 SCALE = DIM**-0.5
 ROWS, SLOTS, LONGEST, PIECE = 5, 300, 128, 7
 STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
+
+
+PLAIN = Softmax(SCALE)
 
 
 class Machine:
@@ -71,8 +75,12 @@ class Machine:
 class Both:
     """Two machines, one with the references and one with the kernels, fed the same steps."""
 
-    def __init__(self, seed: int, kernels: Ops = KERNELS) -> None:
+    def __init__(self, seed: int, kernels: Ops = KERNELS, softmax: Softmax = PLAIN) -> None:
+        self.softmax = softmax
         sets = [general_set(role, 1, HEADS, DIM, seed=seed) for role in ("k", "v")]
+        if softmax.cap:  # does not go with centred keys
+            layers = tuple(replace(layer, mean=None) for layer in sets[0].layers)
+            sets[0] = replace(sets[0], centered=False, layers=layers)
         self.table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")
         self.plain = Machine(self.table, REFERENCES, None)
         self.kernels = Machine(self.table, kernels, PlainPrefill())
@@ -145,7 +153,7 @@ class Both:
                 source, on_device, written.long(), prefixes, counts, state, piece_tokens=pieces
             )
             made.begin(batch)
-        return made.forward(0, *rows_of, batch, sm_scale=SCALE)
+        return made.forward(0, *rows_of, batch, self.softmax)
 
     def check_stores(self) -> None:
         """Codes and windows agree; a code may differ by one where a value lies on a tie."""
@@ -156,14 +164,22 @@ class Both:
             torch.testing.assert_close(mine, theirs, equal_nan=True, atol=1e-5, rtol=1e-5)
 
 
+SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [PLAIN, Softmax(SCALE, sinks=SINKS), Softmax(SCALE, cap=1.5)],
+    ids=["plain", "learned sinks", "cap"],
+)
 @pytest.mark.parametrize(
     "short", [256, 1], ids=["short extends by themselves", "by pieces of prefix"]
 )
 def test_kernels_and_references_give_the_same_attention(
-    short: int, monkeypatch: pytest.MonkeyPatch
+    short: int, softmax: Softmax, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "SHORT", short)
-    both = Both(seed=5)
+    both = Both(seed=5, softmax=softmax)
     for row in (1, 3):
         both.begin(row)
     assert both.step({1: 21, 3: 2}) < 1e-5  # no prefix

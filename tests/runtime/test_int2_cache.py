@@ -24,6 +24,7 @@ from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
@@ -35,7 +36,7 @@ WINDOW_SHAPE = WindowShape(1, ROWS, HEADS, DIM, DIM, SINK, RECENT, torch.float32
 CONFIG = CacheConfig(
     layer_ids=(FIRST_LAYER,),
     num_q_heads=HEADS * GROUP,
-    sm_scale=DIM**-0.5,
+    softmax=Softmax(DIM**-0.5),
     max_batch=ROWS,
     max_tokens=LONGEST,
     piece_tokens=0,

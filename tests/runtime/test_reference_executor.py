@@ -20,6 +20,7 @@ from oscar_zoo.runtime.dispatch import REFERENCES
 from oscar_zoo.runtime.engine import SlotTable
 from oscar_zoo.runtime.executor import Executor
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
@@ -30,6 +31,9 @@ SPEC = QuantSpec(
 SCALE = DIM**-0.5
 ORTHOGONAL = rotation("qqt_r_h_pbr", spread=0.5), rotation("sst_r_h_pbr", spread=0.5)
 GENERAL = tuple(general_set(role, 1, HEADS, DIM, seed=3) for role in ("k", "v"))
+
+
+PLAIN = Softmax(SCALE)
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Machine:
     recent: int = RECENT
     mode: str = "int2"
     mutant: str = ""
+    softmax: Softmax = PLAIN
     device: str = "cpu"
     next_slot: int = 1
     slots_of: dict[int, list[int]] = field(default_factory=dict)
@@ -106,7 +111,7 @@ class Machine:
                 self.source, on_device, out_loc, prefixes, new, self.windows.state, piece_tokens=0
             )
         assert batch.num_tokens == sum(new)
-        return self.executor.forward(0, q, k, v, batch, sm_scale=SCALE)
+        return self.executor.forward(0, q, k, v, batch, self.softmax)
 
     def run(self, row: int, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
         """All steps of a request; outputs of the positions from `cut.prefix` on."""
@@ -143,7 +148,7 @@ def oracle(machine: Machine, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tenso
         sink=machine.sink,
         recent=machine.recent,
         dtype=machine.dtype,
-        scaling=SCALE,
+        softmax=machine.softmax,
     )
 
 
@@ -169,6 +174,32 @@ def test_outputs_are_those_of_the_oracle(cut: Cut, sets: tuple[RotationSet, ...]
     torch.testing.assert_close(
         machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0
     )
+
+
+SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
+
+
+@pytest.mark.parametrize(
+    ("sets", "softmax"),
+    [
+        (ORTHOGONAL, Softmax(SCALE, sinks=SINKS)),
+        (GENERAL, Softmax(SCALE, sinks=SINKS)),  # centred keys
+        (ORTHOGONAL, Softmax(SCALE, cap=1.5)),
+        (ORTHOGONAL, Softmax(SCALE, cap=1.5, sinks=SINKS)),
+    ],
+    ids=["sinks", "sinks, centred keys", "cap", "cap and sinks"],
+)
+def test_learned_sinks_and_caps_count_in_every_tier(
+    sets: tuple[RotationSet, ...], softmax: Softmax
+) -> None:
+    cut = Cut([5, 7, 3], 8)
+    machine = Machine(sets, softmax=softmax)
+    machine.begin(1)
+    given = tokens(cut.total)
+    got = machine.run(1, *given, cut).double()
+    torch.testing.assert_close(got, oracle(machine, *given, cut), atol=2e-5, rtol=0)
+    plain = Machine(sets)
+    assert (got - oracle(plain, *given, cut)).abs().max() > 0.05
 
 
 @pytest.mark.gpu

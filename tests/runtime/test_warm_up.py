@@ -23,6 +23,7 @@ from oscar_zoo.runtime.dispatch import KERNELS
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.executor import Executor
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.warm_up import steps, warm_up
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
@@ -38,7 +39,7 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     windows = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
     sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
     table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
-    config = CacheConfig((0,), 2, 0.2, 2, 20, 16, "cpu")
+    config = CacheConfig((0,), 2, Softmax(0.2), 2, 20, 16, "cpu")
     built = Executor(
         [slots.layer(0, windows)],
         windows.state,

@@ -16,6 +16,7 @@ from torch import Tensor
 from oscar_kernels.quantizer import affine_parameters, clip_rows, fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
+from oscar_zoo.runtime.softmax import Softmax
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def expected(
     sink: int,
     recent: int,
     dtype: torch.dtype,
-    scaling: float,
+    softmax: Softmax,
 ) -> Tensor:
     """Outputs of positions `cut.prefix`, ...: `[tokens, num_q_heads, d]` float64; inputs
     `[total, heads, d]`."""
@@ -76,9 +77,20 @@ def expected(
             h = head // group
             key = torch.stack([tiers[t][0][s, h] for s, t in enumerate(source)])
             value = torch.stack([tiers[t][1][s, h] for s, t in enumerate(source)])
-            weights = ((q[p, head].double() @ pair_k.partner[h]) @ key.T * scaling).softmax(-1)
+            products = (q[p, head].double() @ pair_k.partner[h]) @ key.T
+            weights = _weights(products, q[p, head].double() @ pair_k.mean[h], softmax, head)
             out.append((weights @ value) @ pair_v.partner[h].T)
     return torch.stack(out).unflatten(0, (cut.total - cut.prefix, q.shape[1]))
+
+
+def _weights(products: Tensor, mean: Tensor, softmax: Softmax, head: int) -> Tensor:
+    """Weights of the tokens from products with centred keys and the product with their mean."""
+    logits = (products + mean) * softmax.scale
+    if softmax.cap:
+        logits = softmax.cap * torch.tanh(logits / softmax.cap)
+    if softmax.sinks is None:
+        return logits.softmax(-1)
+    return torch.cat([logits, softmax.sinks[head, None].double()]).softmax(-1)[:-1]
 
 
 def near_a_tie(x: Tensor, pair: Matrices, spec: QuantSpec, margin: float = 1e-4) -> Tensor:

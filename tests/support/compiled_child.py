@@ -24,6 +24,7 @@ from oscar_zoo.runtime.dispatch import KERNELS
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.executor import Executor
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.warm_up import warm_up
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
@@ -50,7 +51,7 @@ def main() -> None:
     sets = [general_set(role, 1, HEADS, DIM, seed=1) for role in ("k", "v")]
     windows = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
     slots = SlotStore(SlotShape(1, 100, HEADS, spec, spec), "cpu")
-    config = CacheConfig((0,), HEADS * GROUP, 0.1, ROWS, 2000, PIECE, "cpu")
+    config = CacheConfig((0,), HEADS * GROUP, Softmax(0.1), ROWS, 2000, PIECE, "cpu")
     executor = Executor(
         [slots.layer(0, windows)],
         windows.state,
@@ -82,7 +83,7 @@ def main() -> None:
         executor.begin(batch)
         fused = torch.zeros(total, HEADS * (GROUP + 2), DIM, dtype=torch.bfloat16)
         q, k, v = fused.split([HEADS * GROUP, HEADS, HEADS], dim=1)
-        executor.forward(0, q, k, v, batch, sm_scale=0.1)
+        executor.forward(0, q, k, v, batch, softmax=Softmax(0.1))
     print("\t".join(sorted(keys)))
 
 

@@ -64,6 +64,22 @@ def check(
             )
 
 
+def check_sink_logits(query: Tensor, sink_logits: Tensor | None) -> None:
+    """Check the learned sinks of a decode step.
+
+    Raises:
+        ValueError: another shape, type or device than a float32 number per query row.
+    """
+    if sink_logits is None:
+        return
+    found = tuple(sink_logits.shape), sink_logits.dtype, sink_logits.device
+    if found != (tuple(query.shape[:2]), torch.float32, query.device):
+        raise ValueError(
+            f"sink_logits are {found[0]} {found[1]} on {found[2]};"
+            f" {tuple(query.shape[:2])} float32 on {query.device} are needed"
+        )
+
+
 def check_new(
     query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, qo_indptr: Tensor, lse: Tensor
 ) -> None:

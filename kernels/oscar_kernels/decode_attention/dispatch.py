@@ -18,6 +18,7 @@ from oscar_kernels.decode_attention import launcher as triton_launcher
 from oscar_kernels.decode_attention.cuda import launcher as cuda_launcher
 
 logger = logging.getLogger(__name__)
+LEARNED_SINKS = "it has no learned sinks"
 
 
 @signature_of(triton_launcher.decode_attention)
@@ -30,11 +31,15 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     Raises:
         ValueError: neither path can run this, or tensors do not fit.
     """
-    reason = cuda_launcher.unsupported(query, cache, batch) or cuda_launcher.unbuildable(
-        query, cache, batch, options.get("logit_cap", 0.0)
+    sink_logits = options.pop("sink_logits", None)
+    reason = (
+        (LEARNED_SINKS if sink_logits is not None else None)
+        or cuda_launcher.unsupported(query, cache, batch)
+        or cuda_launcher.unbuildable(query, cache, batch, options.get("logit_cap", 0.0))
     )
     if not reason:
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
+    options["sink_logits"] = sink_logits
     _tell(reason)
     return triton_launcher.decode_attention(query, cache, batch, **options)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.decode_attention.arguments import check, check_new
+from oscar_kernels.decode_attention.arguments import check, check_new, check_sink_logits
 from oscar_kernels.decode_attention.stages import launch_stage1, launch_stage2
 from oscar_kernels.decode_attention.workspace import Workspace, numel
 
@@ -28,6 +28,7 @@ def decode_attention(
     *,
     sm_scale: float,
     logit_cap: float = 0.0,
+    sink_logits: Tensor | None = None,
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
@@ -37,6 +38,7 @@ def decode_attention(
 
     Args:
         query: `[B, Hq, Dk]`, rows contiguous.
+        sink_logits: float32, `[B, Hq]`.
         o_partner: float32.
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         prefix_stable: unused; this kernel starts after the kernel in front has ended.
@@ -48,13 +50,16 @@ def decode_attention(
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     check(query, cache, batch, out, o_partner)
+    check_sink_logits(query, sink_logits)
     scratch = workspace or Workspace.allocate(_elements(query, cache, tiles), query.device)
     partial, lse, merged = scratch.parts(
         query.shape[0] * query.shape[1], tiles.partials, cache.v_spec.head_dim
     )
     if query.shape[0]:
         launch_stage1(query, None, cache, batch, tiles, (partial, lse), (sm_scale, logit_cap))
-        launch_stage2((partial, lse, merged), cache, out, None, o_partner, tiles.partials)
+        launch_stage2(
+            (partial, lse, merged), cache, out, None, o_partner, tiles.partials, sink_logits
+        )
     return out
 
 

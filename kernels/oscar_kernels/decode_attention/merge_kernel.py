@@ -5,6 +5,7 @@ the value partner."""
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -15,18 +16,23 @@ def _merge_stage2_kernel(
     out_ptr,
     lse_ptr,
     tokens_ptr,
+    sink_ptr,
     stride_out_token,
     stride_out_head,
+    stride_sink_token,
+    stride_sink_head,
     heads,
     splits,
     DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     EXTEND: tl.constexpr,
+    SINK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: some channels of one query token and head. Splits whose lse is -inf are not
-    read, and (extend) tokens from `tokens_ptr` on not written.
+    read, and (extend) tokens from `tokens_ptr` on not written. With SINK one more logit takes its
+    share.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -43,6 +49,10 @@ def _merge_stage2_kernel(
         )
         top = tl.maximum(top, lse)
     highest = tl.max(top, 0)
+    if SINK:
+        logit = tl.load(sink_ptr + token * stride_sink_token + head * stride_sink_head)
+        sink = logit.to(tl.float32) * LOG2E
+        highest = tl.maximum(highest, sink)
     reference = tl.where(highest == float("-inf"), 0.0, highest)
     acc = tl.zeros([BLOCK_D], tl.float32)
     total = 0.0
@@ -58,6 +68,8 @@ def _merge_stage2_kernel(
         )
         acc += tl.sum(part * weight[:, None], 0)
         total += tl.sum(weight, 0)
+    if SINK:
+        total += tl.exp2(sink - reference)
     result = acc / tl.where(total == 0.0, 1.0, total)
     out = out_ptr + token * stride_out_token + head * stride_out_head + channel
     inside = channel < DV

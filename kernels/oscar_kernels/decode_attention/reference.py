@@ -21,6 +21,7 @@ def decode_attention(
     *,
     sm_scale: float,
     logit_cap: float = 0.0,
+    sink_logits: Tensor | None = None,
     o_partner: Tensor | None = None,
     workspace: object = None,
     out: Tensor | None = None,
@@ -33,6 +34,8 @@ def decode_attention(
         cache, batch: what is read; a request without tokens gets zeros.
         sm_scale: factor of the logits.
         logit_cap: `c` for `c * tanh(logit / c)`; 0 for none.
+        sink_logits: `[B, Hq]` float32, any strides: a logit beside those of the tokens that takes
+            its share of every softmax and has no value (learned sinks of gpt-oss).
         o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
         workspace: unused; only launchers need one.
         out: `[B, Hq, Dv]`, written if given.
@@ -46,7 +49,8 @@ def decode_attention(
     rows = []
     for request in range(query.shape[0]):
         keys, values = cached_rows(cache, batch, request, query.dtype)
-        rows.append(attend(query[request : request + 1], keys, values, sm_scale, logit_cap)[0])
+        one, sums = attend(query[request : request + 1], keys, values, sm_scale, logit_cap)
+        rows.append(one if sink_logits is None else with_sink(one, sums, sink_logits[request]))
     result = apply_o_partner(
         torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim),
         o_partner,
@@ -115,6 +119,21 @@ def attend(
     logits = logits.masked_fill(hidden[:, None, None], -torch.inf)
     outputs = torch.einsum("mhgn,nhd->mhgd", torch.softmax(logits, -1), values)
     return outputs.flatten(1, 2), torch.logsumexp(logits, -1).flatten(1, 2)
+
+
+def with_sink(outputs: Tensor, lse: Tensor, sink_logits: Tensor) -> Tensor:
+    """Outputs of a softmax that has one more logit, without a value.
+
+    Args:
+        outputs: `[T, Hq, Dv]` of the softmax without it. Not modified.
+        lse: `[T, Hq]`, the natural logarithm of its sum of exponentiated logits.
+        sink_logits: `[Hq]` or `[T, Hq]`.
+
+    Returns:
+        `[T, Hq, Dv]` in the dtype of `outputs`.
+    """
+    share = torch.sigmoid(lse - sink_logits)
+    return (outputs * share[..., None]).to(outputs.dtype)
 
 
 def apply_o_partner(outputs: Tensor, o_partner: Tensor | None) -> Tensor:

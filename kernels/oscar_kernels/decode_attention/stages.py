@@ -105,6 +105,7 @@ def launch_stage2(
     extend: tuple[Tensor, Tensor] | None,
     o_partner: Tensor | None,
     splits: int,
+    sink_logits: Tensor | None = None,
 ) -> None:
     """Merge the splits into `out`, then undo the transform of values if there is `o_partner`.
 
@@ -112,6 +113,7 @@ def launch_stage2(
         scratch: partial outputs, lse and merged outputs of `workspace.Workspace.parts`.
         extend: `lse` to write, and the number of tokens on the device; `None` for decode.
         splits: of each query row.
+        sink_logits: `[tokens, Hq]` of a decode step, or `None`.
     """
     from oscar_kernels.decode_attention.merge_kernel import (
         _merge_stage2_kernel,
@@ -122,6 +124,7 @@ def launch_stage2(
     lse, end = extend or (sums, sums)
     tokens, heads, head_dim = out.shape
     target = out if o_partner is None else merged.view(tokens, heads, head_dim)
+    sink = sums if sink_logits is None else sink_logits
     step, block, warps = tuning.merge_tiles(splits)
     chained = (
         {"PDL": True, "launch_pdl": True}
@@ -134,13 +137,16 @@ def launch_stage2(
         target,
         lse,
         end,
+        sink,
         *target.stride()[:2],
+        *((0, 0) if sink_logits is None else sink_logits.stride()),
         heads,
         splits,
         DV=head_dim,
         BLOCK_S=step,
         BLOCK_D=block,
         EXTEND=extend is not None,
+        SINK=sink_logits is not None,
         **chained,
         num_warps=warps,
     )

@@ -21,7 +21,7 @@ from oscar_zoo.engines.sglang.compat import (
 )
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
 from oscar_zoo.engines.sglang.pool import Int2TokenPool
-from oscar_zoo.errors import ServerFailed
+from oscar_zoo.errors import ServerFailed, UnsupportedModel
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.transforms import TransformTable
@@ -73,6 +73,11 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             kv_heads=geometry.local_kv_heads(runner.model_config),
             device=pool.device,
         )
+        if config.softmax.cap and table.centred:
+            raise UnsupportedModel(
+                "this model caps its logits, and an artifact with centred keys shifts them.",
+                hint="compute an artifact without centred keys: oscar-zoo compute MODEL",
+            )
         self.pool = pool
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
@@ -214,10 +219,11 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         save: bool,
         extra: dict[str, Any],
     ) -> Tensor:
+        sinks = extra.pop("sinks", None)
         unknown = sorted(name for name, value in extra.items() if value is not None)
         if k is None or v is None or not save or unknown:
             raise NotImplementedError(
                 "oscar-zoo INT2 KV cache: attention without its own keys and values, or with"
                 f" {unknown}"
             )
-        return self.cache.forward(layer.layer_id, q, k, v)
+        return self.cache.forward(layer.layer_id, q, k, v, sinks)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from oscar_zoo.engines.sglang.model_refusals import MODEL
-from oscar_zoo.engines.sglang.refusal import STOCK, Refusal, check_rows
+from oscar_zoo.engines.sglang.refusal import Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile
@@ -46,12 +46,6 @@ CONFIG = (
     _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
     _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
     _told_earlier("sparse attention with an index", _has("indexer_n_heads")),
-    Refusal(
-        "attn_logit_softcapping",
-        _has("attn_logit_softcapping"),
-        "capped logits are not implemented",
-        STOCK,
-    ),
 )
 """Rows over a `config.json`."""
 

@@ -23,12 +23,6 @@ MODEL = (
         STOCK,
     ),
     Refusal(
-        "a model with attention sinks as weights",
-        is_set("has_attention_sinks"),
-        "the learned sink logit is not part of this attention",
-        STOCK,
-    ),
-    Refusal(
         "an encoder-decoder model",
         is_set("is_encoder_decoder"),
         "cross attention has no recent window",
@@ -55,7 +49,6 @@ LAYER = (
     Refusal(
         "sliding_window_size", above("sliding_window_size", 0), "windows are not masked", STOCK
     ),
-    Refusal("logit_cap", above("logit_cap", 0.0), "capped logits are not implemented", STOCK),
     Refusal(
         "xai_temperature_len",
         above("xai_temperature_len", 0),

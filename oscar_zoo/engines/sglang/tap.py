@@ -304,6 +304,13 @@ def _check_model(runner: Any) -> None:
         model_refusals.check_model(runner.model_config)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, hint=instead) from None
+    capped = any(getattr(layer, "logit_cap", None) for layer in layers)
+    if capped or getattr(runner.model_config, "has_attention_sinks", False):
+        what = "capped logits" if capped else "learned attention sinks"
+        raise UnsupportedModel(
+            f"the SGLang engine does not measure attention with {what}.",
+            hint="oscar-zoo compute --engine transformers",
+        )
     for layer in layers:
         try:
             model_refusals.check_layers([layer])

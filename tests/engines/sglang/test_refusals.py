@@ -74,14 +74,12 @@ SERVER_CASES = {
 MODEL_CASES = {
     "MLA": {"attention_arch": SimpleNamespace(name="MLA")},
     "a sliding-window hybrid model": {"is_hybrid_swa": True},
-    "a model with attention sinks as weights": {"has_attention_sinks": True},
     "an encoder-decoder model": {"is_encoder_decoder": True},
     "chunked local attention": {"attention_chunk_size": 8192},
     "sparse attention with an index": {"hf_text_config": SimpleNamespace(indexer_n_heads=4)},
 }
 LAYER_CASES = {
     "sliding_window_size": {"sliding_window_size": 127},
-    "logit_cap": {"logit_cap": 30.0},
     "xai_temperature_len": {"xai_temperature_len": 1024},
     "cross attention": {"is_cross_attention": True},
     "attention that is not causal": {"attn_type": SimpleNamespace(value="encoder_only")},

@@ -12,6 +12,7 @@ from typing import Any
 from oscar_zoo.engines.sglang.compat import hybrid_parts, radix_attention, releases
 from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
 from oscar_zoo.runtime.engine import CacheConfig
+from oscar_zoo.runtime.softmax import Softmax
 
 
 def max_requests_per_worker(configurator: Any) -> int:
@@ -80,7 +81,7 @@ def cache_config(runner: Any) -> CacheConfig:
     """What the worker of a model runner serves from our token pool.
 
     Raises:
-        UnsupportedModel: attention layers that differ in the factor of their logits.
+        UnsupportedModel: attention layers that differ in the factor or the cap of their logits.
         ServerFailed: SGLang built the pool for other layers.
     """
     from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
@@ -90,15 +91,15 @@ def cache_config(runner: Any) -> CacheConfig:
     if built != own:
         raise ServerFailed(f"SGLang built a pool for layers {built}, the INT2 cache is for {own}.")
     layers = full_attention_layers(runner)
-    scales = {float(layer.scaling) for layer in layers}
-    if len(scales) != 1:
+    logits = {(float(layer.scaling), float(layer.logit_cap or 0.0)) for layer in layers}
+    if len(logits) != 1:
         raise UnsupportedModel(
-            f"attention layers with different scaling ({sorted(scales)}) are not served."
+            f"attention layers with different scaling or caps ({sorted(logits)}) are not served."
         )
     return CacheConfig(
         layer_ids=own,
         num_q_heads=layers[0].tp_q_head_num,
-        sm_scale=scales.pop(),
+        softmax=Softmax(*logits.pop()),
         max_batch=pool.windows.shape.num_rows,
         max_tokens=longest_request(runner),
         piece_tokens=piece_tokens(pool.device),
