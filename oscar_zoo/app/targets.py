@@ -21,9 +21,9 @@ from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, OscarZooE
 from oscar_zoo.next_step import SuggestedPath
 from oscar_zoo.registry.model_names import (
     ModelChoice,
+    choose_model,
     holds_model,
     model_in_folder,
-    named_model,
     namesake_note,
 )
 
@@ -131,22 +131,6 @@ def parse_name(text: str) -> NameTarget:
     if not isinstance(target, NameTarget):
         raise _takes_a_name(target)
     return target
-
-
-def choose_model(model: str | Path) -> ModelChoice:
-    """Find out what `model` means.
-
-    A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
-    as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
-    and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
-    as an alias.
-
-    Raises:
-        PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
-    """
-    if isinstance(model, Path) or is_path(model):
-        return model_in_folder(Path(model).expanduser())
-    return named_model(model)
 
 
 def parse_model(model: str | Path, observer: Observer) -> ModelChoice:

@@ -10,7 +10,7 @@ from shlex import quote
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import check_part, path_text
+from oscar_zoo.artifact.names import check_part, is_path, path_text
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
@@ -68,6 +68,22 @@ class ModelChoice:
             )
 
 
+def choose_model(model: str | Path) -> ModelChoice:
+    """Find out what `model` means.
+
+    A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
+    as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
+    and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
+    as an alias.
+
+    Raises:
+        PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
+    """
+    if isinstance(model, Path) or is_path(model):
+        return model_in_folder(Path(model).expanduser())
+    return _named(model)
+
+
 def model_called(name: str) -> ModelChoice | None:
     """The model that `name` alone means: a model of the zoo, or an id such as `Qwen/Qwen3-8B` on a
     hub or of a folder here. `None` for any other name."""
@@ -100,13 +116,8 @@ def model_in_folder(path: Path) -> ModelChoice:
     return _of_folder(path, None)
 
 
-def named_model(name: str) -> ModelChoice:
-    """The model that `name` means: see `model_called`; else a folder of that name, or the model of
-    the one version that has it as an alias.
-
-    Raises:
-        PathNotFound, UsageError, InvalidName: it means nothing.
-    """
+def _named(name: str) -> ModelChoice:
+    """The model that `name` means, which is not written as a path; see `choose_model`."""
     choice, path = model_called(name), Path(name)
     if choice is not None:
         check_part(choice.name, "model name")

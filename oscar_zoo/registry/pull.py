@@ -27,7 +27,7 @@ __all__ = ["PullResult", "plan", "pull", "verify_stored"]
 
 
 def pull(
-    reference: Reference | str,
+    reference: Reference,
     hubs: Hub | Sequence[Hub],
     store: Store,
     *,
@@ -101,7 +101,7 @@ def pull(
 
 
 def plan(
-    reference: Reference | str,
+    reference: Reference,
     hubs: Hub | Sequence[Hub],
     store: Store,
     *,

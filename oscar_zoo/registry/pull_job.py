@@ -70,14 +70,14 @@ class PullJob:
 
     def __init__(
         self,
-        reference: Reference | str,
+        reference: Reference,
         hubs: Hub | Sequence[Hub],
         store: Store,
         catalog: Catalog | None,
         trust: Trust | None,
         progress: Progress | None,
     ) -> None:
-        self.reference = Reference.parse(reference) if isinstance(reference, str) else reference
+        self.reference = reference
         self.hubs = tuple(hubs) if isinstance(hubs, Sequence) else (hubs,)
         self.store, self.progress = store, progress
         self.catalog = catalog or Catalog.packaged()

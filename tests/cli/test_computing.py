@@ -20,13 +20,12 @@ from cli_child import Cli, Finished
 from engines import needs_sglang
 from tiny_artifacts import artifact_files
 
-from oscar_zoo.app.targets import choose_model
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.course import duration
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.model_names import check_made_for
+from oscar_zoo.registry.model_names import check_made_for, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "models" / "tiny-qwen3-hard"

@@ -18,9 +18,9 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
 from oscar_zoo.app.progress import SILENT
-from oscar_zoo.app.targets import choose_model
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
+from oscar_zoo.registry.model_names import choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "examples" / "models" / "tiny-qwen3-hard")

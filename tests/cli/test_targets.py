@@ -11,12 +11,13 @@ import pytest
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
-from oscar_zoo.app.targets import choose_model, parse_model
+from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.registry.model_names import choose_model
 from oscar_zoo.registry.store import Store
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 from hub_folders import HARD, hub_with
+from pulling import pull
 from tiny_artifacts import K_NAME, artifact_files
 
 from oscar_zoo.artifact.verify import verify_path
 from oscar_zoo.errors import OutputExists, StorageError
 from oscar_zoo.registry.export import export
-from oscar_zoo.registry.pull import pull
 from oscar_zoo.registry.store import Store, StoredArtifact
 
 

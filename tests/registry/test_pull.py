@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from failing_calls import Injection, killed_at, raise_error
 from hub_folders import HARD, hub_with, put_version
+from pulling import pull
 from tiny_artifacts import K_NAME, TINY, V_NAME, artifact_files, payload, rotation
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -21,7 +22,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.base import HubFile, Progress
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.pull import pull, verify_stored
+from oscar_zoo.registry.pull import verify_stored
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hub_folders import HARD, hub_with, put_version
+from pulling import plan, pull
 from tiny_artifacts import FILE_NAME, artifact_files, payload
 
 from oscar_zoo import paths
@@ -30,7 +31,7 @@ from oscar_zoo.hubs.base import INDEX_NAME
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry, IndexFile
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
-from oscar_zoo.registry.pull import PullResult, plan, pull
+from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_server import HubServer
+from pulling import pull
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files
 
 from oscar_zoo import paths
@@ -23,7 +24,6 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.errors import IntegrityError, NetworkError, OscarZooError
 from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.hubs.config import NetworkSettings
-from oscar_zoo.registry.pull import pull
 from oscar_zoo.registry.store import Store
 
 ONE, OTHER = "tiny-qwen3-hard/seq512_prompt2_group64", "tiny-qwen3/seq512_prompt2_group64"
