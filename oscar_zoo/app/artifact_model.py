@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
@@ -13,6 +14,56 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
+
+
+@dataclass(frozen=True)
+class ArtifactModel:
+    """The model that an artifact runs with; the two are known to fit.
+
+    Attributes:
+        choice: the model.
+        geometry: of the model, where it is known.
+        recipe: the serving recipe in force: the artifact's, else the zoo's or the default for the
+            model.
+    """
+
+    choice: ModelChoice
+    geometry: Geometry | None
+    recipe: ServingRecipe
+
+    @classmethod
+    def of(cls, artifact: Artifact, choice: ModelChoice) -> ArtifactModel:
+        """Look at the model `choice` and hold `artifact` against it; no weights are read.
+
+        Raises:
+            InvalidModel, StorageError: its folder does not hold a usable model.
+            UnsupportedModel: an INT2 cache cannot serve this model.
+            OscarZooError: as `with_geometry`.
+        """
+        return cls.with_geometry(artifact, choice, _geometry(choice))
+
+    @classmethod
+    def with_geometry(
+        cls, artifact: Artifact, choice: ModelChoice, geometry: Geometry | None
+    ) -> ArtifactModel:
+        """The same for a model whose `geometry` was read already.
+
+        Raises:
+            GeometryMismatch: the artifact was made for another shape of model.
+            UsageError: the artifact has no recipe, and the model's geometry is not known.
+        """
+        k, v = artifact.verified.k, artifact.verified.v
+        if geometry is not None and k is not None and v is not None:
+            k.require_geometry("k", geometry, choice.name)
+            v.require_geometry("v", geometry, choice.name)
+        if artifact.recipe is not None:
+            return cls(choice, geometry, artifact.recipe)
+        if geometry is None:
+            raise UsageError(
+                "neither the artifact nor the zoo has a serving recipe.",
+                hint="serve an artifact with an oscar.json",
+            )
+        return cls(choice, geometry, serving_recipe(choice, geometry))
 
 
 def model_for(
@@ -37,46 +88,6 @@ def model_for(
     return choice
 
 
-def recipe_for(artifact: Artifact, choice: ModelChoice, geometry: Geometry | None) -> ServingRecipe:
-    """The recipe in force: the artifact's, else the zoo's or the default for the model.
-
-    Args:
-        geometry: of the model, where it is known; the artifact is checked against it.
-
-    Raises:
-        GeometryMismatch: the artifact was made for another shape of model.
-        UsageError: the artifact has no recipe, and the model's geometry is not known.
-    """
-    if geometry is not None and artifact.verified.k is not None and artifact.verified.v is not None:
-        artifact.verified.k.require_geometry("k", geometry, choice.name)
-        artifact.verified.v.require_geometry("v", geometry, choice.name)
-    if artifact.recipe is not None:
-        return artifact.recipe
-    if geometry is not None:
-        return serving_recipe(choice, geometry)
-    raise UsageError(
-        "neither the artifact nor the zoo has a serving recipe.",
-        hint="serve an artifact with an oscar.json",
-    )
-
-
-def geometry_for(choice: ModelChoice) -> Geometry | None:
-    """Geometry of a model before it is loaded: read from its folder, or as the zoo knows it.
-
-    Raises:
-        InvalidModel, StorageError: the folder does not hold a usable model.
-        UnsupportedModel: an INT2 cache cannot serve this model.
-    """
-    from oscar_zoo.engines.sglang.launch import preflight
-    from oscar_zoo.models.folder_geometry import geometry_of_folder
-
-    folder = Path(choice.source)
-    if not folder.is_dir():
-        return choice.recipe.geometry if choice.recipe else None
-    preflight.check_folder(folder)
-    return geometry_of_folder(folder, choice.model_id)
-
-
 def both_sides(artifact: Artifact) -> tuple[RotationSet, RotationSet]:
     """The rotations of keys and values; raises `UsageError` when one of the two is missing."""
     k, v = artifact.verified.k, artifact.verified.v
@@ -95,3 +106,15 @@ def model_argument(model: str) -> str:
         return quote(model)
     text = path_text(path)
     return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")
+
+
+def _geometry(choice: ModelChoice) -> Geometry | None:
+    """Geometry of a model before it is loaded: read from its folder, or as the zoo knows it."""
+    from oscar_zoo.engines.sglang.launch import preflight
+    from oscar_zoo.models.folder_geometry import geometry_of_folder
+
+    folder = Path(choice.source)
+    if not folder.is_dir():
+        return choice.recipe.geometry if choice.recipe else None
+    preflight.check_folder(folder)
+    return geometry_of_folder(folder, choice.model_id)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from oscar_zoo.app.artifact_model import recipe_for
-from oscar_zoo.app.bench_subject import Subject, SubjectNames, find_subject
+from oscar_zoo.app.artifact_model import ArtifactModel
+from oscar_zoo.app.bench_subject import SubjectNames, find_subject
 from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.engines.sglang import concurrency
@@ -90,21 +89,20 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         subject = find_subject(names, sources, private, observer, longest=request.longest)
         device, gpu = pick_serving_device(request.device)
         if device == "cpu" and request.device is None and subject.random_weights:
-            observer.note(on_cpu(subject.choice.name))
-        recipe = recipe_for(subject.artifact, subject.choice, subject.geometry)
+            observer.note(on_cpu(subject.model.choice.name))
         staged = private / "rotations"
         engines = sides.Engines(
             model=subject.source,
             random_weights=subject.random_weights,
             rotations=staged,
             rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
-            recipe=recipe,
+            recipe=subject.model.recipe,
             device=device,
             baseline=request.baseline or sides.BASELINES[device],
             kernels=staging.kernels_folder(),
             cases=request.cases,
             new_tokens=request.new_tokens,
-            requests=_usual_requests(subject, recipe, flags, device, gpu),
+            requests=_usual_requests(subject.model, flags, device, gpu),
             port=ports.free_port(),
             revision=request.revision,
             flags=flags,
@@ -113,7 +111,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         )
         results, stopped = _both_sides(engines, request.timeout, private, observer)
     return Report(
-        model=subject.choice.name,
+        model=subject.model.choice.name,
         random_weights=subject.random_weights,
         artifact=(subject.label, subject.artifact.verified.digest),
         device=_device_name(device, gpu),
@@ -214,19 +212,17 @@ def _tell(observer: Observer, done: int, total: int, label: str) -> None:
     observer.advance(label, done, total, "tokens" if total else "")
 
 
-def _usual_requests(
-    subject: Subject, recipe: ServingRecipe, flags: UserFlags, device: str, gpu: int
-) -> int:
+def _usual_requests(model: ArtifactModel, flags: UserFlags, device: str, gpu: int) -> int:
     """The number of concurrent requests of an INT2 server with these flags on this machine."""
-    if subject.geometry is None:
+    if model.geometry is None:
         return concurrency.UNKNOWN
     size = flags.sizes()
     parallel = size.tensor_parallel or 1
     layout = concurrency.Layout.of_flags(size, tp=parallel)
     demand = preflight.ServerDemand(
-        model=subject.choice.name,
-        geometry=subject.geometry,
-        windows=recipe.windows,
+        model=model.choice.name,
+        geometry=model.geometry,
+        windows=model.recipe.windows,
         weights=None,
         itemsize=None,
         device=device,

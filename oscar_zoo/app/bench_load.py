@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from oscar_zoo.app.artifact_model import recipe_for
 from oscar_zoo.app.bench_subject import SubjectNames, find_subject
 from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.app.progress import SILENT, Observer
@@ -76,7 +75,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
             model=subject.source,
             revision=request.revision,
             verified=subject.artifact.verified,
-            recipe=recipe_for(subject.artifact, subject.choice, subject.geometry),
+            recipe=subject.model.recipe,
             device=device,
             log=log_file("bench-load"),
             timeout=request.timeout,
@@ -84,7 +83,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
             flags=flags.after(*RANDOM_WEIGHTS) if subject.random_weights else flags,
         )
         gpus = 0 if device == "cpu" else flags.sizes().tensor_parallel or 1
-        with own_server(wanted, StartObserver(subject.choice.name, observer)) as started:
+        with own_server(wanted, StartObserver(subject.model.choice.name, observer)) as started:
             report = load_run.measure(
                 started.child,
                 started.client,
@@ -93,7 +92,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
                 partial(_tell, observer),
                 gpus=range(gpu, gpu + gpus),
             )
-    return replace(report, model=subject.choice.name)
+    return replace(report, model=subject.model.choice.name)
 
 
 def _tell(observer: Observer, done: int, total: int, label: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.app import targets
-from oscar_zoo.app.artifact_model import geometry_for, model_for
+from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.sources import Sources
@@ -50,17 +50,15 @@ class Subject:
     """A model and an artifact that fit together.
 
     Attributes:
-        choice: the model.
+        model: the model, its geometry and the recipe.
         source: what the engine loads: a local folder or a hub id.
-        geometry: of the model, where it is known.
         artifact: the artifact of the INT2 cache.
         random_weights: whether the weights are random.
         label: how a report calls the artifact.
     """
 
-    choice: ModelChoice
+    model: ArtifactModel
     source: str
-    geometry: Geometry | None
     artifact: Artifact
     random_weights: bool
     label: str
@@ -85,7 +83,8 @@ def find_subject(
     artifact = open_artifact(targets.parse(names.artifact or ""), sources, observer)
     choice = model_for(artifact, model, observer, again="--model FOLDER")
     _check_length(choice, longest)
-    return Subject(choice, choice.source, geometry_for(choice), artifact, False, artifact.label)
+    fitting = ArtifactModel.of(artifact, choice)
+    return Subject(fitting, choice.source, artifact, False, artifact.label)
 
 
 def _made(
@@ -104,7 +103,8 @@ def _made(
         dummy.write_rotations(private / "hadamard", geometry)
     artifact = open_artifact(targets.parse(named or private / "hadamard"), sources, observer)
     label = "Hadamard" if named is None else artifact.label
-    return Subject(choice, str(folder), geometry, artifact, True, label)
+    fitting = ArtifactModel.with_geometry(artifact, choice, geometry)
+    return Subject(fitting, str(folder), artifact, True, label)
 
 
 def _check_length(choice: ModelChoice, longest: int) -> None:

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from oscar_zoo.app import targets
-from oscar_zoo.app.artifact_model import both_sides, geometry_for, model_for, recipe_for
+from oscar_zoo.app.artifact_model import ArtifactModel, both_sides, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.devices import pick_device, pick_serving_device, require_serve, serving_dtype
 from oscar_zoo.app.progress import SILENT, Observer
@@ -127,7 +127,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
     again = f"oscar-zoo eval {quote(str(request.artifact))} --model FOLDER"
     choice = model_for(artifact, named, observer, again=again)
-    recipe = recipe_for(artifact, choice, geometry_for(choice)).override(clip=request.clip)
+    recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
     both_sides(artifact)
     device, gpu = pick_serving_device(request.device)
     check_fetchable(choice.source, request.revision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app.artifact_model import geometry_for, model_for, recipe_for
+from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.serve_artifact import with_folder
@@ -82,12 +82,12 @@ def prepare(
         GeometryMismatch: artifact and model have different shapes.
     """
     choice = model_for(artifact, model, observer, again=with_folder("serve", text))
-    geometry = geometry_for(choice)
-    recipe = recipe_for(artifact, choice, geometry).override(clip=clip)
+    fitting = ArtifactModel.of(artifact, choice)
+    recipe = fitting.recipe.override(clip=clip)
     parallel = flags.tensor_parallel
     if parallel is None:
         parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
-    return Prepared(artifact, choice, geometry, recipe, device, gpu, parallel)
+    return Prepared(artifact, choice, fitting.geometry, recipe, device, gpu, parallel)
 
 
 def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
