@@ -37,6 +37,7 @@ from oscar_zoo.hubs import address
 from oscar_zoo.next_step import AddOption, DropOption
 from oscar_zoo.registry.model_names import check_made_for
 from oscar_zoo.registry.publish import publish
+from oscar_zoo.registry.publishable import Publishable
 from oscar_zoo.registry.pull import PullResult, pull
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
@@ -189,7 +190,7 @@ def _publish(result: ComputeResult, trust: Trust) -> PullResult:
     """Publish to the zoo of this user, and pull from there into the store."""
     own = address.open_hub()
     try:
-        publish(result.path, own, allow_warnings=True)
+        publish(Publishable.read(result.path, allow_warnings=True), own)
     except OscarZooError as error:
         error.advise(f"the result is kept in {result.path}; {error.hint or 'try again'}")
         raise

@@ -13,6 +13,7 @@ from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry import publish as registry
 from oscar_zoo.registry.publish import PublishResult
+from oscar_zoo.registry.publishable import Publishable
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def publish_all(
     observer: Observer = SILENT,
     told: Callable[[Written[PublishResult]], None] = ignore,
 ) -> WriteReport[PublishResult]:
-    """Verify the folder strictly and publish it on one hub after the other.
+    """Read and verify the folder once, and publish it on one hub after the other.
 
     Args:
         request: what and where.
@@ -52,7 +53,7 @@ def publish_all(
 
     Raises:
         PathNotFound, UsageError: the folder is no artifact folder.
-        OscarZooError: as `publish`, from the first hub.
+        OscarZooError: as `Publishable.read`, and as `registry.publish` from the first hub.
     """
     folder = request.folder
     if folder.is_file():
@@ -63,18 +64,15 @@ def publish_all(
     if not folder.is_dir():
         raise PathNotFound.for_path(path_text(folder), "artifact folder")
 
+    hubs = writable_hubs(request.hubs)
+    made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
+
     def write(hub: Hub) -> PublishResult:
         return registry.publish(
-            folder,
-            hub,
-            create=request.create,
-            propose=request.propose,
-            aliases=request.aliases,
-            allow_warnings=request.allow_warnings,
-            dry_run=request.dry_run,
+            made, hub, create=request.create, propose=request.propose, dry_run=request.dry_run
         )
 
-    return write_to_each(writable_hubs(request.hubs), write, "Publishing to", observer, told)
+    return write_to_each(hubs, write, "Publishing to", observer, told)
 
 
 def publish(

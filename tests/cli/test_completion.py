@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from publishing import publish
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import paths
@@ -16,7 +17,6 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import COMMANDS, run
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.hubs.metadata import MetadataCache
-from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.store import Store
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hub_folders import HARD, put_version
+from publishing import publish
 from scripted_hub import ScriptedHub, after, index_of, lose_reply, lose_reply_and_die, lose_request
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, write_folder
 
@@ -24,7 +25,6 @@ from oscar_zoo.hubs.base import Change
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.publish import publish
 
 TAG = f"oz-{HARD.model}-{HARD.tag}"
 

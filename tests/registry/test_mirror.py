@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from hub_folders import HARD, put_version
+from publishing import publish
 from pulling import pull
 from scripted_hub import ScriptedHub, lose_reply
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
@@ -24,7 +25,6 @@ from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import MirrorOptions, MirrorResult, mirror
-from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 

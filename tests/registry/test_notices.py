@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hub_folders import HARD
 from hub_server import HubServer
+from publishing import publish
 from pulling import pull
 from tiny_artifacts import artifact_files, write_folder
 
@@ -17,7 +18,6 @@ from oscar_zoo.hubs.huggingface import open_huggingface
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store

@@ -8,6 +8,7 @@ import pytest
 from failing_calls import killed_at
 from hub_folders import put_version
 from publisher import publish_folders
+from publishing import publish
 from pulling import pull
 from scripted_hub import ScriptedHub, index_of, lose_reply
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
@@ -27,7 +28,6 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.card import BEGIN
-from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hub_folders import HARD, put_version
+from publishing import publish
 from pulling import pull
 from scripted_hub import ScriptedHub, after, lose_reply
 from tiny_artifacts import artifact_files, payload, write_folder
@@ -14,7 +15,6 @@ from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, InvalidName, Usage
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.publish import publish
 from oscar_zoo.registry.status import StatusResult, set_status
 from oscar_zoo.registry.store import Store
 

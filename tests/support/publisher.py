@@ -6,13 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from publishing import publish
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import StaleRevision, VersionExists
 from oscar_zoo.hubs.base import INDEX_NAME, Change
 from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.publish import publish
 
 FILES = 12
 

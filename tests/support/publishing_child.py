@@ -80,8 +80,9 @@ def _version() -> str:
 
 
 def _publish(folder: str, hub: str, **options: Any) -> dict[str, Any]:
+    from publishing import publish
+
     from oscar_zoo.hubs.address import open_hub
-    from oscar_zoo.registry.publish import publish
 
     result = publish(Path(folder), open_hub(hub), **options)
     facts = ("already_published", "digest", "revision", "proposal", "tag", "warnings")

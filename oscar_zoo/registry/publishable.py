@@ -1,0 +1,139 @@
+"""An artifact folder that may be published: read once, verified strictly, with its aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
+from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
+from oscar_zoo.artifact.outcome import Verified, refuse
+from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.registry.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class Publishable:
+    """An artifact as it goes to every hub, whatever happens to its folder later.
+
+    Attributes:
+        id: of the artifact.
+        files: payload files and `oscar.json`, by their names.
+        verified: the outcome of verification.
+        aliases: other names of exactly this artifact.
+    """
+
+    id: ArtifactId
+    files: Mapping[str, bytes]
+    verified: Verified
+    aliases: tuple[str, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        *,
+        artifact_id: ArtifactId | None = None,
+        catalog: Catalog | None = None,
+        allow_warnings: bool = False,
+        aliases: Sequence[str] = (),
+    ) -> Publishable:
+        """Read the artifact in `folder` and verify it strictly.
+
+        Args:
+            folder: payload files and their `oscar.json`.
+            artifact_id: the id the caller expects; it must be the manifest's.
+            catalog: recipes that know the geometry of models; default the packaged ones.
+            allow_warnings: take it although verification has warnings.
+            aliases: other names of exactly this artifact.
+
+        Raises:
+            PathNotFound: no such folder, or a file that the manifest lists is missing.
+            UsageError: no `oscar.json`, another id, rotation files the manifest does not list,
+                warnings, or an alias that is none.
+            VerificationFailed: the artifact must not be used.
+        """
+        name = path_text(folder)
+        files, manifest = _read(folder, name)
+        catalog = catalog or Catalog.packaged()
+        names = _aliases(aliases, manifest.artifact_id, catalog)
+        verified = _verify(name, files, manifest, artifact_id, catalog, allow_warnings)
+        return cls(manifest.artifact_id, files, verified, names)
+
+
+def _read(folder: Path, name: str) -> tuple[dict[str, bytes], Manifest]:
+    if not folder.is_dir():
+        raise PathNotFound.for_path(name, "folder")
+    try:
+        data = read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
+    except PathNotFound:
+        raise UsageError(
+            f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
+            hint="publish a folder that oscar-zoo compute wrote",
+        ) from None
+    manifest = Manifest.from_bytes(data, what=str(folder / FILE_NAME))
+    listed = {entry.path for entry in manifest.files}
+    extra = sorted(
+        path.name for path in folder.iterdir() if is_payload(path.name) and path.name not in listed
+    )
+    if extra:
+        raise UsageError(
+            f"{name} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
+            hint="one folder is one artifact: move other rotation files away",
+        )
+    files = {file: read_file(folder / file, max_bytes=MAX_PAYLOAD_BYTES) for file in sorted(listed)}
+    return {**files, FILE_NAME: data}, manifest
+
+
+def _verify(
+    name: str,
+    files: Mapping[str, bytes],
+    manifest: Manifest,
+    artifact_id: ArtifactId | None,
+    catalog: Catalog,
+    allow_warnings: bool,
+) -> Verified:
+    identity = manifest.artifact_id
+    if artifact_id is not None and artifact_id != identity:
+        raise UsageError(
+            f"{name} is {identity}, not {artifact_id}.",
+            hint=f"the id is part of {FILE_NAME}, which never changes",
+        )
+    recipe = catalog.recipe(identity.model)
+    outcome = verify_files(
+        {file: data for file, data in files.items() if file != FILE_NAME},
+        manifest=manifest,
+        geometry=recipe.geometry if recipe else None,
+        name_hint=str(identity),
+        strict=True,
+    )
+    if not isinstance(outcome, Verified):
+        refuse(name, outcome)
+    if outcome.warnings and not allow_warnings:
+        raise UsageError(
+            f"{name} passes every check, with warnings: {', '.join(outcome.warnings)}.",
+            hint=(
+                f"oscar-zoo verify --strict {quote(name)} explains them; "
+                "to publish it anyway: --allow-warnings"
+            ),
+        )
+    return outcome
+
+
+def _aliases(aliases: Sequence[str], artifact: ArtifactId, catalog: Catalog) -> tuple[str, ...]:
+    for alias in aliases:
+        reference, recipe = Reference.parse(alias), catalog.recipe(alias)
+        if reference.tag is not None or reference.digest is not None:
+            raise UsageError(
+                f"{alias!r} is not a plain name.", hint="an alias has no tag and no digest"
+            )
+        if recipe is not None and recipe.name.casefold() != artifact.model.casefold():
+            raise UsageError(
+                f"the alias {alias!r} is a name of {recipe.name}.", hint="choose another alias"
+            )
+    return tuple(aliases)
