@@ -77,8 +77,9 @@ def model_for(
     Raises:
         UsageError: the artifact names no model, or no hub has the model that it names.
     """
-    if model is not None:
-        return model
+    known = model or artifact.asked_by
+    if known is not None:
+        return known
     if artifact.base_model is None:
         raise UsageError(
             "this artifact does not say which model it is for.", hint="add --model MODEL"

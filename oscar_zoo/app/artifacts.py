@@ -49,6 +49,7 @@ class Artifact:
         first_use: whether nobody had promised its digest before: it is trusted from now on.
         warnings: codes of verification, and sentences about a deprecated or yanked version.
         outcome: what verification found when it was opened, if it ran then.
+        asked_by: the model by whose folder it was asked for, if it was.
     """
 
     label: str
@@ -66,6 +67,7 @@ class Artifact:
     first_use: bool = False
     warnings: tuple[str, ...] = ()
     outcome: Verified | None = field(default=None, compare=False)
+    asked_by: ModelChoice | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Artifact({self.id or self.label!r}, {self.digest[:19]!r}, path={str(self.path)!r})"
@@ -176,7 +178,7 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
     if choice is None:
         return opened
     check_made_for(choice, opened.manifest)
-    return replace(opened, base_model=choice.source)
+    return replace(opened, base_model=choice.source, asked_by=choice)
 
 
 def pulled_artifact(result: PullResult, copy: Path | None = None) -> Artifact:

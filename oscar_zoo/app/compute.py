@@ -257,11 +257,12 @@ def serving_refusal(source: str, revision: str | None) -> UnsupportedModel | Non
         InvalidModel, PathNotFound, NetworkError: there is no readable configuration.
     """
     from oscar_zoo.engines.sglang.config_refusals import check_config
-    from oscar_zoo.models.config_file import ConfigFile, read_config
+    from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.inspect import config_folder
 
+    config = ConfigFile.of_folder(config_folder(source, revision=revision))
     try:
-        check_config(ConfigFile(read_config(config_folder(source, revision=revision))))
+        check_config(config)
     except UnsupportedModel as error:
         return error
     return None

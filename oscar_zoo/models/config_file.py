@@ -31,6 +31,11 @@ class ConfigFile:
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = dict(values)
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> ConfigFile:
+        """The `config.json` of the model in `folder`; raises as `read_config`."""
+        return cls(read_config(folder))
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["_values"][name]

@@ -119,7 +119,7 @@ def _refuse_unknown(file: Path, model_id: str) -> None:
     Raises:
         UnsupportedModel: with a reason that holds for every release, if there is one.
     """
-    written = config_file.ConfigFile(config_file.read_config(file.parent))
+    written = config_file.ConfigFile.of_folder(file.parent)
     kind = getattr(written, "model_type", None)
     if not isinstance(kind, str) or kind in CONFIG_MAPPING:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from oscar_zoo.app.serve import with_next_step
+from oscar_zoo.app.launching import with_next_step
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command

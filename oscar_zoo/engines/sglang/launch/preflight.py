@@ -127,8 +127,7 @@ def check_folder(folder: Path) -> None:
         UnsupportedModel: by its attention.
         StorageError: weights that cannot be read.
     """
-    config = config_file.ConfigFile(config_file.read_config(folder))
-    config_refusals.check_config(config)
+    config_refusals.check_config(config_file.ConfigFile.of_folder(folder))
     model_folder.check_model_folder(folder)
 
 
