@@ -69,24 +69,30 @@ def _parser() -> argparse.ArgumentParser:
 def _run_all(check: Check) -> list[document.StepResult]:
     """Every step. What needs little of the GPU runs beside the rest; `bench serve` has the machine
     for itself."""
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(5) as pool:
         compiled = pool.submit(steps.precompile, check)
         kernels = pool.submit(_timed, "kernel tests", steps.kernel_tests, check)
         experts = pool.submit(
             _timed, "pull --compute, mixture of experts", steps.compute_experts, check
         )
+        hybrid = pool.submit(_timed, "compute, hybrid model", steps.compute_hybrid, check)
         results = [_timed("compute with defaults", steps.compute, check)]
         results.append(_timed("verify, publish, pull", steps.publish_and_pull, check))
         in_process = pool.submit(_timed, "eval in process", steps.evaluate, check)
-        results.append(experts.result())
-        served = pool.submit(
-            _timed, "eval --engine sglang, mixture of experts", steps.serve_experts, check
-        )
+        results += [experts.result(), hybrid.result()]
+        served = [
+            pool.submit(_timed, f"eval --engine sglang, {what}", step, check)
+            for what, step in (
+                ("mixture of experts", steps.serve_experts),
+                ("hybrid model", steps.serve_hybrid),
+            )
+        ]
         results += [
             in_process.result(),
             kernels.result(),
         ]  # `serve` takes what is left of the GPU's memory
-        results += [_timed("serve, second turn, eval --url", steps.serve, check), served.result()]
+        results.append(_timed("serve, second turn, eval --url", steps.serve, check))
+        results += [one.result() for one in served]
         compiled.result()
     return [*results, _timed("bench serve", steps.bench_serve, check)]
 

@@ -189,6 +189,29 @@ def serve_experts(check: Check) -> str:
     return _server_figures(facts)
 
 
+def compute_hybrid(check: Check) -> str:
+    """`compute ./FOLDER` of a random Qwen3.5, half of whose layers are linear attention."""
+    sys.path.insert(0, str(ROOT / "tests/support"))
+    from architectures import write_architecture
+
+    write_architecture("qwen3_5", check.work / HYBRID)
+    output = ("--output-dir", f"./{HYBRID}-rotation")
+    facts = check.zoo("compute", f"./{HYBRID}", "--method", "oscar", "--allow-poor", *output)
+    return f"computed in {sum(facts['seconds'].values()):.0f} s"
+
+
+HYBRID = "tiny-hybrid"
+
+
+def serve_hybrid(check: Check) -> str:
+    """`eval ./FOLDER --engine sglang` of the hybrid, on a GPU: SGLang has its linear attention only
+    there."""
+    if check.device != "cuda":
+        return "not tried: SGLang runs this model on a GPU only"
+    command = ("eval", f"./{HYBRID}-rotation", *SERVER_EVAL, "--model", f"./{HYBRID}")
+    return _server_figures(check.zoo(*command, *check.engine))
+
+
 def bench_serve(check: Check) -> str:
     """`bench serve`, one short case: Qwen3-8B's shape with random weights on a GPU, the example's
     on a CPU."""
