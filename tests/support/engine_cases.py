@@ -30,6 +30,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 EXACT_STATE = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """States of convolutions are saved as exactly as they are computed. By default they are rounded
 wherever one is saved, which is not at the same tokens with a recent window."""
+FEWER_STATES = {"mamba_full_memory_ratio": 0.05}
+"""Of the memory for the cache. By default SGLang takes nearly half of it, which is gigabytes, and
+needs ten seconds to fill them."""
 NO_TAIL = {"OSCAR_INT2_WINDOW_ON_HIT": "int2"}
 
 
@@ -88,7 +91,12 @@ CASES = {
     "one_matrix": Case(mutant="partner_is_forward"),
     "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
     "experts": Case(family="Qwen3Moe"),
-    "hybrid_stock": Case(STOCK, {"SGLANG_PLUGINS": "none", **EXACT_STATE}, mode="", family="Lfm2"),
+    "hybrid_stock": Case(
+        {**STOCK, **FEWER_STATES},
+        {"SGLANG_PLUGINS": "none", **EXACT_STATE},
+        mode="",
+        family="Lfm2",
+    ),
     "hybrid": Case(env=EXACT_STATE, family="Lfm2"),
     "hybrid_at_once": Case(
         {"enable_mixed_chunk": True, "tp_size": 2}, {**EXACT_STATE, **RETRACT}, family="Lfm2"
@@ -207,12 +215,16 @@ def logprobs(run: Mapping[str, Any]) -> list[float]:
     ]
 
 
-def scheduling_groups() -> list[dict[str, Any]]:
+def scheduling_groups(*, queue: int = 14, new: int = 40) -> list[dict[str, Any]]:
     """Shared prefixes, prompts repeated, second turns, shortened prompts, a queue, and lengths
     where windows end.
 
-    At most eight requests run at a time, so six of the queue wait. Prompts of `lengths` are as long
-    as the sinks, the recent window, both together, and one more or less.
+    At most eight requests run at a time, so the others of the queue wait. Prompts of `lengths` are
+    as long as the sinks, the recent window, both together, and one more or less.
+
+    Args:
+        queue: requests of the queue.
+        new: tokens of its answers; those to prompts of `lengths` have half as many.
     """
     piece = _pieces(random.Random(0))
     a, c = piece(150), piece(9)
@@ -230,11 +242,11 @@ def scheduling_groups() -> list[dict[str, Any]]:
         },
         {
             "name": "queue",
-            "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(14)],
-            "new": 40,
+            "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(queue)],
+            "new": new,
         },
-        {"name": "lengths", "prompts": edges, "new": 20},
-        {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": 20},
+        {"name": "lengths", "prompts": edges, "new": new // 2},
+        {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": new // 2},
     ]
 
 

@@ -1,9 +1,8 @@
-"""Triton's interpreter without the third of its time that goes into patching what is patched
-already.
+"""Triton's interpreter without the two thirds of its time that go into work done already.
 
 While a kernel runs, the interpreter puts functions of its own in place of those of
 `triton.language`. It looks for them again at every call of a device function, of which a launch
-makes thousands.
+makes thousands. For every operation it builds types, and a type for every tuple of sizes in them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,24 @@ from typing import Any
 @functools.cache
 def patch_once() -> None:
     """From now on, in this process, a call of a device function leaves alone what its launch has
-    patched."""
+    patched, and types are built once."""
+    _patch_once_per_launch()
+    _types_of_tuples_when_asked_for()
+    _types_of_blocks_once()
+    _numpy_types_once()
+
+
+@functools.cache
+def without_overflow_checks() -> None:
+    """From now on, in this process, sums and products of 32-bit integers are not computed a second
+    time with 64 bits to see whether they fit. For kernels that are not ours."""
+    from triton.runtime import interpreter
+
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options
+
+
+def _patch_once_per_launch() -> None:
     from triton import language as tl
     from triton.runtime import interpreter
 
@@ -30,3 +46,58 @@ def patch_once() -> None:
         return patch(fn) if any(map(is_builtin, first)) else interpreter._LangPatchScope()
 
     interpreter._patch_lang = patch_lang
+
+
+def _types_of_tuples_when_asked_for() -> None:
+    from triton.language import core
+
+    make = core.tuple.__init__
+
+    def init(self: Any, args: Any, *own: Any, **named: Any) -> None:
+        if own or named:
+            make(self, args, *own, **named)
+        else:
+            self.values = [*args]
+
+    def type_of(self: Any) -> Any:
+        if "known_type" not in self.__dict__:
+            self.known_type = core._type_for_tuple_values(self.values)
+        return self.known_type
+
+    def set_type(self: Any, own_type: Any) -> None:
+        self.known_type = own_type
+
+    core.tuple.__init__, core.tuple.type = init, property(type_of, set_type)
+
+
+def _types_of_blocks_once() -> None:
+    from triton.language import core
+
+    make, made = core.block_type.__init__, {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(getattr(size, "value", size) for size in shape)
+        key = (str(element_ty), sizes)
+        if key not in made or not all(type(size) is int for size in sizes):
+            make(self, element_ty, shape)
+            made[key] = {**self.__dict__}
+        self.__dict__.update(made[key])
+        self.element_ty = element_ty
+
+    core.block_type.__init__ = init
+
+
+def _numpy_types_once() -> None:
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    find, found = interpreter._get_np_dtype, {}
+
+    def numpy_type(tt_dtype: Any) -> Any:
+        scalar = tt_dtype.scalar
+        name = "pointer" if isinstance(scalar, tl.pointer_type) else scalar.name
+        if name not in found:
+            found[name] = find(scalar)
+        return found[name]
+
+    interpreter._get_np_dtype = numpy_type

@@ -15,8 +15,17 @@ from typing import Any
 import engine_cases
 import pytest
 from engine_cases import RECENT, SINK, answers, logprobs, retractions
-from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts, text_tokens
-from reference_server import equal_tokens
+from engines import (
+    CHUNK,
+    ENGINE,
+    INSTALLED,
+    RELEASES,
+    Engines,
+    needs_sglang,
+    recall_prompts,
+    text_tokens,
+)
+from reference_server import Served, equal_tokens
 from whole_reference import WholeReference
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -36,13 +45,22 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
-    groups = engine_cases.scheduling_groups()
+    groups = engine_cases.scheduling_groups(queue=10, new=20)
+    if request.param != INSTALLED:
+        groups = groups[:4]
     engine_cases.start(runs, ["hybrid_stock", "hybrid"], [*groups, *turns()])
     engine_cases.start(runs, ["hybrid_at_once"], groups[:4])
-    engine_cases.start(runs, ["hybrid_one_layer", "hybrid_few_states"], groups[:1])
-    engine_cases.start(runs, ["hybrid_int2", "hybrid_swapped"], one_at_a_time())
+    engine_cases.start(runs, ["hybrid_few_states"], groups[:1])
+    engine_cases.start(runs, ["hybrid_int2"], one_at_a_time())
+    if request.param == INSTALLED:
+        engine_cases.start(runs, ["hybrid_one_layer"], groups[:1])
+        engine_cases.start(runs, ["hybrid_swapped"], one_at_a_time()[:-1])
     yield runs
     runs.close()
+
+
+installed_only = pytest.mark.parametrize("engines", [INSTALLED], indirect=True)
+"""For tests of a comparison, which is the same one for every release."""
 
 
 def turns() -> list[dict[str, Any]]:
@@ -65,7 +83,7 @@ def one_at_a_time() -> list[dict[str, Any]]:
 
 
 def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> None:
-    """Chunked prefill, prefix hits, second turns, and fourteen requests for eight rows."""
+    """Chunked prefill, prefix hits, second turns, and ten requests for eight rows."""
     ours, stock = engines.result("hybrid"), engines.result("hybrid_stock")
     assert answers(ours) == answers(stock)
     assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
@@ -90,6 +108,7 @@ def test_a_second_turn_hits_the_last_state_a_window_before_its_end(engines: Engi
     assert ours["short"] == [(first + 1 + 5 - RECENT) // CHUNK * CHUNK] == [2 * CHUNK]
 
 
+@installed_only
 def test_the_comparison_notices_layers_that_share_a_store(engines: Engines) -> None:
     found = answers(engines.result("hybrid_one_layer"))
     assert found["first"] != answers(engines.result("hybrid_stock"))["first"]
@@ -110,7 +129,7 @@ def test_memory_counts_full_attention_layers_only(engines: Engines) -> None:
 def test_there_are_as_many_states_as_requests_and_cached_prefixes_use(
     engines: Engines, name: str
 ) -> None:
-    """Stock SGLang would give them nearly half of the memory, of which 6144 tokens need little."""
+    """Stock SGLang gives them a share of the memory, of which 6144 tokens need little."""
     run = engines.result(name)
     (report,), (info,) = run["reports"], run["info"]
     slots, nbytes = run["memory"][0]["states"]
@@ -157,11 +176,16 @@ def _files(place: Path) -> list[Path]:
     return sorted(place.glob("*.pt"))
 
 
+@pytest.fixture(scope="module")
+def donors(reference: WholeReference) -> list[Served]:
+    """What the reference makes of the prompts, for every release."""
+    return [reference.generate(ids, NEW) for ids in recall_prompts()]
+
+
 def test_int2_tokens_are_those_of_the_reference(
-    engines: Engines, reference: WholeReference
+    engines: Engines, reference: WholeReference, donors: list[Served]
 ) -> None:
     groups = engines.result("hybrid_int2")["groups"]
-    donors = [reference.generate(ids, NEW) for ids in recall_prompts()]
     equal = sum(
         equal_tokens(groups[f"new{i}"]["tokens"][0], donor) for i, donor in enumerate(donors)
     )
@@ -174,12 +198,13 @@ def test_int2_tokens_are_those_of_the_reference(
     assert equal > 0.7 * NEW * len(groups)
 
 
+@installed_only
 def test_the_reference_notices_layers_that_change_places(
-    engines: Engines, reference: WholeReference
+    engines: Engines, donors: list[Served]
 ) -> None:
     """Each layer is written and read with the rotation of the other one, which lossless slots do
     not show."""
     groups = engines.result("hybrid_swapped")["groups"]
     with pytest.raises(AssertionError, match="which leads by"):
-        for i, ids in enumerate(recall_prompts()):
-            equal_tokens(groups[f"new{i}"]["tokens"][0], reference.generate(ids, NEW))
+        for i, donor in enumerate(donors):
+            equal_tokens(groups[f"new{i}"]["tokens"][0], donor)
