@@ -102,6 +102,7 @@ class Tiny:
         values: what is passed to that class beside `TEXT`.
         image: values beside those of the part about text, for a model with images.
         dtype: of the stored weights.
+        processors: classes that prepare images, which SGLang loads before it answers to text.
     """
 
     models: str
@@ -109,6 +110,7 @@ class Tiny:
     values: Values
     image: Values | None = None
     dtype: str = "bfloat16"
+    processors: tuple[str, ...] = ()
 
     @property
     def model_type(self) -> str:
@@ -137,6 +139,8 @@ def _latent(config: str, models: str, **values: Any) -> Tiny:
 
 NO_WIDTH: Values = {"head_dim": None}
 """For classes that divide the hidden size by the query heads."""
+
+QWEN3_IMAGES = ("Qwen2VLImageProcessor", "Qwen3VLVideoProcessor")
 
 ARCHITECTURES: Mapping[str, Tiny] = {
     "qwen2": _dense("Qwen2", "Qwen2, Qwen2.5", **NO_WIDTH),
@@ -418,6 +422,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             },
             **IMAGE_TOKENS,
         },
+        processors=QWEN3_IMAGES,
     ),
     "qwen3_vl_moe": Tiny(
         "Qwen3-VL (experts)",
@@ -431,6 +436,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             },
             **IMAGE_TOKENS,
         },
+        processors=QWEN3_IMAGES,
     ),
     "qwen2_5_vl": Tiny(
         "Qwen2.5-VL",
@@ -440,6 +446,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             "vision_config": {**VISION, "fullatt_block_indexes": [0]},
             **IMAGE_TOKENS,
         },
+        processors=("Qwen2VLImageProcessor", "Qwen2VLVideoProcessor"),
     ),
     "mistral3": Tiny(
         "Mistral Small 3.1, 3.2",
@@ -478,6 +485,8 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
     Args:
         dtype: of the stored weights, in place of the architecture's.
     """
+    import transformers
+
     from oscar_zoo.models.model_class import outline
 
     tiny = ARCHITECTURES[name]
@@ -491,6 +500,8 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
     model.to(getattr(torch, dtype or tiny.dtype)).save_pretrained(folder)
     for file in TOKENIZER:
         shutil.copyfile(EXAMPLE / file, folder / file)
+    for processor in tiny.processors:
+        getattr(transformers, processor)().save_pretrained(folder)
     return folder
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from architectures import ARCHITECTURES, write_architecture
 from cache_oracle import general_set
 from engines import Engines, text_tokens
 from saved_models import save_model
@@ -48,7 +49,8 @@ class Case:
         mode: of the slots, `int2` for codes alone; empty for a server without the plugin's cache.
         mutant: a bug of `int2_test_plugin.mutants`.
         spawn: workers as users get them.
-        family: of a small random model in place of the example; see `capture_models`.
+        family: of a small random model in place of the example; see `capture_models`, or
+            `architectures` for models with images.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -91,6 +93,8 @@ CASES = {
     "one_matrix": Case(mutant="partner_is_forward"),
     "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
     "experts": Case(family="Qwen3Moe"),
+    "images_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="qwen3_vl"),
+    "images": Case(family="qwen3_vl"),
     "hybrid_stock": Case(
         {**STOCK, **FEWER_STATES},
         {"SGLANG_PLUGINS": "none", **EXACT_STATE},
@@ -145,6 +149,8 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
 def model(folder: Path, family: str) -> Path:
     """A small random model for the same rotations and tokens as the example, written into `folder`
     once."""
+    if not folder.exists() and family in ARCHITECTURES:
+        write_architecture(family, folder, dtype="float32")
     if not folder.exists():
         shape = {
             "vocab_size": 2048,

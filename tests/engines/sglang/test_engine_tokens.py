@@ -37,7 +37,8 @@ MUTANTS = ["no_ring_start", "ring_first", "one_matrix"]
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"))
     engine_cases.start(runs, ["stock", *EQUAL, *MUTANTS], engine_cases.scheduling_groups())
-    engine_cases.start(runs, ["experts_stock", "experts"], engine_cases.scheduling_groups()[:3])
+    others = ["experts_stock", "experts", "images_stock", "images"]
+    engine_cases.start(runs, others, engine_cases.scheduling_groups()[:3])
     yield runs
     runs.close()
 
@@ -51,6 +52,15 @@ def test_tokens_of_a_mixture_of_experts_are_those_of_the_stock_backend(engines: 
     """Its layers ask the backend for the pools, to write keys from inside the rotary embedding
     where they can."""
     ours, stock = engines.result("experts"), engines.result("experts_stock")
+    assert answers(ours) == answers(stock)
+    assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
+def test_text_tokens_of_a_model_with_images_are_those_of_the_stock_backend(
+    engines: Engines,
+) -> None:
+    """Its positions have three parts, and its layers belong to a part of the model."""
+    ours, stock = engines.result("images"), engines.result("images_stock")
     assert answers(ours) == answers(stock)
     assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
 
