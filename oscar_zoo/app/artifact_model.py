@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
@@ -14,6 +15,9 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
+
+if TYPE_CHECKING:
+    from oscar_zoo.models.config_file import ConfigFile
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,13 @@ class ArtifactModel:
         geometry: of the model, where it is known.
         recipe: the serving recipe in force: the artifact's, else the zoo's or the default for the
             model.
+        config: the `config.json` of a model in a folder, read when the model was looked at.
     """
 
     choice: ModelChoice
     geometry: Geometry | None
     recipe: ServingRecipe
+    config: ConfigFile | None = None
 
     @classmethod
     def of(cls, artifact: Artifact, choice: ModelChoice) -> ArtifactModel:
@@ -40,7 +46,16 @@ class ArtifactModel:
             UnsupportedModel: an INT2 cache cannot serve this model.
             OscarZooError: as `with_geometry`.
         """
-        return cls.with_geometry(artifact, choice, _geometry(choice))
+        folder = Path(choice.source)
+        if not folder.is_dir():
+            known = choice.recipe.geometry if choice.recipe else None
+            return cls.with_geometry(artifact, choice, known)
+        from oscar_zoo.engines.sglang.launch import preflight
+        from oscar_zoo.models.folder_geometry import geometry_of_folder
+
+        config = preflight.check_folder(folder)
+        geometry = geometry_of_folder(folder, choice.model_id, config)
+        return replace(cls.with_geometry(artifact, choice, geometry), config=config)
 
     @classmethod
     def with_geometry(
@@ -107,15 +122,3 @@ def model_argument(model: str) -> str:
         return quote(model)
     text = path_text(path)
     return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")
-
-
-def _geometry(choice: ModelChoice) -> Geometry | None:
-    """Geometry of a model before it is loaded: read from its folder, or as the zoo knows it."""
-    from oscar_zoo.engines.sglang.launch import preflight
-    from oscar_zoo.models.folder_geometry import geometry_of_folder
-
-    folder = Path(choice.source)
-    if not folder.is_dir():
-        return choice.recipe.geometry if choice.recipe else None
-    preflight.check_folder(folder)
-    return geometry_of_folder(folder, choice.model_id)

@@ -14,6 +14,7 @@ from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.registry.model_names import ModelChoice
 
 
@@ -25,6 +26,7 @@ class Prepared:
         artifact: verified.
         choice: the model.
         geometry: of the model, where it is known.
+        config: the `config.json` of a model in a folder.
         recipe: in force.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
@@ -34,6 +36,7 @@ class Prepared:
     artifact: Artifact
     choice: ModelChoice
     geometry: Geometry | None
+    config: ConfigFile | None
     recipe: ServingRecipe
     device: str
     gpu: int
@@ -87,7 +90,9 @@ def prepare(
     parallel = flags.tensor_parallel
     if parallel is None:
         parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
-    return Prepared(artifact, choice, fitting.geometry, recipe, device, gpu, parallel)
+    return Prepared(
+        artifact, choice, fitting.geometry, fitting.config, recipe, device, gpu, parallel
+    )
 
 
 def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
@@ -100,9 +105,11 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
     if prepared.geometry is None:
         return
     choice, gpu, parallel = prepared.choice, prepared.gpu, prepared.tensor_parallel
-    folder, on_gpu = Path(choice.source), prepared.device == "cuda"
+    config, on_gpu = prepared.config, prepared.device == "cuda"
     weights, itemsize = (
-        preflight.stored_weights(folder) if folder.is_dir() else _known_weights(choice)
+        _known_weights(choice)
+        if config is None
+        else preflight.stored_weights(Path(choice.source), config)
     )
     gpus = concurrency.Layout.of_flags(flags, tp=parallel).gpus
     demand = preflight.ServerDemand(

@@ -26,21 +26,35 @@ class ConfigFile:
     """The values of a file as attributes.
 
     The same code then reads this file and the configurations of transformers.
+
+    Args:
+        values: the JSON object.
+        data: the bytes of the file.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = dict(values)
+    def __init__(self, values: dict[str, Any], data: bytes = b"") -> None:
+        self._values, self._data = dict(values), data
 
     @classmethod
     def of_folder(cls, folder: Path) -> ConfigFile:
         """The `config.json` of the model in `folder`; raises as `read_config`."""
-        return cls(read_config(folder))
+        return cls(*_read(folder))
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["_values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    @property
+    def as_written(self) -> dict[str, Any]:
+        """The JSON object."""
+        return self._values
+
+    @property
+    def file_sha256(self) -> str:
+        """Hex digest of the bytes of the file."""
+        return sha256_hex(self._data)
 
     def get_text_config(self, decoder: bool = True) -> ConfigFile:
         """The part about the language model: `text_config`, or all of it."""
@@ -54,6 +68,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidModel: there is none, or it is no JSON object.
     """
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     path = folder / NAME
     if not path.is_file():
         raise InvalidModel(
@@ -69,16 +87,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidModel(
             f"{path} is not a model's configuration.", hint="name the folder of a checkpoint"
         )
-    return config
+    return config, data
 
 
-def says_all(folder: Path) -> bool:
-    """Whether the file alone gives the geometry, without the defaults of a transformers class.
-
-    Raises:
-        InvalidModel: as `read_config`.
-    """
-    config = read_config(folder)
+def says_all(file: ConfigFile) -> bool:
+    """Whether the file alone gives the geometry, without the defaults of a transformers class."""
+    config = file.as_written
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
     names: tuple[str, ...] = (
         "num_hidden_layers",
@@ -95,13 +109,13 @@ def says_all(folder: Path) -> bool:
     return given == set(names)
 
 
-def describe_folder(folder: Path, model_id: str) -> ModelBlock:
+def describe(file: ConfigFile, model_id: str) -> ModelBlock:
     """Describe the model from the file; `model_id` is recorded as `id`.
 
     Raises:
-        InvalidModel: as `read_config`, or the file leaves out what the class of the model knows.
+        InvalidModel: the file leaves out what the class of the model knows.
         UnsupportedModel: see `geometry.model_block`.
     """
-    config = ConfigFile({"model_type": "unknown"} | read_config(folder))
-    digest = sha256_hex((folder / NAME).read_bytes())
+    config = ConfigFile({"model_type": "unknown"} | file.as_written)
+    digest = file.file_sha256
     return model_block(config, model_id=model_id, revision=None, config_sha256=digest)

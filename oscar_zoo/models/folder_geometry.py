@@ -10,22 +10,27 @@ from pathlib import Path
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.models import config_file
+from oscar_zoo.models.config_file import ConfigFile
 
 
-def geometry_of_folder(folder: Path, model_id: str | None = None) -> Geometry:
+def geometry_of_folder(
+    folder: Path, model_id: str | None = None, config: ConfigFile | None = None
+) -> Geometry:
     """The shape of the KV cache of the model in `folder`; no weights are read.
 
     Args:
         folder: holds a `config.json`.
         model_id: what messages call the model; default the name of the folder.
+        config: the `config.json`, where it was read already.
 
     Raises:
         InvalidModel: no usable `config.json`.
         UnsupportedModel: see `geometry.model_block`.
     """
     model_id = model_id or folder.resolve().name
-    if config_file.says_all(folder) or importlib.util.find_spec("transformers") is None:
-        return config_file.describe_folder(folder, model_id).geometry
+    config = config or ConfigFile.of_folder(folder)
+    if config_file.says_all(config) or importlib.util.find_spec("transformers") is None:
+        return config_file.describe(config, model_id).geometry
     from oscar_zoo.models.inspect import inspect_model
 
     return inspect_model(str(folder.absolute()), model_id=model_id).geometry

@@ -15,7 +15,7 @@ from torch import Tensor
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
 from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.config_file import says_all
+from oscar_zoo.models.config_file import ConfigFile, says_all
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -82,7 +82,7 @@ def test_the_file_alone_gives_the_geometry(name: str, tmp_path: Path) -> None:
     assert geometry_of_folder(folder) == geometry
     assert geometry.head_dim in (64, 128)
     if name == "gemma4":
-        assert says_all(folder)
+        assert says_all(ConfigFile.of_folder(folder))
         assert (geometry.num_kv_heads, geometry.head_dim, geometry.v_head_dim) == (1, 128, 128)
         assert geometry.attention_layers == (1, 3)
 

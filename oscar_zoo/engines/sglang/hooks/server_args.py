@@ -99,7 +99,8 @@ def _requests(args: Any) -> int:
 def _kv_heads(model: str) -> int:
     """Of a model in a folder; of others what most models have."""
     with suppress(OscarZooError):
-        return config_file.describe_folder(Path(model), model).num_kv_heads
+        config = config_file.ConfigFile.of_folder(Path(model))
+        return config_file.describe(config, model).num_kv_heads
     return MOST_COMMON_KV_HEADS
 
 

@@ -16,7 +16,8 @@ from oscar_zoo.engines.sglang import concurrency, config_refusals
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
 from oscar_zoo.errors import NotEnoughMemory, UsageError
-from oscar_zoo.models import config_file, host_memory, model_folder, nvidia_smi
+from oscar_zoo.models import host_memory, model_folder, nvidia_smi
+from oscar_zoo.models.config_file import ConfigFile
 
 ALL_OF_A_GPU = 0.95
 LIKELY_ENOUGH = (2, 4, 8)
@@ -119,22 +120,27 @@ class ServerDemand:
         return int(self.weights * scale) // self.tensor_parallel
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> ConfigFile:
     """Refuse a folder that is no model, or one of a kind that an INT2 cache cannot serve.
+
+    Returns:
+        Its `config.json`.
 
     Raises:
         InvalidModel: `config.json`, weights or tokenizer are missing.
         UnsupportedModel: by its attention.
         StorageError: weights that cannot be read.
     """
-    config_refusals.check_config(config_file.ConfigFile.of_folder(folder))
+    config = ConfigFile.of_folder(folder)
+    config_refusals.check_config(config)
     model_folder.check_model_folder(folder)
+    return config
 
 
-def stored_weights(folder: Path) -> tuple[int, int | None]:
-    """Bytes of the weights of a folder, and of one number in them; `None` when they are
-    quantized."""
-    config = config_file.read_config(folder)
+def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, int | None]:
+    """Bytes of the weights of a folder, whose `config.json` is `file`, and of one number in them;
+    `None` when they are quantized."""
+    config = file.as_written
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
     quantized = any(part.get("quantization_config") for part in parts)

@@ -26,6 +26,7 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.runtime.window_store import WindowShape
 
 GB = 10**9
+read = config_file.ConfigFile.of_folder
 QWEN3_8B = Geometry(
     num_layers=36,
     num_q_heads=32,
@@ -134,7 +135,10 @@ def test_quantized_weights_keep_their_size(tmp_path: Path) -> None:
         ('{"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}', None),
     ):
         (tmp_path / config_file.NAME).write_text(config)
-        assert preflight.stored_weights(tmp_path) == (8 * GB, itemsize)
+        assert preflight.stored_weights(tmp_path, read(tmp_path)) == (
+            8 * GB,
+            itemsize,
+        )
     assert replace(SERVER, weights=8 * GB, itemsize=None).demand().weights == 8 * GB
     assert replace(SERVER, weights=32 * GB, itemsize=4).demand().weights == 16 * GB
 
@@ -164,23 +168,21 @@ def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_
     from oscar_zoo.models.inspect import inspect_model
 
     example = Path(__file__).resolve().parents[4] / "examples/models/tiny-qwen3-hard"
-    assert (
-        config_file.describe_folder(example, "x").geometry == inspect_model(str(example)).geometry
-    )
+    assert config_file.describe(read(example), "x").geometry == inspect_model(str(example)).geometry
     rest = (
         '"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "model_type":'
         ' "qwen2"}'
     )
     said = '{"sliding_window": 4096, "use_sliding_window": false, "num_key_value_heads": 2, ' + rest
     (tmp_path / "config.json").write_text(said)
-    written = config_file.describe_folder(tmp_path, "x").geometry
+    written = config_file.describe(read(tmp_path), "x").geometry
     assert written == inspect_model(str(tmp_path)).geometry and written.attention_layers == (0, 1)
-    assert config_file.says_all(tmp_path) and config_file.says_all(example)
+    assert config_file.says_all(read(tmp_path)) and config_file.says_all(read(example))
     (tmp_path / "config.json").write_text(said.replace("qwen2", "qwen3"))
-    assert not config_file.says_all(tmp_path)  # the class has a head size of its own
+    assert not config_file.says_all(read(tmp_path))  # the class has a head size of its own
     assert (
         inspect_model(str(tmp_path)).geometry.head_dim
-        != config_file.describe_folder(tmp_path, "x").head_dim
+        != config_file.describe(read(tmp_path), "x").head_dim
     )
 
 
@@ -206,7 +208,7 @@ def test_layers_that_a_file_describes_in_other_words(said: dict[str, Any], tmp_p
     shape = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
     written = {"model_type": "nemotron_h", "head_dim": 16} | shape | said
     (tmp_path / "config.json").write_text(json.dumps(written))
-    assert config_file.describe_folder(tmp_path, "x").attention_layers == (3, 7)
+    assert config_file.describe(read(tmp_path), "x").attention_layers == (3, 7)
 
 
 LAYERS = ["sliding_attention", "full_attention"]
