@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ NAME = "tiny-qwen3-hard"
 PASSKEY = "528364"
 READY_SECONDS = 300
 EMPTY_LOCK = '{"schema": "oscar-zoo.lock/1", "artifacts": []}\n'
+QUICK = (("--fast", "--no-tune"), ("--windows", "2", "--answers", "20"))
+"""Options of `compute` and of `eval` with `--quick`."""
 
 ROWS = {
     "bf16": "BF16",
@@ -51,18 +54,24 @@ def main() -> int:
         default=ROOT / ".demo",
         help="folder for all state; only what was computed from the same inputs stays in it",
     )
-    work = parser.parse_args().work.absolute()
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="choose by errors of attention alone, and measure on less text and fewer questions",
+    )
+    given = parser.parse_args()
     try:
-        return every_step(work)
+        return every_step(given.work.absolute(), quick=given.quick)
     except KeyboardInterrupt:
         print("\nInterrupted; the next run continues with what was computed.", file=sys.stderr)
         return 130
 
 
-def every_step(work: Path) -> int:
+def every_step(work: Path, *, quick: bool) -> int:
     """Run all steps in the folder `work`; returns the exit code."""
     started = time.monotonic()
-    prepare(work)
+    compute_options, eval_options = QUICK if quick else ((), ())
+    prepare(work, compute_options)
     print(f"$ cd {os.path.relpath(work)}")
     os.chdir(work)
     os.environ.update(
@@ -71,12 +80,13 @@ def every_step(work: Path) -> int:
             for name in ("cache", "data", "state", "config")
         }
     )
-    compute()
+    compute(compute_options)
     run("verify", "./rotation")
     run("publish", "./rotation", "--hub", "file:./zoo", "--create", "-q")
     run("pull", NAME, "--hub", "file:./zoo", "-q")
     data = os.path.relpath(VALIDATION)
-    measured = run("eval", NAME, "--model", model(), "--data", data, "--json", show=False)
+    texts = ("--model", model(), "--data", data)
+    measured = run("eval", NAME, *texts, *eval_options, "--json", show=False)
     answer = ask_served_model(passkey_prompt())
     print_table(json.loads(measured))
     print(
@@ -91,11 +101,11 @@ def every_step(work: Path) -> int:
     return 0
 
 
-def prepare(work: Path) -> None:
-    """Empty the folder `work` but for what was computed from the inputs of now; an empty lock in it
-    keeps the lock of a project around it out."""
+def prepare(work: Path, options: Sequence[str] = ()) -> None:
+    """Empty the folder `work` but for what was computed from the inputs of now with the same
+    `options`; an empty lock in it keeps the lock of a project around it out."""
     work.mkdir(parents=True, exist_ok=True)
-    inputs, now = work / "rotation.inputs", digest_of_inputs()
+    inputs, now = work / "rotation.inputs", " ".join([digest_of_inputs(), *options])
     same = inputs.is_file() and inputs.read_text("utf-8") == now
     for path in work.iterdir():
         if same and path.name.split(".")[0] == "rotation":
@@ -118,8 +128,9 @@ def digest_of_inputs() -> str:
     return digest.hexdigest()
 
 
-def compute() -> None:
-    """Compute `./rotation`, unless it is there; continue a computation that was interrupted."""
+def compute(options: Sequence[str] = ()) -> None:
+    """Compute `./rotation` with `options`, unless it is there; continue a computation that was
+    interrupted."""
     if Path("rotation/oscar.json").is_file():
         print(
             "\n./rotation was computed by an earlier run from the same model, text and code. To"
@@ -128,7 +139,8 @@ def compute() -> None:
         return
     resume = ("--resume",) if any(Path("rotation.work").glob("*")) else ()
     data = os.path.relpath(CALIBRATION)
-    run("compute", model(), "--calib-data", data, "--output-dir", "./rotation", *resume)
+    output = ("--output-dir", "./rotation")
+    run("compute", model(), "--calib-data", data, *output, *options, *resume)
 
 
 def model() -> str:

@@ -1,5 +1,5 @@
-"""The main job end to end, exactly as `make demo` runs it: compute, verify, publish, pull, measure,
-serve."""
+"""The main job end to end, as `make demo` runs it, on less text: compute, verify, publish, pull,
+measure, serve."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -50,11 +51,13 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def computations(demo: ModuleType, work: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def computations(
+    demo: ModuleType, work: Path, monkeypatch: pytest.MonkeyPatch, options: Sequence[str] = ()
+) -> list[str]:
     """The command lines of `compute` that a run in `work` comes to."""
-    demo.prepare(work)
+    demo.prepare(work, options)
     monkeypatch.chdir(work)
-    demo.compute()
+    demo.compute(options)
     told = work / "commands.txt"
     return told.read_text().splitlines() if told.exists() else []
 
@@ -73,6 +76,17 @@ def test_the_demo_computes_once_from_the_same_inputs(
     monkeypatch.setattr(demo, "ROOT", Path("/"))
     monkeypatch.setattr(demo, "CALIBRATION", text)
     assert len(computations(demo, work, monkeypatch)) == 1
+
+
+def test_a_quick_rotation_is_not_the_one_of_the_whole_demo(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, (quick, _) = tmp_path / "demo", demo.QUICK
+    (first,) = computations(demo, work, monkeypatch, quick)
+    assert set(quick) <= set(first.split())
+    assert computations(demo, work, monkeypatch, quick) == []
+    (whole,) = computations(demo, work, monkeypatch)
+    assert not set(quick) & set(whole.split())
 
 
 def test_an_interrupted_computation_of_the_demo_continues(
@@ -126,7 +140,7 @@ def test_an_interrupted_demo_ends_without_a_traceback(tmp_path: Path) -> None:
 @needs_sglang
 def test_the_demo_ends_with_a_table_and_an_answer(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/demo.py"), "--work", str(tmp_path / "demo")],
+        [sys.executable, str(ROOT / "examples/demo.py"), "--quick", "--work", tmp_path / "demo"],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
