@@ -3,10 +3,6 @@ same numbers."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 from capture_models import same_sum, sequences
 from random_qwen3 import EXAMPLE, write_model
 from saved_models import float8_pair, save_model
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture import layerwise
@@ -27,12 +24,15 @@ from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import Measurement, TaskPrompt, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.models import placement
+from oscar_zoo.models.checkpoint import CheckpointFile
 from oscar_zoo.models.loading import LoadedModel, load_model
-from oscar_zoo.models.offload import place
+from oscar_zoo.models.offload import Slot, place
 
 ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo", "sst_num", "sst_den", "wo")
 LAYERS = 12
+MATRICES = 3
+"""Of the MLP of a layer."""
 DATA = sequences(40, 23, 1, 33)
 TASK = Perplexity(
     tuple(
@@ -55,38 +55,6 @@ def assert_equal(one: Moments, other: Moments) -> None:
 
 def measured(loaded: LoadedModel) -> list[Measurement]:
     return [measure(loaded, TASK, cache) for cache in (None, CacheSpec(None, None, RECIPE))]
-
-
-@contextmanager
-def largest(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Bytes of this process beside mapped files, as the system counts them, at their most while
-    layers run."""
-    most = [0]
-
-    def count(*_: object) -> None:
-        most[0] = max(most[0], own_bytes())
-
-    watched = [
-        module for name, module in model.named_modules() if name.endswith(("q_proj", "down_proj"))
-    ]
-    handles = [module.register_forward_hook(count) for module in watched]
-    assert len(handles) == 2 * LAYERS
-    yield most
-    for handle in handles:
-        handle.remove()
-
-
-def give_back_freed() -> None:
-    """Memory that earlier tests have freed, which the C library keeps and would use again: growth
-    would not show."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def own_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3Moe", "Qwen3Next", "Gemma3Text"])
@@ -169,35 +137,50 @@ def test_layers_that_run_whole_give_the_same_bits_too(
     assert_equal(capture(load_model(folder, stream=True), DATA, needs=ALL), want)
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="asks Linux for the memory of this process"
-)
-def test_two_layers_at_most_are_in_memory(tmp_path: Path) -> None:
-    """A streamed pass needs less than half of the model; a model in memory needs nearly all.
-
-    Two layers are a sixth of it. On a busy machine the process grew by up to a third.
-
-    The checkpoint is bfloat16 and the model float32, so weights in memory are never a mapped file.
-    """
-    shape = {"num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 12_288}
-    folder = str(save_model(tmp_path / "model", dtype=torch.bfloat16, **shape))
-    all_layers = LAYERS * 3 * 256 * 12_288 * 4  # bytes of the three MLP matrices of every layer
-    # The first pass is not measured: thread pools and lazy imports allocate memory once.
-    share_of_model(folder, all_layers, stream=True)
-    streamed = share_of_model(folder, all_layers, stream=True)
-    whole = share_of_model(folder, all_layers, stream=False)
-    assert streamed < 1 / 2 < 10 / 12 < whole, (streamed, whole)
+def test_two_layers_at_most_are_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One layer is there to run, and one is on its way; a model in memory has all of them."""
+    folder = str(save_model(tmp_path / "model", dtype=torch.bfloat16, num_hidden_layers=LAYERS))
+    streamed, whole = (
+        most_matrices(monkeypatch, folder, stream=stream) for stream in (True, False)
+    )
+    assert MATRICES < streamed <= 2 * MATRICES
+    assert whole == LAYERS * MATRICES
 
 
-def share_of_model(folder: str, all_layers: int, *, stream: bool) -> float:
-    """Growth of this process while it captures from the model, as a share of `all_layers` bytes."""
-    gc.collect()
-    give_back_freed()
-    before = own_bytes()
-    loaded = load_model(folder, stream=stream, dtype="float32")
-    with largest(loaded.model) as most:
+def most_matrices(monkeypatch: pytest.MonkeyPatch, folder: str, *, stream: bool) -> int:
+    """MLP matrices that exist at most while layers run, as they are stored or in float32."""
+    made: list[StorageWeakRef] = []
+
+    def remember(tensor: torch.Tensor) -> None:
+        if tensor.shape in ((48, 32), (32, 48)):
+            made.append(StorageWeakRef(tensor.untyped_storage()))
+
+    def fetch(stored: CheckpointFile) -> tuple[torch.Tensor, ...]:
+        parts = fetched(stored)
+        for part in parts:
+            remember(part)
+        return parts
+
+    def put(slot: Slot, tensor: torch.Tensor) -> None:
+        remember(tensor)
+        kept(slot, tensor)
+
+    counts: list[int] = []
+
+    def count(*_: object) -> None:
+        counts.append(sum(not storage.expired() for storage in list(made)))
+
+    fetched, kept = CheckpointFile.fetch, Slot.put
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFile, "fetch", fetch)
+        patch.setattr(Slot, "put", put)
+        loaded = load_model(folder, stream=stream, dtype="float32")
+        for name, module in loaded.model.named_modules():
+            if name.endswith(("q_proj", "down_proj")):
+                module.register_forward_hook(count)
         capture(loaded, DATA, needs=frozenset(("rows",)))
-    return (most[0] - before) / all_layers
+    assert len(counts) >= 2 * LAYERS * len(DATA.sequences)
+    return max(counts)
 
 
 @pytest.mark.parametrize("share", [0.6, 0.0], ids=["layers", "passes"])
