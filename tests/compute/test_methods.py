@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,11 +17,15 @@ from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.fit import FitResult, fit, fit_all, possible_methods
+from oscar_zoo.compute.methods.base import FittedPair
 from oscar_zoo.compute.methods.compose import r_h_pbr
+from oscar_zoo.compute.methods.orthogonal import fit_per_head, fit_shared
 from oscar_zoo.compute.methods.table import METHODS, TABLE, TUNED, find_method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import moments_bytes, parse_moments
@@ -138,6 +143,24 @@ def test_every_method_makes_an_artifact_that_verifies(name: str) -> None:
     assert (manifest.statistics is None) == (name in WITHOUT_DATA)
     if name.startswith("oscar"):
         assert outcome.level == "statistics"
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "objectives"),
+    [
+        ("qqt/1", "sst/1", ("qqt_r_h_pbr", "sst_r_h_pbr")),
+        ("qqt/1", "oo/1", ("qqt_r_h_pbr", "oo_r_h_pbr")),
+        ("kk/1", "vv/1", ("ktk_r_h_pbr", "vtv_r_h_pbr")),
+    ],
+)
+@pytest.mark.parametrize("shapes", [fit_shared, fit_per_head])
+def test_a_rotation_of_any_covariance_can_be_written_and_read(
+    shapes: Callable[[Moments, str, str], FittedPair], k: str, v: str, objectives: tuple[str, str]
+) -> None:
+    pair = shapes(random_moments(), k, v)
+    assert (pair.k.objective, pair.v.objective) == objectives
+    for side in (pair.k, pair.v):
+        assert read_rotation(rotation_bytes(side), what="side").objective == side.objective
 
 
 @pytest.mark.parametrize("name", FITTED)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscar_zoo.artifact import statistics
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.compute.estimators import TARGETS, estimate
 from oscar_zoo.compute.methods.base import FittedPair, Matrix
@@ -13,11 +14,14 @@ from oscar_zoo.compute.methods.compose import r_h_pbr
 from oscar_zoo.compute.methods.parallel import each_layer
 from oscar_zoo.compute.moments import Moments
 
+_HESSIANS = {matrix: hessian for hessian, matrix in statistics.TARGETS.items()}
+"""Name of a target matrix -> the word for it in the objective of a file."""
+
 
 def fit_shared(moments: Moments, k: str, v: str) -> FittedPair:
     """Format 1: one matrix per layer, from the mean over KV heads of an estimator.
 
-    `k` and `v` name the estimators, such as `qqt/1`.
+    `k` and `v` name the estimators, such as `qqt/1`; any but `wo/1`, which no file can name.
     """
     return _pair(moments, k, v, 1)
 
@@ -33,11 +37,12 @@ def _pair(moments: Moments, k: str, v: str, format_version: int) -> FittedPair:
         for estimator in (k, v)
     ]
     layer_ids = tuple(sorted(moments.layers))
+    targets = (TARGETS[k], TARGETS[v])
     sides = [
-        _side(f"{estimator.partition('/')[0]}_r_h_pbr", layer_ids, stack, format_version)
-        for estimator, stack in zip((k, v), stacks, strict=True)
+        _side(f"{_HESSIANS[target]}_r_h_pbr", layer_ids, stack, format_version)
+        for target, stack in zip(targets, stacks, strict=True)
     ]
-    return FittedPair(sides[0], sides[1], {TARGETS[k]: stacks[0], TARGETS[v]: stacks[1]})
+    return FittedPair(sides[0], sides[1], dict(zip(targets, stacks, strict=True)))
 
 
 def _side(
