@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from oscar_zoo.cli import completing
-from oscar_zoo.hubs.table import FORMS
+from oscar_zoo.hubs.table import FORMS, WITHOUT_COMMITS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,8 +53,8 @@ def targets_option(function: F) -> F:
         metavar="HUB",
         help=(
             f"Hub to write to: {FORMS}. Can be repeated: they are written in order, hubs without"
-            " commits (ModelScope) last. Default: OSCAR_ZOO_HUB, `publish` of config.toml, else"
-            " your own zoo."
+            f" commits ({WITHOUT_COMMITS}) last. Default: OSCAR_ZOO_HUB, `publish` of config.toml,"
+            " else your own zoo."
         ),
     )(function)
 

@@ -149,3 +149,5 @@ _WRITTEN = [
 ]
 FORMS = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
 """How every kind is written, for messages and helps."""
+WITHOUT_COMMITS = ", ".join(kind.title for kind in HUBS.values() if not kind.has_commits)
+"""Names of the kinds that are written last."""

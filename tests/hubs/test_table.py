@@ -15,7 +15,7 @@ def test_every_row_is_found_by_its_scheme_in_any_case() -> None:
 
 
 def test_only_kinds_with_an_address_are_remote_and_have_tokens() -> None:
-    assert [kind.scheme for kind in HUBS.values() if kind.is_remote] == ["hf", "ms"]
+    assert [kind.scheme for kind in HUBS.values() if not kind.is_remote] == ["file"]
     for kind in HUBS.values():
         assert (kind.credential is not None) == bool(kind.token_step) == kind.is_remote
 

@@ -24,7 +24,7 @@ OTHER_NAMES = {
     "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
     "--enable-prefill-context-parallel": "--enable-prefill-cp",
 }
-"""Second names of flags that a row refuses, in SGLang 0.5.17 to 0.5.23."""
+"""Second names of flags that a row refuses, in any tested release of SGLang."""
 GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
 
 

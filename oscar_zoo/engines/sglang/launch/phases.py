@@ -1,8 +1,8 @@
 """What a starting server is doing, told from its log. Standard library only.
 
-A phase begins with a line that SGLang 0.5.17 to 0.5.23 or this plugin writes. A release that writes
-other lines shows fewer phases. Phases never go back, because the workers of a server write to one
-log.
+A phase begins with a line that a tested release of SGLang or this plugin writes. A release that
+writes other lines shows fewer phases. Phases never go back, because the workers of a server write
+to one log.
 """
 
 from __future__ import annotations
