@@ -23,7 +23,7 @@ from architectures import write_architecture, write_config
 from engines import environment
 from random_qwen3 import EXAMPLE
 
-Outcome = Literal["works", "refused", "fails", "stock fails", "not tried"]
+Outcome = Literal["works", "refused", "fails", "stock fails", "stock differs", "not tried"]
 
 TEXT = EXAMPLE.parents[1] / "text" / "calibration.txt"
 HELD_OUT = TEXT.with_name("validation.txt")
@@ -42,7 +42,8 @@ class Attempt:
 
     Attributes:
         outcome: `refused` by a sentence of ours; `stock fails` where SGLang starts on no CPU
-            without us either; `not tried` where no server was started.
+            without us either; `stock differs` where tokens are those of SGLang without us, and
+            not those of transformers; `not tried` where no server was started.
         said: the sentence, with what works instead; empty where it works.
     """
 
@@ -119,6 +120,8 @@ def serve(name: str, work: Path) -> Attempt:
     at = differs(work / "float32", prompt(PROMPT), short)
     if at is None:
         return Attempt("works")
+    if _stock_answer(work / "float32", prompt(PROMPT)) == short:
+        return Attempt("stock differs")
     return Attempt("fails", f"Token {at} of the answer is not that of transformers.")
 
 
@@ -161,11 +164,18 @@ def _not_served(done: subprocess.CompletedProcess[str], work: Path) -> Attempt:
     error = json.loads(done.stdout)["error"]
     if error["code"].startswith("unsupported"):
         return Attempt("refused", _sentence(error["message"], error["hint"]))
-    stock = [sys.executable, "-c", STOCK, str(work / "float32"), str(_free_port())]
-    alone = subprocess.run(stock, env=environment(), capture_output=True, text=True, check=False)
-    if alone.returncode:
+    if _stock_answer(work / "float32", prompt(PROMPT)) is None:
         return Attempt("stock fails")
     return Attempt("fails", _sentence(error["message"], error["hint"]))
+
+
+def _stock_answer(model: Path, ids: Sequence[int]) -> list[int] | None:
+    """The answer of SGLang without an INT2 cache; `None` where it does not start."""
+    command = [sys.executable, "-c", STOCK, str(model), str(_free_port()), json.dumps(list(ids))]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _free_port() -> int:
@@ -185,13 +195,15 @@ def _answer(port: int, ids: Sequence[int]) -> list[int]:
     return list(found["output_ids"])
 
 
-STOCK = """
-import sys
+STOCK = f"""
+import json, sys
 import oscar_zoo.models.torchvision_ops
 from sglang import Engine
 engine = Engine(model_path=sys.argv[1], device="cpu", dtype="float32", disable_cuda_graph=True,
                 max_total_tokens=4096, port=int(sys.argv[2]), log_level="error")
-engine.generate(input_ids=[list(range(20, 60))], sampling_params={"max_new_tokens": 4})
+sampling = dict(temperature=0, max_new_tokens={NEW}, ignore_eos=True)
+(answer,) = engine.generate(input_ids=[json.loads(sys.argv[3])], sampling_params=sampling)
 engine.shutdown()
+print(json.dumps(answer["output_ids"]))
 """
 """The same model without an INT2 cache."""

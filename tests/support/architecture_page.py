@@ -19,6 +19,7 @@ WORDS: Mapping[Outcome, str] = {
     "refused": "refused",
     "fails": "fails",
     "stock fails": "not on a CPU",
+    "stock differs": "as stock",
     "not tried": "not tried",
 }
 COLUMNS = ("compute", "evaluate", "serve")
@@ -33,7 +34,8 @@ the architecture, as long as its `head_dim` is a power of two. What was tried on
 """
 LEGEND = """A model with images is computed, measured and served with text. What is *refused* is
 refused in one sentence before weights are read; the reasons are below. *Not on a CPU* means that
-SGLang itself does not start with this model without a GPU. Tried with
+SGLang itself does not start with this model without a GPU. *As stock* means that the tokens are
+those of SGLang without an INT2 cache, which are not those of transformers. Tried with
 """
 
 

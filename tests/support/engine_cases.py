@@ -93,6 +93,8 @@ CASES = {
     "one_matrix": Case(mutant="partner_is_forward"),
     "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
     "experts": Case(family="Qwen3Moe"),
+    "transformers_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="smollm3"),
+    "transformers": Case(family="smollm3"),
     "images_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="qwen3_vl"),
     "images": Case(family="qwen3_vl"),
     "hybrid_stock": Case(

@@ -226,4 +226,10 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 "oscar-zoo INT2 KV cache: attention without its own keys and values, or with"
                 f" {unknown}"
             )
+        scale = self.cache.config.softmax.scale
+        if float(layer.scaling) != scale:  # code of transformers may set it as late as here
+            raise ServerFailed(
+                f"layer {layer.layer_id} scales its logits by {layer.scaling:g}, the INT2 cache was"
+                f" built for {scale:g}."
+            )
         return self.cache.forward(layer.layer_id, q, k, v, sinks)

@@ -39,6 +39,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     engine_cases.start(runs, ["stock", *EQUAL, *MUTANTS], engine_cases.scheduling_groups())
     others = ["experts_stock", "experts", "images_stock", "images"]
     engine_cases.start(runs, others, engine_cases.scheduling_groups()[:3])
+    through = ["transformers_stock", "transformers"]
+    engine_cases.start(runs, through, engine_cases.scheduling_groups()[:1])
     yield runs
     runs.close()
 
@@ -54,6 +56,13 @@ def test_tokens_of_a_mixture_of_experts_are_those_of_the_stock_backend(engines: 
     ours, stock = engines.result("experts"), engines.result("experts_stock")
     assert answers(ours) == answers(stock)
     assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
+def test_tokens_of_a_model_that_sglang_runs_with_transformers_are_those_of_the_stock_backend(
+    engines: Engines,
+) -> None:
+    ours, stock = engines.result("transformers"), engines.result("transformers_stock")
+    assert answers(ours) == answers(stock)
 
 
 def test_text_tokens_of_a_model_with_images_are_those_of_the_stock_backend(

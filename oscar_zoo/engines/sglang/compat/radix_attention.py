@@ -13,10 +13,17 @@ ATTENTION_ARGUMENTS = frozenset({"save_kv_cache", "key_value_num_tokens"})
 
 
 def attention_layers(model: Any) -> Iterator[Any]:
-    """Every attention layer of a loaded model."""
+    """Every attention layer of a loaded model.
+
+    Where SGLang has no code for an architecture it runs that of transformers, and keeps its own
+    attention layers in a table beside the modules.
+    """
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    return (module for module in model.modules() if isinstance(module, RadixAttention))
+    for module in model.modules():
+        if isinstance(module, RadixAttention):
+            yield module
+        yield from getattr(module, "attention_instances", {}).values()
 
 
 def attention_backend_class() -> Any:
