@@ -27,6 +27,10 @@ they would not fit into what SGLang leaves free.
 """
 
 
+SLIDING_TABLES = 16
+"""Bytes per sliding slot that SGLang's allocator has beside the pool."""
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes of one worker.
@@ -108,6 +112,30 @@ class States:
             f"{self.slots} state slots of {slot / MB:.3f} MB for the layers without full attention"
             f" = {self.nbytes / MB:.1f} MB, for {self.requests} requests at a time and for cached"
             " prefixes"
+        )
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """The engine's tokens of layers with a sliding window, in the model's dtype.
+
+    Attributes:
+        slots: number of them.
+        nbytes: of all.
+        ratio: of sliding slots to token slots.
+    """
+
+    slots: int = 0
+    nbytes: int = 0
+    ratio: float = 0.0
+
+    def describe(self) -> str:
+        """One line for the log."""
+        slot = self.nbytes // max(1, self.slots)
+        slot = self.nbytes // max(1, self.slots)
+        return (
+            f"{self.slots} sliding slots of {slot} bytes for the layers with a sliding window ="
+            f" {self.nbytes / MB:.1f} MB, {self.ratio:.3f} per token slot (--swa-full-tokens-ratio)"
         )
 
 

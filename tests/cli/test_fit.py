@@ -177,13 +177,13 @@ def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture
 def test_a_model_that_serve_refuses_is_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_model(tmp_path / "windowed", "Gemma3Text", vocab_size=2048)
+    folder = save_model(tmp_path / "windowed", "GptOss", vocab_size=2048)
     arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
     printed = lines(capsys, "compute", str(folder), *arguments)
     told = [
         line
         for line in printed
-        if "serve will refuse this model: a sliding-window hybrid model" in line
+        if "serve will refuse this model: a model with attention sinks as weights" in line
     ]
     assert len(told) == 1 and told[0].startswith("note: ")
     assert printed.index(told[0]) == printed.index(
@@ -197,7 +197,7 @@ def test_a_model_that_serve_refuses_is_told_first(
     assert run(["pull", str(folder), "--compute", "--dry-run"]) == 0
     assert "serve will refuse this model" in capsys.readouterr().err
     choice, error = choose_model(str(folder)), ArtifactNotFound("nobody has it")
-    with pytest.raises(UnsupportedModel, match="sliding-window"):
+    with pytest.raises(UnsupportedModel, match="attention sinks"):
         plan_computing(choice, ComputeWish(compute=True, to_serve=True), error, SILENT)
     assert plan_computing(choice, ComputeWish(compute=True), error, SILENT).notes
     assert not [

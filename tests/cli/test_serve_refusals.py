@@ -121,14 +121,11 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         1,
         ("sglang 0.6.0rc1 is outside", "pip install"),
     ),
-    "sliding windows": (
-        lambda t: t.config(
-            layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=128
-        ),
+    "sliding windows everywhere": (
+        lambda t: t.config(sliding_window=512),
         1,
-        ("sliding-window", "INT2 KV cache", "--kv-cache-dtype auto"),
+        ("a sliding window in every layer", "INT2 KV cache", "--kv-cache-dtype auto"),
     ),
-    "sliding windows everywhere": (lambda t: t.config(sliding_window=512), 1, ("sliding-window",)),
     "MLA": (lambda t: t.config(kv_lora_rank=512), 1, ("MLA does not work", "one latent vector")),
     "chunked attention": (
         lambda t: t.config(attention_chunk_size=8192),

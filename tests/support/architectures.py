@@ -41,6 +41,8 @@ WINDOWS: Values = {
     "sliding_window": 256,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+GEMMA3: Values = {**WINDOWS, "query_pre_attn_scalar": 64, "initializer_range": 0.02}
+"""See `_louder_layers`."""
 LINEAR: Values = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -357,13 +359,11 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         "Gemma2",
         {**WINDOWS, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 50.0},
     ),
-    "gemma3_text": Tiny(
-        "Gemma 3 (1B, 270M)", "Gemma3Text", {**WINDOWS, "query_pre_attn_scalar": 64}
-    ),
+    "gemma3_text": Tiny("Gemma 3 (1B, 270M)", "Gemma3Text", GEMMA3),
     "gemma3": Tiny(
         "Gemma 3",
         "Gemma3",
-        {**WINDOWS, "query_pre_attn_scalar": 64},
+        GEMMA3,
         {
             "vision_config": dict(CLIP_VISION),
             "mm_tokens_per_image": 4,
@@ -497,12 +497,24 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         for path, weight in model.named_parameters():
             if weight.ndim == 1:
                 _spread(path, weight, draw)
+        if tiny.config.startswith("Gemma3"):
+            _louder_layers(model)
     model.to(getattr(torch, dtype or tiny.dtype)).save_pretrained(folder)
     for file in TOKENIZER:
         shutil.copyfile(EXAMPLE / file, folder / file)
     for processor in tiny.processors:
         getattr(transformers, processor)().save_pretrained(folder)
     return folder
+
+
+def _louder_layers(model: Any) -> None:
+    """Gemma multiplies embeddings by 16. Its layers must count more than they do, or a random model
+    repeats the last token; and its logits must be further apart."""
+    for path, weight in model.named_parameters():
+        if "post_" in path and path.endswith("layernorm.weight"):
+            weight.add_(3.0)
+        elif path.endswith(".norm.weight"):
+            weight.add_(9.0)
 
 
 def _spread(path: str, weight: torch.Tensor, draw: torch.Generator) -> None:

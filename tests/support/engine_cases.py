@@ -12,18 +12,23 @@ from typing import Any
 
 from architectures import ARCHITECTURES, write_architecture
 from cache_oracle import general_set
-from engines import Engines, text_tokens
-from saved_models import save_model
+from engines import Engines, recall_prompts, text_tokens
+from saved_models import change_config, save_model
 from tiny_artifacts import TINY, manifest, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.writer import rotation_bytes
 
 SINK, RECENT = 16, 32
+WINDOW = 48
+"""Tokens that a layer with a sliding window sees."""
+NEW, DONOR = 16, 150
+"""Tokens of an answer in `turns` and `one_at_a_time`, and of the prompt that has second turns."""
 INT2 = {"kv_cache_dtype": "int2"}
 STOCK = {"attention_backend": "torch_native"}
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
-FULL_LAYERS = {"Lfm2": (1, 3)}
+WINDOWED = ("gemma3_text",)
+FULL_LAYERS = {"Lfm2": (1, 3), "gemma3_text": (1, 3)}
 """Layers with full attention, by family; in other families all of them."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "Lfm2": {"hidden_size": 256, "intermediate_size": 512, "head_dim": None}
@@ -34,6 +39,8 @@ wherever one is saved, which is not at the same tokens with a recent window."""
 FEWER_STATES = {"mamba_full_memory_ratio": 0.05}
 """Of the memory for the cache. By default SGLang takes nearly half of it, which is gigabytes, and
 needs ten seconds to fill them."""
+FREE_AT_ONCE = {"SGLANG_SWA_EVICTION_INTERVAL": "1"}
+"""SGLang frees slots behind a sliding window with every token, and not 128 at a time."""
 NO_TAIL = {"OSCAR_INT2_WINDOW_ON_HIT": "int2"}
 
 
@@ -49,8 +56,8 @@ class Case:
         mode: of the slots, `int2` for codes alone; empty for a server without the plugin's cache.
         mutant: a bug of `int2_test_plugin.mutants`.
         spawn: workers as users get them.
-        family: of a small random model in place of the example; see `capture_models`, or
-            `architectures` for models with images.
+        family: of a small random model in place of the example; see `capture_models` and
+            `architectures`.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +104,30 @@ CASES = {
     "transformers": Case(family="smollm3"),
     "images_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="qwen3_vl"),
     "images": Case(family="qwen3_vl"),
+    "windows_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="gemma3_text"),
+    "windows": Case(env=FREE_AT_ONCE, family="gemma3_text"),
+    "windows_at_once": Case(
+        {"enable_mixed_chunk": True, "tp_size": 2, "swa_full_tokens_ratio": 0.2},
+        {**FREE_AT_ONCE, **RETRACT},
+        family="gemma3_text",
+    ),
+    "windows_one_layer": Case(env=FREE_AT_ONCE, family="gemma3_text", mutant="one_layer"),
+    "windows_wrong_slots": Case(
+        {"max_total_tokens": 640, "swa_full_tokens_ratio": 1.0},
+        FREE_AT_ONCE,
+        family="gemma3_text",
+        mutant="wrong_slots",
+    ),
+    "windows_int2": Case(
+        env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family="gemma3_text"
+    ),
+    "windows_swapped": Case(
+        env=FREE_AT_ONCE,
+        rotations="orthogonal",
+        mode="int2",
+        family="gemma3_text",
+        mutant="swapped_layers",
+    ),
     "hybrid_stock": Case(
         {**STOCK, **FEWER_STATES},
         {"SGLANG_PLUGINS": "none", **EXACT_STATE},
@@ -153,6 +184,8 @@ def model(folder: Path, family: str) -> Path:
     once."""
     if not folder.exists() and family in ARCHITECTURES:
         write_architecture(family, folder, dtype="float32")
+        if family in WINDOWED:
+            change_config(folder, sliding_window=WINDOW)
     if not folder.exists():
         shape = {
             "vocab_size": 2048,
@@ -256,6 +289,25 @@ def scheduling_groups(*, queue: int = 14, new: int = 40) -> list[dict[str, Any]]
         {"name": "lengths", "prompts": edges, "new": new // 2},
         {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": new // 2},
     ]
+
+
+def turns() -> list[dict[str, Any]]:
+    """A request, and two second turns: one shorter than the recent window, and one longer."""
+    tokens = text_tokens()
+    groups = [{"name": "donor", "prompts": [tokens[9000 : 9000 + DONOR]], "new": NEW}]
+    for name, begin, new in (("short", 8000, 5), ("long", 7000, RECENT + 8)):
+        turn = {"of": ["donor", 0], "append": tokens[begin : begin + new]}
+        groups.append({"name": name, "prompts": [turn], "new": NEW})
+    return groups
+
+
+def one_at_a_time() -> list[dict[str, Any]]:
+    """Requests that never share a batch, so that every chunk has the full size, and a second turn
+    long enough to hit all of the first."""
+    prompts = recall_prompts()
+    groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
+    turn = {"of": ["new0", 0], "append": prompts[1][: 2 * RECENT]}
+    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
 
 
 def mixed_group(number: int) -> dict[str, Any]:

@@ -136,7 +136,6 @@ def refusals(radix: Any) -> dict[str, str]:
     mla = SimpleNamespace(name="MLA")
     cases: dict[str, tuple[list[Any], dict[str, Any]]] = {
         "mla": ([layer()], {"attention_arch": mla}),
-        "hybrid": ([layer()], {"is_hybrid_swa": True}),
         "window": ([layer(0), layer(1, sliding_window_size=128)], {}),
         "cap": ([layer(logit_cap=30.0)], {}),
         "twice": ([layer(3), layer(3)], {}),

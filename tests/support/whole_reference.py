@@ -7,16 +7,23 @@ chunk, or one token ago.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import engine_cases
 import torch
-from reference_server import Served
+from engines import CHUNK
+from reference_server import Served, equal_tokens
 from torch import Tensor
 
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
 from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.models.softmax import Softmax
 
 
@@ -33,6 +40,50 @@ class Pass:
     last: int
     cached: int
     own_from: int
+
+
+def reference_of(family: str, folder: Path) -> WholeReference:
+    """Of the model and the rotation that `engine_cases` serves for `family`.
+
+    Args:
+        family: of a small random model.
+        folder: where both are written.
+    """
+    model = load_model(str(engine_cases.model(folder / family, family)), dtype="float32")
+    assert model.block.attention_layers == engine_cases.FULL_LAYERS[family]
+    place = engine_cases.rotations(folder, model.block.attention_layers)["orthogonal"]
+    recipe = Manifest.from_bytes((place / FILE_NAME).read_bytes(), what=FILE_NAME).recipe
+    windows = Windows(sink=engine_cases.SINK, recent=engine_cases.RECENT)
+    k, v = (read_rotation(file.read_bytes(), what=file.name) for file in sorted(place.glob("*.pt")))
+    spec = CacheSpec(k, v, recipe.model_copy(update={"windows": windows}))
+    return WholeReference(model, spec, CHUNK)
+
+
+def equal_answers(
+    groups: Mapping[str, Any], reference: WholeReference, donors: Sequence[Served]
+) -> float:
+    """The part of the tokens of `engine_cases.one_at_a_time` that equal the reference's.
+
+    Args:
+        groups: what a server made of them.
+        reference: of its model.
+        donors: what the reference made of the prompts.
+
+    Raises:
+        AssertionError: a token differs that the reference prefers clearly.
+    """
+    new = engine_cases.NEW
+    equal = sum(
+        equal_tokens(groups[f"new{i}"]["tokens"][0], donor) for i, donor in enumerate(donors)
+    )
+    if "turn2" not in groups:
+        return equal / (new * len(groups))
+    (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]
+    if groups["new0"]["tokens"] == [donors[0].answer]:
+        assert cached > donors[0].prompt
+        second = reference.generate(turn, new, donors[0], cached)
+        equal += equal_tokens(groups["turn2"]["tokens"][0], second)
+    return equal / (new * len(groups))
 
 
 class WholeReference:

@@ -64,6 +64,10 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             eager_only=worker.eager_only(runner.server_args),
         )
         model_refusals.check_layers(geometry.full_attention_layers(runner))
+        if hybrid_parts.sliding_pool(runner.token_to_kv_pool) is not None:
+            model_refusals.check_sliding_layers(
+                geometry.sliding_layers(runner), on_cpu=not str(pool.device).startswith("cuda")
+            )
         chosen, artifact = worker.served()
         config = geometry.cache_config(runner)
         table = TransformTable.build(
@@ -202,6 +206,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         if "states" in fired_hooks.FACTS:
             states = memory_plan.States(**fired_hooks.FACTS["states"])
             logger.info("INT2 KV cache: %s", states.describe())
+        if "sliding" in fired_hooks.FACTS:
+            sliding = memory_plan.Sliding(**fired_hooks.FACTS["sliding"])
+            logger.info("INT2 KV cache: %s", sliding.describe())
         warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)
@@ -232,4 +239,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 f"layer {layer.layer_id} scales its logits by {layer.scaling:g}, the INT2 cache was"
                 f" built for {scale:g}."
             )
+        # Gemma hands over four dimensions, in an order of its own.
+        q = q.reshape(-1, layer.tp_q_head_num * layer.qk_head_dim)
+        k = k.reshape(-1, layer.tp_k_head_num * layer.qk_head_dim)
+        v = v.reshape(-1, layer.tp_v_head_num * layer.v_head_dim)
         return self.cache.forward(layer.layer_id, q, k, v, sinks)

@@ -12,10 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from oscar_zoo.engines.sglang.model_refusals import MODEL
-from oscar_zoo.engines.sglang.refusal import Refusal, check_rows
+from oscar_zoo.engines.sglang.refusal import STOCK, Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile
+
+MIXED = ("cohere2", "gemma2", "gemma3", "gemma3_text", "olmo3")
+"""Model types with windows in some layers, whose files often do not say in which."""
 
 
 def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
@@ -28,11 +31,23 @@ def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
     return uses
 
 
-def _windows(config: Any) -> bool:
+def _kind(*model_types: str) -> Callable[[Any], bool]:
+    """Whether the file calls the model one of these."""
+    return lambda config: getattr(config, "model_type", None) in model_types
+
+
+def _only_windows(config: Any) -> bool:
+    """Whether every layer has a window, as far as the file tells."""
     layers = getattr(config, "layer_types", None)
-    if layers is None:
-        return geometry.sliding_window(config) is not None
-    return geometry.SLIDING_ATTENTION in {*layers} - geometry.full_kinds(config)
+    if layers is not None:
+        return {*layers} == {geometry.SLIDING_ATTENTION} - geometry.full_kinds(config)
+    mixed = getattr(config, "sliding_window_pattern", None) or _kind(*MIXED)(config)
+    return geometry.sliding_window(config) is not None and not mixed
+
+
+def _needs_stock_backend(config: Any) -> bool:
+    windows = _kind("exaone4", "exaone_moe")(config) and _has("sliding_window")(config)
+    return windows or _kind("gpt_oss")(config) or _has("global_head_dim")(config)
 
 
 def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
@@ -42,7 +57,19 @@ def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
 
 CONFIG = (
     _told_earlier("MLA", _has("kv_lora_rank")),
-    _told_earlier("a sliding-window hybrid model", _windows),
+    Refusal(
+        "a model with a sliding window in every layer",
+        _only_windows,
+        "it has no full-attention layer, and only those have INT2 slots",
+        STOCK,
+    ),
+    Refusal(
+        "a model of the EXAONE 4, Gemma 4 or gpt-oss family",
+        _needs_stock_backend,
+        "SGLang accepts only its own attention backends for it",
+        STOCK,
+    ),
+    _told_earlier("KV shared between layers", _has("num_kv_shared_layers")),
     _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
     _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
     _told_earlier("sparse attention with an index", _has("indexer_n_heads")),

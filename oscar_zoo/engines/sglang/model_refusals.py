@@ -17,10 +17,21 @@ MODEL = (
         STOCK,
     ),
     Refusal(
-        "a sliding-window hybrid model",
-        is_set("is_hybrid_swa"),
-        "its window layers have a pool of their own",
+        "KV shared between layers",
+        lambda model: bool(
+            getattr(getattr(model, "hf_text_config", None), "num_kv_shared_layers", None)
+        ),
+        "every layer needs rows of its own",
         STOCK,
+    ),
+    Refusal(
+        "--enable-multimodal with Gemma 3",
+        lambda model: (
+            bool(getattr(model, "is_multimodal", None))
+            and getattr(getattr(model, "hf_config", None), "model_type", None) == "gemma3"
+        ),
+        "tokens of an image would not see later ones of the same image",
+        "text only, without --enable-multimodal",
     ),
     Refusal(
         "an encoder-decoder model",
@@ -68,6 +79,27 @@ LAYER = (
 """Rows over one attention layer of the loaded model."""
 
 
+SLIDING = (
+    Refusal(
+        "a layer that has no sliding window, although config.json says so,",
+        lambda layer: (getattr(layer, "sliding_window_size", None) or 0) <= 0,
+        "SGLang would free tokens that it needs",
+        STOCK,
+    ),
+)
+"""Rows over the layers that are not full-attention layers."""
+
+SLIDING_ON_CPU = (
+    Refusal(
+        "logit_cap beside a sliding window on a CPU",
+        above("logit_cap", 0.0),
+        "SGLang's own backend for a CPU does not cap logits",
+        "a GPU",
+    ),
+)
+"""More rows over these layers, for a server without a GPU."""
+
+
 def check_model(config: Any) -> None:
     """Refuse a model by its configuration, attributes only.
 
@@ -85,3 +117,14 @@ def check_layers(layers: Iterable[Any]) -> None:
     """
     for layer in layers:
         check_rows(layer, LAYER, UnsupportedModel)
+
+
+def check_sliding_layers(layers: Iterable[Any], *, on_cpu: bool) -> None:
+    """Refuse a model by its layers in the pool for sliding windows.
+
+    Raises:
+        UnsupportedModel: as `check_model`.
+    """
+    rows = (*SLIDING, *SLIDING_ON_CPU) if on_cpu else SLIDING
+    for layer in layers:
+        check_rows(layer, rows, UnsupportedModel)

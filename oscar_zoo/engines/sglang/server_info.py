@@ -45,12 +45,13 @@ def describe(
         chosen: settings in force.
         artifact: the artifact that is served.
         slots: shape of the slots of this worker.
-        facts: numbers that the hooks gave to SGLang: `plan`, `profiled`, `rows`, and `states` of a
-            hybrid model.
+        facts: numbers that the hooks gave to SGLang: `plan`, `profiled`, `rows`, and of a hybrid
+            model `states` or `sliding`.
         tokens: token slots of the pool.
     """
     plan = memory_plan.MemoryPlan(**facts["plan"])
     states = memory_plan.States(**facts.get("states", {}))
+    sliding = memory_plan.Sliding(**facts.get("sliding", {}))
     return {
         "artifact": {
             "name": chosen.name,
@@ -78,5 +79,7 @@ def describe(
             "found_bytes": facts["profiled"],
             "state_slots": states.slots,
             "state_bytes": states.nbytes,
+            "sliding_slots": sliding.slots,
+            "sliding_bytes": sliding.nbytes,
         },
     }

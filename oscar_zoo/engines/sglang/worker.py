@@ -42,6 +42,12 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     return replace(final, warnings=final.warnings + artifact.warnings), artifact
 
 
+def kept_by_hits() -> int:
+    """Tokens that a prefix hit leaves to prefill, so that the recent window is filled."""
+    chosen = served()[0]
+    return int(chosen.recent.value) if chosen.window_on_hit.value == "recompute" else 0
+
+
 def eager_only(server_args: Any) -> bool:
     """Whether this server cannot capture CUDA graphs, because it does not run on a GPU."""
     return not str(server_arguments.resolved(server_args).device).startswith("cuda")

@@ -9,12 +9,19 @@ that both comparisons can fail.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import engine_cases
 import pytest
-from engine_cases import RECENT, SINK, answers, logprobs, retractions
+from engine_cases import (
+    DONOR,
+    NEW,
+    RECENT,
+    answers,
+    logprobs,
+    one_at_a_time,
+    retractions,
+    turns,
+)
 from engines import (
     CHUNK,
     ENGINE,
@@ -23,21 +30,15 @@ from engines import (
     Engines,
     needs_sglang,
     recall_prompts,
-    text_tokens,
 )
-from reference_server import Served, equal_tokens
-from whole_reference import WholeReference
+from reference_server import Served
+from whole_reference import WholeReference, equal_answers, reference_of
 
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.models.loading import load_model
 from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
-NEW, DONOR, FULL = 16, 150, engine_cases.FULL_LAYERS["Lfm2"]
+FULL = engine_cases.FULL_LAYERS["Lfm2"]
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -61,25 +62,6 @@ def engines(
 
 installed_only = pytest.mark.parametrize("engines", [INSTALLED], indirect=True)
 """For tests of a comparison, which is the same one for every release."""
-
-
-def turns() -> list[dict[str, Any]]:
-    """A request, and two second turns: one shorter than the recent window, and one longer."""
-    tokens = text_tokens()
-    groups = [{"name": "donor", "prompts": [tokens[9000 : 9000 + DONOR]], "new": NEW}]
-    for name, begin, new in (("short", 8000, 5), ("long", 7000, RECENT + 8)):
-        turn = {"of": ["donor", 0], "append": tokens[begin : begin + new]}
-        groups.append({"name": name, "prompts": [turn], "new": NEW})
-    return groups
-
-
-def one_at_a_time() -> list[dict[str, Any]]:
-    """Requests that never share a batch, so that every chunk has the full size, and a second turn
-    long enough to hit all of the first."""
-    prompts = recall_prompts()
-    groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
-    turn = {"of": ["new0", 0], "append": prompts[1][: 2 * RECENT]}
-    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
 
 
 def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> None:
@@ -162,18 +144,7 @@ def test_nothing_stays_behind(engines: Engines, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> WholeReference:
-    folder = tmp_path_factory.mktemp("reference")
-    model = load_model(str(engine_cases.model(folder / "Lfm2", "Lfm2")), dtype="float32")
-    assert model.block.attention_layers == FULL
-    place = engine_cases.rotations(folder, FULL)["orthogonal"]
-    recipe = Manifest.from_bytes((place / FILE_NAME).read_bytes(), what=FILE_NAME).recipe
-    recipe = recipe.model_copy(update={"windows": Windows(sink=SINK, recent=RECENT)})
-    k, v = (read_rotation(file.read_bytes(), what=file.name) for file in _files(place))
-    return WholeReference(model, CacheSpec(k, v, recipe), CHUNK)
-
-
-def _files(place: Path) -> list[Path]:
-    return sorted(place.glob("*.pt"))
+    return reference_of("Lfm2", tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="module")
@@ -186,16 +157,7 @@ def test_int2_tokens_are_those_of_the_reference(
     engines: Engines, reference: WholeReference, donors: list[Served]
 ) -> None:
     groups = engines.result("hybrid_int2")["groups"]
-    equal = sum(
-        equal_tokens(groups[f"new{i}"]["tokens"][0], donor) for i, donor in enumerate(donors)
-    )
-    (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]
-    if groups["new0"]["tokens"] == [donors[0].answer]:
-        assert cached > donors[0].prompt
-        equal += equal_tokens(
-            groups["turn2"]["tokens"][0], reference.generate(turn, NEW, donors[0], cached)
-        )
-    assert equal > 0.7 * NEW * len(groups)
+    assert equal_answers(groups, reference, donors) > 0.7
 
 
 @installed_only
@@ -204,7 +166,5 @@ def test_the_reference_notices_layers_that_change_places(
 ) -> None:
     """Each layer is written and read with the rotation of the other one, which lossless slots do
     not show."""
-    groups = engines.result("hybrid_swapped")["groups"]
     with pytest.raises(AssertionError, match="which leads by"):
-        for i, donor in enumerate(donors):
-            equal_tokens(groups[f"new{i}"]["tokens"][0], donor)
+        equal_answers(engines.result("hybrid_swapped")["groups"], reference, donors)

@@ -73,7 +73,11 @@ SERVER_CASES = {
 }
 MODEL_CASES = {
     "MLA": {"attention_arch": SimpleNamespace(name="MLA")},
-    "a sliding-window hybrid model": {"is_hybrid_swa": True},
+    "KV shared between layers": {"hf_text_config": SimpleNamespace(num_kv_shared_layers=2)},
+    "--enable-multimodal with Gemma 3": {
+        "is_multimodal": True,
+        "hf_config": SimpleNamespace(model_type="gemma3"),
+    },
     "an encoder-decoder model": {"is_encoder_decoder": True},
     "chunked local attention": {"attention_chunk_size": 8192},
     "sparse attention with an index": {"hf_text_config": SimpleNamespace(indexer_n_heads=4)},
@@ -118,7 +122,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 16,
         "v_head_dim": 16,
     },
-    "a sliding-window hybrid model": {
+    "a model with attention sinks as weights": {
         **QWEN3,
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
@@ -128,6 +132,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
     },
 }
+
+
+SLIDING_CASES = {
+    "a layer that has no sliding window, although config.json says so,": {
+        "sliding_window_size": -1
+    },
+    "logit_cap beside a sliding window on a CPU": {"logit_cap": 30.0},
+}
+
+
+def test_layers_with_a_sliding_window_are_refused_by_name() -> None:
+    rows = (*model_refusals.SLIDING, *model_refusals.SLIDING_ON_CPU)
+    assert [row.name for row in rows] == list(SLIDING_CASES)
+    for name, changes in SLIDING_CASES.items():
+        layer = SimpleNamespace(**{"sliding_window_size": 7, "logit_cap": 0.0, **changes})
+        with pytest.raises(UnsupportedModel) as caught:
+            model_refusals.check_sliding_layers([layer], on_cpu=True)
+        assert_says(name, caught.value)
+    capped = SimpleNamespace(sliding_window_size=7, logit_cap=30.0)
+    model_refusals.check_sliding_layers([capped], on_cpu=False)
 
 
 def test_an_ordinary_server_passes() -> None:
@@ -229,9 +253,8 @@ def test_what_to_do_instead_works_for_everybody() -> None:
             "--kv-cache-dtype" not in row.instead
             or "python -m sglang.launch_server --model-path" in row.instead
         )
-    assert sum("--kv-cache-dtype auto" in row.instead for row in model_refusals.MODEL) == len(
-        model_refusals.MODEL
-    )
+    models = [row for row in model_refusals.MODEL if not row.name.startswith("--")]
+    assert all("--kv-cache-dtype auto" in row.instead for row in models)
 
 
 def model_folder(folder: Path, config: dict[str, Any]) -> str:
@@ -295,7 +318,7 @@ def test_what_sglang_makes_of_it_is_refused_by_name(
 def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
     """There are none to load: the folder holds nothing but the configuration."""
     rotations = write_folder(tmp_path / "rotations", artifact_files())
-    model = model_folder(tmp_path / "model", MODELS["a sliding-window hybrid model"])
+    model = model_folder(tmp_path / "model", MODELS["a model with attention sinks as weights"])
     flags = {
         "model-path": model,
         "kv-cache-dtype": "int2",
@@ -318,7 +341,7 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert (
-        "\nerror: a sliding-window hybrid model does not work with an INT2 KV cache: "
+        "\nerror: a model with attention sinks as weights does not work with an INT2 KV cache: "
         in done.stderr
     )
 

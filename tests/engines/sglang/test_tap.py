@@ -317,7 +317,6 @@ def test_nothing_is_installed_unless_the_environment_asks(child: dict[str, Any])
     ("case", "text"),
     [
         ("mla", "unsupported.model: MLA does not work with an INT2 KV cache"),
-        ("hybrid", "unsupported.model: a sliding-window hybrid model does not work"),
         ("window", "unsupported.model: layer 1: sliding_window_size does not work"),
         (
             "cap",

@@ -9,6 +9,7 @@ from typing import Any
 
 from oscar_kernels.cache import BatchView
 from oscar_kernels.spec import QuantSpec
+from oscar_zoo.engines.sglang.compat import sliding_backend
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
 from oscar_zoo.runtime.transforms import TransformTable
@@ -23,6 +24,7 @@ NAMES = (
     "publish_early",
     "ring_before_attention",
     "swapped_layers",
+    "wrong_slots",
 )
 
 
@@ -41,6 +43,13 @@ class EarlySinks(SinkBlocks):
         place = super()._own(row, prompt, prefix, donor)
         self._publish(self._rows[row], prompt.key(self.width))
         return place
+
+
+def wrong_slots() -> None:
+    """Layers with a sliding window look for their tokens where the other layers have them."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    sliding_backend.on_cpu = lambda: TorchNativeAttnBackend
 
 
 def partner_is_forward(table: TransformTable) -> TransformTable:

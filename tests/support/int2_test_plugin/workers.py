@@ -42,6 +42,8 @@ def install(mode: str, mutant: str, ops: str) -> None:
     """Make every INT2 server of this process one of `mode`, with a bug, or with other ops."""
     if mutant == "clip_one_rank_lower":
         mutants.clip_one_rank_lower()
+    if mutant == "wrong_slots":
+        mutants.wrong_slots()
 
     def exact_shape(*args: Any, **given: Any) -> SlotShape:
         shape = slot_shape(*args, **given)

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from oscar_zoo.engines.sglang.compat import hybrid_parts, radix_attention, releases
+from oscar_zoo.engines.sglang.compat import (
+    hybrid_parts,
+    radix_attention,
+    releases,
+    sliding_windows,
+)
 from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
 from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.softmax import Softmax
@@ -39,9 +44,10 @@ def full_layers(model_config: Any) -> tuple[int, ...]:
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
     hybrid = mambaish_config(model_config)
-    if hybrid is None:
-        return tuple(range(model_config.num_hidden_layers))
-    return tuple(sorted(hybrid.full_attention_layer_ids))
+    if hybrid is not None:
+        return tuple(sorted(hybrid.full_attention_layer_ids))
+    split = sliding_windows.split(model_config)
+    return tuple(range(model_config.num_hidden_layers)) if split is None else split[1]
 
 
 def worker_layers(owner: Any) -> tuple[int, ...]:
@@ -74,6 +80,20 @@ def full_attention_layers(runner: Any) -> list[Any]:
     own = worker_layers(runner)
     return [
         layer for layer in radix_attention.attention_layers(runner.model) if layer.layer_id in own
+    ]
+
+
+def sliding_layers(runner: Any) -> list[Any]:
+    """The attention layers of a worker that are not full-attention layers, as SGLang's modules.
+
+    Args:
+        runner: model runner, with its model.
+    """
+    full = worker_layers(runner)
+    return [
+        layer
+        for layer in radix_attention.attention_layers(runner.model)
+        if layer.layer_id not in full
     ]
 
 

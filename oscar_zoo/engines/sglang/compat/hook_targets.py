@@ -57,8 +57,9 @@ def targets() -> dict[str, tuple[Target, ...]]:
         ),
         "pool": tuple(
             Target(f"{configurator}_build_{kind}_kv_pool", "AROUND")
-            for kind in ("mha", "hybrid_linear")
+            for kind in ("mha", "hybrid_linear", "hybrid_swa")
         ),
+        **_sliding_places(),
         "tail": tuple(
             Target(f"sglang.srt.mem_cache.{t}.swa_reprefill_tail_tokens", "AFTER") for t in tails
         ),
@@ -69,6 +70,18 @@ def targets() -> dict[str, tuple[Target, ...]]:
         "admit": (Target(f"{rows}.alloc", "AFTER"),),
         "release": (Target(f"{rows}.free", "AROUND"),),
         "flush": (Target(f"{rows}.clear", "AFTER"),),
+    }
+
+
+def _sliding_places() -> dict[str, tuple[Target, ...]]:
+    """The targets for models whose layers partly have a sliding window."""
+    pools = "sglang.srt.model_executor.pool_configurator.HybridSWAPoolConfigurator."
+    free = "sglang.srt.mem_cache.common.free_swa_out_of_window_slots"
+    return {
+        "sliding_sizes": (Target(pools + "__init__", "AFTER"),),
+        "sliding_divide": (Target(pools + "calculate_pool_sizes", "AROUND"),),
+        "sliding_limit": (Target(pools + "calculate_pool_sizes_from_max_tokens", "AROUND"),),
+        "sliding_keep": (Target(free, "AROUND"),),
     }
 
 

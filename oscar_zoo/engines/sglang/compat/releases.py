@@ -54,6 +54,9 @@ built; before, these names are read from `ServerArgs`."""
 CHECKPOINT_GRID = Moved("0.5.21", None, "mamba_checkpoint_grid")
 """The function of `runtime_context` with the tokens between places of a pass where a state can be
 saved; before, such a place must be a multiple of a property of `ServerArgs` as well."""
+RATIO_GIVEN = Moved("0.5.21", None, "_swa_full_tokens_ratio_explicitly_set")
+"""The setting that says whether the user named a ratio of sliding slots to token slots; before,
+another value than the default does."""
 PREFIX = Moved("0.5.23", "prefix_indices", "prefix_len")
 """The field of `Req` with what the prefix cache has of it: slots before, a number of tokens
 since."""

@@ -7,13 +7,20 @@ from typing import Any
 
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import setting_flags, tap
-from oscar_zoo.engines.sglang.compat import hook_targets, hybrid_backends, versions
+from oscar_zoo.engines.sglang.compat import (
+    hook_targets,
+    hybrid_backends,
+    hybrid_parts,
+    sliding_backend,
+    versions,
+)
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.engines.sglang.hooks import (
     memory_pool,
     observation,
     prefix_cache,
     server_args,
+    sliding_windows,
     state_memory,
 )
 
@@ -36,6 +43,10 @@ def install() -> None:
         "rows": memory_pool.rows,
         "pool": memory_pool.pool,
         "wrap": wrap,
+        "sliding_sizes": sliding_windows.pool_sizes,
+        "sliding_divide": sliding_windows.divide,
+        "sliding_limit": sliding_windows.limit,
+        "sliding_keep": sliding_windows.keep,
         "tail": prefix_cache.tail,
         "alloc": prefix_cache.alloc,
         "match": prefix_cache.match,
@@ -67,4 +78,9 @@ def make_backend(runner: Any) -> Any:
     """Build the attention backend of a model runner."""
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
 
-    return OscarAttentionBackend(runner)
+    full = OscarAttentionBackend(runner)
+    if hybrid_parts.sliding_pool(runner.token_to_kv_pool) is None:
+        return full
+    from oscar_zoo.engines.sglang.windowed_backend import WindowedBackend
+
+    return WindowedBackend(full, sliding_backend.sliding_backend(runner))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from oscar_zoo.engines.sglang import setting_flags, worker
-from oscar_zoo.engines.sglang.compat import geometry
+from oscar_zoo.engines.sglang.compat import geometry, hybrid_parts
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 from oscar_zoo.runtime import memory_plan
 
@@ -84,4 +84,5 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
         window_shape=worker.window_shape(self, num_rows=FACTS["rows"]),
         make_stores=worker.make_stores,
     )
+    make = hybrid_parts.either_pool(make, self.model_dtype)
     return original(self, **{**kwargs, "mha_pool_class": make})

@@ -12,7 +12,7 @@ from typing import Any
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.engines.sglang import concurrency, fork_environment, refusals, setting_flags, worker
-from oscar_zoo.engines.sglang.compat import server_arguments
+from oscar_zoo.engines.sglang.compat import server_arguments, sliding_windows
 from oscar_zoo.engines.sglang.flags import ITEMSIZES
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.models import config_file
@@ -158,6 +158,7 @@ def model(
         and not is_draft_model
     ):
         worker.check_model(result)
+        sliding_windows.use_two_pools(result)
 
 
 def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:

@@ -1,0 +1,126 @@
+"""A model whose layers partly have a sliding window: a small Gemma 3, which stock SGLang keeps in
+one pool, and an INT2 server in two.
+
+In lossless mode its tokens are those of the stock backend. With INT2 slots they are those of a
+reference that runs the whole sequence in this process, on every supported release of SGLang. Wrong
+maps from layers to stores, and from token slots to sliding slots, show that both comparisons can
+fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import engine_cases
+import pytest
+from engine_cases import DONOR, NEW, RECENT, answers, logprobs, one_at_a_time, retractions, turns
+from engines import ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
+from reference_server import Served
+from whole_reference import WholeReference, equal_answers, reference_of
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
+
+FULL = engine_cases.FULL_LAYERS["gemma3_text"]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    runs = Engines(tmp_path_factory.mktemp("engines"))
+    groups = engine_cases.scheduling_groups()
+    engine_cases.start(runs, ["windows_stock", "windows"], [*groups, *turns()])
+    engine_cases.start(runs, ["windows_at_once", "windows_wrong_slots"], groups[:4])
+    engine_cases.start(runs, ["windows_one_layer"], groups[:1])
+    engine_cases.start(runs, ["windows_swapped"], one_at_a_time()[:-1])
+    yield runs
+    runs.close()
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def compressed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engines]:
+    runs = Engines(tmp_path_factory.mktemp("compressed"), request.param)
+    engine_cases.start(runs, ["windows_int2"], one_at_a_time())
+    yield runs
+    runs.close()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> WholeReference:
+    return reference_of("gemma3_text", tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def donors(reference: WholeReference) -> list[Served]:
+    """What the reference makes of the prompts, for every release."""
+    return [reference.generate(ids, NEW) for ids in recall_prompts()]
+
+
+def test_int2_tokens_are_those_of_the_reference(
+    compressed: Engines, reference: WholeReference, donors: list[Served]
+) -> None:
+    """Chunked prefill, and a second turn that hits the first."""
+    assert equal_answers(compressed.result("windows_int2")["groups"], reference, donors) > 0.7
+
+
+def test_memory_is_planned_for_both_pools(compressed: Engines) -> None:
+    """A token slot is INT2 in the full-attention layers. A sliding slot is float32 in the others,
+    and there are about as many as stock SGLang would have."""
+    run = compressed.result("windows_int2")
+    (report,), (info,) = run["reports"], run["info"]
+    facts = report["facts"]
+    assert facts["slot_bytes"] == len(FULL) * 2 * 2 * (16 + 4)
+    assert report["slot_store"] == (report["tokens"] + 1) * facts["slot_bytes"]
+    sliding = facts["sliding"]
+    assert sliding["nbytes"] == sliding["slots"] * 2 * 2 * 2 * 64 * 4
+    assert sliding["slots"] < 0.25 * report["tokens"]
+    assert run["memory"][0]["tokens"] == sliding["slots"] == info["memory"]["sliding_slots"]
+    assert info["memory"]["sliding_bytes"] == sliding["nbytes"]
+    assert f"INT2 KV cache: {sliding['slots']} sliding slots of" in compressed.log("windows_int2")
+
+
+def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> None:
+    """Chunked prefill, prefix hits, second turns, and fourteen requests for eight rows."""
+    ours, stock = engines.result("windows"), engines.result("windows_stock")
+    assert answers(ours) == answers(stock)
+    assert logprobs(ours) == pytest.approx(logprobs(stock), abs=1e-3)
+
+
+def test_two_ranks_mixed_chunks_and_retractions_change_no_token(engines: Engines) -> None:
+    """The ratio of sliding slots is the user's, and leaves few of them."""
+    ours, stock = engines.result("windows_at_once"), answers(engines.result("windows_stock"))
+    found = answers(ours)
+    assert found == {name: stock[name] for name in found}
+    assert retractions(engines.log("windows_at_once")) > 0
+    slots = [report["facts"]["sliding"]["slots"] for report in ours["reports"]]
+    assert slots == [int(0.2 * ENGINE["max_total_tokens"])] * 2
+
+
+def test_a_second_turn_hits_all_but_the_recent_window(engines: Engines) -> None:
+    """Slots behind a window are kept for one recent window more, or the short turn would hit
+    nothing."""
+    ours = answers(engines.result("windows"), "cached")
+    first = DONOR + NEW
+    assert ours["long"] == [first]
+    assert ours["short"] == [first + 5 - RECENT]
+
+
+@pytest.mark.parametrize("mutant", ["windows_one_layer", "windows_wrong_slots"])
+def test_the_comparison_notices_wrong_places(engines: Engines, mutant: str) -> None:
+    """Full-attention layers share a store; sliding layers read the slots of the others."""
+    found, stock = answers(engines.result(mutant)), answers(engines.result("windows_stock"))
+    assert found != {name: stock[name] for name in found}
+
+
+def test_the_reference_notices_layers_that_change_places(
+    engines: Engines, reference: WholeReference, donors: list[Served]
+) -> None:
+    with pytest.raises(AssertionError, match="which leads by"):
+        equal_answers(engines.result("windows_swapped")["groups"], reference, donors)
+
+
+@pytest.mark.parametrize("name", ["windows", "windows_at_once"])
+def test_nothing_stays_behind(engines: Engines, name: str) -> None:
+    before, after = engines.result(name)["memory"]
+    assert before == after
+    assert before["kept"] == before["locked"] == 0 < before["tokens"]
