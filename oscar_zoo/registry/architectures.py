@@ -66,7 +66,6 @@ TINY_H200 = Answer(tested="tiny random model on an H200")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
-CAPS = Answer(reason="SGLang's own backend for a CPU does not cap logits")
 OWN_BACKENDS = Answer(reason="SGLang accepts only its own attention backends for this model")
 CHUNKS = Answer(reason="layers that attend within chunks are not served")
 
@@ -102,8 +101,8 @@ ARCHITECTURES = (
     Architecture(("qwen3_5_moe", "qwen3_5_moe_text"), TINY, TINY, UNTRIED, DUMMY_H200),
     Architecture(("falcon_h1", "qwen3_next"), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(("nemotron_h",), TINY, TINY, UNTRIED, UNTRIED),
-    Architecture(("cohere2", "gemma3", "gemma3_text", "olmo3"), TINY, TINY, TINY, UNTRIED),
-    Architecture(("gemma2",), TINY, TINY, CAPS, UNTRIED),
+    Architecture(("cohere2", "gemma3_text", "olmo3"), TINY, TINY, TINY, UNTRIED),
+    Architecture(("gemma2", "gemma3"), TINY, TINY, NEEDS_CUDA, UNTRIED),
     Architecture(("exaone4", "gemma4", "gpt_oss"), TINY, TINY, OWN_BACKENDS, OWN_BACKENDS),
     Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
 )

@@ -65,9 +65,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         )
         model_refusals.check_layers(geometry.full_attention_layers(runner))
         if hybrid_parts.sliding_pool(runner.token_to_kv_pool) is not None:
-            model_refusals.check_sliding_layers(
-                geometry.sliding_layers(runner), on_cpu=not str(pool.device).startswith("cuda")
-            )
+            model_refusals.check_sliding_layers(geometry.sliding_layers(runner))
         chosen, artifact = worker.served()
         config = geometry.cache_config(runner)
         table = TransformTable.build(

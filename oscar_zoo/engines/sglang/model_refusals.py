@@ -89,16 +89,6 @@ SLIDING = (
 )
 """Rows over the layers that are not full-attention layers."""
 
-SLIDING_ON_CPU = (
-    Refusal(
-        "logit_cap beside a sliding window on a CPU",
-        above("logit_cap", 0.0),
-        "SGLang's own backend for a CPU does not cap logits",
-        "a GPU",
-    ),
-)
-"""More rows over these layers, for a server without a GPU."""
-
 
 def check_model(config: Any) -> None:
     """Refuse a model by its configuration, attributes only.
@@ -119,12 +109,11 @@ def check_layers(layers: Iterable[Any]) -> None:
         check_rows(layer, LAYER, UnsupportedModel)
 
 
-def check_sliding_layers(layers: Iterable[Any], *, on_cpu: bool) -> None:
+def check_sliding_layers(layers: Iterable[Any]) -> None:
     """Refuse a model by its layers in the pool for sliding windows.
 
     Raises:
         UnsupportedModel: as `check_model`.
     """
-    rows = (*SLIDING, *SLIDING_ON_CPU) if on_cpu else SLIDING
     for layer in layers:
-        check_rows(layer, rows, UnsupportedModel)
+        check_rows(layer, SLIDING, UnsupportedModel)

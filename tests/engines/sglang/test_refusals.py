@@ -122,15 +122,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 16,
         "v_head_dim": 16,
     },
-    "a model with attention sinks as weights": {
-        **QWEN3,
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 128,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-    },
 }
 
 
@@ -138,20 +129,17 @@ SLIDING_CASES = {
     "a layer that has no sliding window, although config.json says so,": {
         "sliding_window_size": -1
     },
-    "logit_cap beside a sliding window on a CPU": {"logit_cap": 30.0},
 }
 
 
 def test_layers_with_a_sliding_window_are_refused_by_name() -> None:
-    rows = (*model_refusals.SLIDING, *model_refusals.SLIDING_ON_CPU)
-    assert [row.name for row in rows] == list(SLIDING_CASES)
+    assert [row.name for row in model_refusals.SLIDING] == list(SLIDING_CASES)
     for name, changes in SLIDING_CASES.items():
-        layer = SimpleNamespace(**{"sliding_window_size": 7, "logit_cap": 0.0, **changes})
+        layer = SimpleNamespace(**{"sliding_window_size": 7, **changes})
         with pytest.raises(UnsupportedModel) as caught:
-            model_refusals.check_sliding_layers([layer], on_cpu=True)
+            model_refusals.check_sliding_layers([layer])
         assert_says(name, caught.value)
-    capped = SimpleNamespace(sliding_window_size=7, logit_cap=30.0)
-    model_refusals.check_sliding_layers([capped], on_cpu=False)
+    model_refusals.check_sliding_layers([SimpleNamespace(sliding_window_size=7)])
 
 
 def test_an_ordinary_server_passes() -> None:
@@ -318,7 +306,7 @@ def test_what_sglang_makes_of_it_is_refused_by_name(
 def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
     """There are none to load: the folder holds nothing but the configuration."""
     rotations = write_folder(tmp_path / "rotations", artifact_files())
-    model = model_folder(tmp_path / "model", MODELS["a model with attention sinks as weights"])
+    model = model_folder(tmp_path / "model", MODELS["MLA"])
     flags = {
         "model-path": model,
         "kv-cache-dtype": "int2",
@@ -340,10 +328,7 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
         timeout=240,
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert (
-        "\nerror: a model with attention sinks as weights does not work with an INT2 KV cache: "
-        in done.stderr
-    )
+    assert "\nerror: MLA does not work with an INT2 KV cache: " in done.stderr
 
 
 def assert_says(name: str, error: UsageError) -> None:

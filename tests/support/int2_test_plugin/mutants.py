@@ -9,7 +9,6 @@ from typing import Any
 
 from oscar_kernels.cache import BatchView
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.engines.sglang.compat import sliding_backend
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
 from oscar_zoo.runtime.transforms import TransformTable
@@ -47,9 +46,12 @@ class EarlySinks(SinkBlocks):
 
 def wrong_slots() -> None:
     """Layers with a sliding window look for their tokens where the other layers have them."""
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from oscar_zoo.engines.sglang.sliding_on_cpu import SlidingOnCpu
 
-    sliding_backend.on_cpu = lambda: TorchNativeAttnBackend
+    def slots(self: Any, row: int, first: int, last: int) -> Any:
+        return self.req_to_token_pool.req_to_token[row, first:last].long()
+
+    SlidingOnCpu.slots = slots
 
 
 def partner_is_forward(table: TransformTable) -> TransformTable:

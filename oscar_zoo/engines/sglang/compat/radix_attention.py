@@ -47,6 +47,21 @@ def write_location(loc_info: Any) -> Any:
     return unwrap_write_loc(loc_info)[0]
 
 
+def write_both(pool: Any, layer: Any, out_loc: Any, k: Any, v: Any) -> None:
+    """Write keys and values of a layer into that half of a pair of pools that it belongs to.
+
+    Args:
+        pool: with full-attention layers in one half, and layers with a sliding window in the other.
+        layer: SGLang's module.
+        out_loc: slot ids of the first half, one per token.
+        k, v: `[tokens, heads, head_dim]`.
+    """
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    loc = KVWriteLoc(out_loc, pool.translate_loc_from_full_to_swa(out_loc))
+    pool.set_kv_buffer(layer, loc, k, v)
+
+
 def capturing() -> bool:
     """Whether the current forward pass is being recorded into a CUDA graph."""
     from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode

@@ -82,7 +82,7 @@ def sliding_bytes(owner: Any) -> int:
     layers = [i for i in sliding if span.start_layer <= i < span.end_layer]
     heads = model.get_swa_num_kv_heads(get_parallel().attn_tp_size)
     row = model.swa_head_dim + model.swa_v_head_dim
-    return len(layers) * heads * row * owner.model_dtype.itemsize
+    return int(len(layers) * heads * row * owner.model_dtype.itemsize)
 
 
 def set_sizes(pools: Any, *, token: float, sliding: float, ratio: float) -> None:

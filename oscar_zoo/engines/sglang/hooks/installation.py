@@ -81,6 +81,9 @@ def make_backend(runner: Any) -> Any:
     full = OscarAttentionBackend(runner)
     if hybrid_parts.sliding_pool(runner.token_to_kv_pool) is None:
         return full
+    from oscar_zoo.engines.sglang.sliding_on_cpu import SlidingOnCpu
     from oscar_zoo.engines.sglang.windowed_backend import WindowedBackend
 
-    return WindowedBackend(full, sliding_backend.sliding_backend(runner))
+    on_gpu = str(runner.device).startswith("cuda")
+    make = sliding_backend.sliding_backend if on_gpu else SlidingOnCpu
+    return WindowedBackend(full, make(runner))

@@ -84,5 +84,5 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
         window_shape=worker.window_shape(self, num_rows=FACTS["rows"]),
         make_stores=worker.make_stores,
     )
-    make = hybrid_parts.either_pool(make, self.model_dtype)
-    return original(self, **{**kwargs, "mha_pool_class": make})
+    either = hybrid_parts.either_pool(make, self.model_dtype)
+    return original(self, **{**kwargs, "mha_pool_class": either})
