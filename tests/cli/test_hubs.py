@@ -140,7 +140,7 @@ def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
     assert (tmp_path / "oscar-zoo.lock").read_bytes() == lock
 
 
-def test_thirty_two_cold_processes_fetch_every_file_once(server: HubServer, cli: Cli) -> None:
+def test_twelve_cold_processes_fetch_every_file_once(server: HubServer, cli: Cli) -> None:
     names = [f"model-{n}" for n in range(4)]
     files = {
         f"{name}/{TAG}/{n}": d
@@ -148,9 +148,9 @@ def test_thirty_two_cold_processes_fetch_every_file_once(server: HubServer, cli:
         for n, d in artifact_files(artifact=f"{name}/{TAG}", seed=number).items()
     }
     server.repository("org/zoo", files={**files, "README.md": b"# zoo"})
-    children = [cli.start("pull", *names, "--hub", "hf:org/zoo", "--json") for _ in range(32)]
+    children = [cli.start("pull", *names, "--hub", "hf:org/zoo", "--json") for _ in range(12)]
     done = [child.communicate(timeout=500) for child in children]
-    assert [child.returncode for child in children] == [0] * 32, [err for _, err in done if err]
+    assert [child.returncode for child in children] == [0] * 12, [err for _, err in done if err]
     fetched = [
         r.path
         for r in server.requests

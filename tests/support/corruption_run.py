@@ -1,5 +1,7 @@
 """Pull from a loopback hub that delivers damaged files, many times, each time with another damage.
 
+Every kind of damage comes to every file in turn; where it is, and how large, is by chance.
+
 As a program: `corruption_run.py COUNT SEED KIND` with a private environment; prints one line of
 JSON.
 """
@@ -79,9 +81,10 @@ def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
         pull("tiny-qwen3", hub(), store)
         before = store_state(store.root)
         for number in range(count):
-            name = chance.choice((K_NAME, V_NAME, FILE_NAME))
+            name = (K_NAME, V_NAME, FILE_NAME)[number % 3]
             kinds = damages(chance, len(files[f"{ONE}/{name}"]), name)
-            kind = chance.choice([*kinds, *["flip"] * 4])
+            in_turn = [*kinds, *["flip"] * 2]  # every kind with every file
+            kind = in_turn[number // 3 % len(in_turn)]
             fault = server.fault(kinds[kind][0], f"{ONE}/{name}", **kinds[kind][1])
             shutil.rmtree(paths.cache_dir() / "hubs", ignore_errors=True)
             try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_forks import Forks, shared
+from sglang_forks import shared
 
 from oscar_zoo.engines.sglang.compat.releases import TESTED
 
@@ -86,9 +86,7 @@ class Engines:
         self.folder = folder
         self.release = release or INSTALLED
         front = folder_of(release) if release else None
-        path = [*([str(front)] if front else []), environment()["PYTHONPATH"]]
-        self._own = Forks(environment(PYTHONPATH=os.pathsep.join(path))) if front else None
-        self._forks = self._own or shared()
+        self._forks = shared(front) if front else shared()
         self._pool = ThreadPoolExecutor(1)
         self._jobs: dict[str, Future[dict[str, Any]]] = {}
 
@@ -124,8 +122,6 @@ class Engines:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._forks.kill()
         self._pool.shutdown()
-        if self._own is not None:
-            self._own.close()
 
     def _run(self, name: str, env: dict[str, str], spawn: bool) -> dict[str, Any]:
         out, log = self.folder / f"{name}.json", self.folder / f"{name}.log"

@@ -125,11 +125,15 @@ class Forks:
 
 
 @functools.cache
-def shared() -> Forks:
-    """The one of this process, with the installed SGLang; it ends with this process."""
+def shared(front: Path | None = None) -> Forks:
+    """The one of this process, with the installed SGLang or the one in the folder `front`; it ends
+    with this process."""
     from engines import environment
 
-    forks = Forks(environment())
+    env = environment()
+    if front is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(front), env["PYTHONPATH"]])
+    forks = Forks(env)
     atexit.register(forks.close)
     return forks
 

@@ -36,11 +36,11 @@ MUTANTS = ["no_ring_start", "ring_first", "one_matrix"]
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"))
-    engine_cases.start(runs, ["stock", *EQUAL, *MUTANTS], engine_cases.scheduling_groups())
+    groups = engine_cases.scheduling_groups()
+    engine_cases.start(runs, ["stock", *EQUAL, *MUTANTS], groups)
     others = ["experts_stock", "experts", "images_stock", "images"]
-    engine_cases.start(runs, others, engine_cases.scheduling_groups()[:3])
-    through = ["transformers_stock", "transformers"]
-    engine_cases.start(runs, through, engine_cases.scheduling_groups()[:1])
+    engine_cases.start(runs, others, groups[:3])
+    engine_cases.start(runs, ["transformers_stock", "transformers"], groups[:1])
     yield runs
     runs.close()
 

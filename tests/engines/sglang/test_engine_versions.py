@@ -27,7 +27,7 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
-    groups = engine_cases.scheduling_groups(queue=10, new=20)[:4]
+    groups = engine_cases.scheduling_groups()[:4]
     engine_cases.start(runs, ["idle", "stock", *EQUAL, "stale_rows"], groups)
     engine_cases.start(runs, ["experts_stock", "experts"], groups[:3])
     yield runs
