@@ -29,7 +29,7 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
         "--max-total-tokens=1500",
         "--max-running-requests=4",
     ]
-    sizes = ["--clients=8", "--seconds=8", "--context=200", "--new-tokens=16", "--aborts=0.4"]
+    sizes = ["--clients=8", "--seconds=5", "--context=200", "--new-tokens=16", "--aborts=0.4"]
     done = cli(
         "bench",
         "load",

@@ -30,10 +30,15 @@ def test_a_server_agrees_with_this_process(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     cli = Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
     artifact = write_folder(tmp_path / "rotation", artifact_files())
-    sizes = ["--windows=1", "--answers=3", "--page-size=16", "--csv=a.csv", "--json"]
-    done = cli(
-        "eval", str(artifact), "--model", str(MODEL), "--engine", "sglang", *sizes, timeout=800
-    )
+    sizes = [
+        "--windows=1",
+        "--answers=3",
+        "--page-size=16",
+        "--csv=a.csv",
+        "--json",
+    ]
+    engine = ["--engine", "sglang", *sizes, "--", "--sleep-on-idle"]  # it waits for the reference
+    done = cli("eval", str(artifact), "--model", str(MODEL), *engine, timeout=800)
     report = done.json
     assert report.get("schema") == "oscar-zoo.eval-server/1" and report["failures"] == [], report
     (row,) = report["servers"]

@@ -222,7 +222,7 @@ def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> 
 
 def test_a_narrow_screen_says_that_wide_blocks_scroll(html: str) -> None:
     body = html.split("</style>")[1]
-    blocks = re.findall(r'(.*)\n<div class="(?:table|chart)">', body)
+    blocks = re.findall(r'^(.*)\n<div class="(?:table|chart)">', body, re.MULTILINE)
     assert len(blocks) == 5 and all('class="sideways"' in before for before in blocks)
     style = html.split("</style>")[0]
     assert ".sideways { display: none;" in style

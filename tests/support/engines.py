@@ -37,6 +37,7 @@ ENGINE = {
     "chunked_prefill_size": CHUNK,
     "disable_cuda_graph": True,
     "watchdog_timeout": 3600,
+    "sleep_on_idle": True,  # else a scheduler without requests asks for some all the time
     "log_level": "info",
 }
 needs_sglang = pytest.mark.skipif(not INSTALLED, reason="sglang is not installed")

@@ -60,3 +60,15 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             "tp": config.tp_size,
             "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
         }
+
+
+def names(out: str) -> None:
+    """Which of the names in the table of releases this SGLang has; JSON in the file `out`."""
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.server_args import ServerArgs
+
+    from oscar_zoo.engines.sglang.compat.releases import ALLOCATE_ROWS, BEAM_WIDTH, RESOLVE
+
+    places = ((RESOLVE, ServerArgs), (ALLOCATE_ROWS, ReqToTokenPool), (BEAM_WIDTH, SamplingParams))
+    Path(out).write_text(json.dumps([row.name(place) for row, place in places]))
