@@ -256,12 +256,16 @@ def logprobs(run: Mapping[str, Any]) -> list[float]:
     ]
 
 
-def scheduling_groups() -> list[dict[str, Any]]:
+def scheduling_groups(*, queue: int = 10, new: int = 20) -> list[dict[str, Any]]:
     """Shared prefixes, prompts repeated, second turns, shortened prompts, a queue, and lengths
     where windows end.
 
     At most eight requests run at a time, so the others of the queue wait. Prompts of `lengths` are
     as long as the sinks, the recent window, both together, and one more or less.
+
+    Args:
+        queue: requests of the queue.
+        new: tokens of its answers; those to prompts of `lengths` have half as many.
     """
     piece = _pieces(random.Random(0))
     a, c = piece(150), piece(9)
@@ -279,11 +283,11 @@ def scheduling_groups() -> list[dict[str, Any]]:
         },
         {
             "name": "queue",
-            "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(10)],
-            "new": 20,
+            "prompts": [piece(random_lengths.randrange(5, 200)) for _ in range(queue)],
+            "new": new,
         },
-        {"name": "lengths", "prompts": edges, "new": 10},
-        {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": 10},
+        {"name": "lengths", "prompts": edges, "new": new // 2},
+        {"name": "lengths_again", "prompts": [[*edge, 7] for edge in edges], "new": new // 2},
     ]
 
 
@@ -320,7 +324,7 @@ def mixed_group(number: int) -> dict[str, Any]:
         new.append(order.randrange(1, 12))
         if order.randrange(8) == 0:
             new[-1], abort[str(index)] = 64, order.randrange(1, 6)
-    return {"name": "mixed", "prompts": prompts, "new": 20, "abort": abort}
+    return {"name": "mixed", "prompts": prompts, "new": new, "abort": abort}
 
 
 def _pieces(order: random.Random) -> Callable[[int], list[int]]:

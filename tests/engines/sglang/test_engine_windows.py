@@ -26,7 +26,7 @@ FULL = engine_cases.FULL_LAYERS["gemma3_text"]
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"))
-    groups = engine_cases.scheduling_groups()
+    groups = engine_cases.scheduling_groups(queue=14, new=40)
     engine_cases.start(runs, ["windows_stock", "windows"], [*groups, *turns()])
     engine_cases.start(runs, ["windows_at_once", "windows_wrong_slots"], groups[:4])
     engine_cases.start(runs, ["windows_one_layer"], groups[:1])
