@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cli_child import Cli
-from saved_models import save_model
+from saved_models import change_config, save_model
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
@@ -177,11 +177,12 @@ def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture
 def test_a_model_that_serve_refuses_is_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_model(tmp_path / "windowed", "GptOss", vocab_size=2048)
+    folder = save_model(tmp_path / "chunked", "Qwen3", vocab_size=2048)
+    change_config(folder, attention_chunk_size=8192)
     arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
     printed = lines(capsys, "compute", str(folder), *arguments)
     told = [
-        line for line in printed if "serve will refuse this model: a model of the EXAONE 4" in line
+        line for line in printed if "serve will refuse this model: chunked local attention" in line
     ]
     assert len(told) == 1 and told[0].startswith("note: ")
     assert printed.index(told[0]) == printed.index(
@@ -195,7 +196,7 @@ def test_a_model_that_serve_refuses_is_told_first(
     assert run(["pull", str(folder), "--compute", "--dry-run"]) == 0
     assert "serve will refuse this model" in capsys.readouterr().err
     choice, error = choose_model(str(folder)), ArtifactNotFound("nobody has it")
-    with pytest.raises(UnsupportedModel, match="gpt-oss family"):
+    with pytest.raises(UnsupportedModel, match="chunked local attention"):
         plan_computing(choice, ComputeWish(compute=True, to_serve=True), error, SILENT)
     assert plan_computing(choice, ComputeWish(compute=True), error, SILENT).notes
     assert not [

@@ -398,7 +398,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
     "olmo3": _dense("Olmo3", "OLMo 3", **NO_WIDTH, **WINDOWS),
     "exaone4": _dense("Exaone4", "EXAONE 4", **NO_WIDTH, **WINDOWS),
     "cohere2": _dense("Cohere2", "Command A, Command R7B", **NO_WIDTH, **WINDOWS),
-    "gpt_oss": _dense("GptOss", "gpt-oss", **WINDOWS, **LOCAL_EXPERTS),
+    "gpt_oss": _dense("GptOss", "gpt-oss", **WINDOWS, **LOCAL_EXPERTS, swiglu_limit=7.0),
     "llama4_text": _dense(
         "Llama4Text",
         "Llama 4",

@@ -17,7 +17,7 @@ from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile
 
-MIXED = ("cohere2", "gemma2", "gemma3", "gemma3_text", "olmo3")
+MIXED = ("cohere2", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3")
 """Model types with windows in some layers, whose files often do not say in which."""
 
 
@@ -45,11 +45,6 @@ def _only_windows(config: Any) -> bool:
     return geometry.sliding_window(config) is not None and not mixed
 
 
-def _needs_stock_backend(config: Any) -> bool:
-    windows = _kind("exaone4", "exaone_moe")(config) and _has("sliding_window")(config)
-    return windows or _kind("gpt_oss")(config) or _has("global_head_dim")(config)
-
-
 def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
     """The row of `MODEL` called `name`, decided by `uses`."""
     return replace(next(row for row in MODEL if row.name == name), uses=uses)
@@ -64,8 +59,14 @@ CONFIG = (
         STOCK,
     ),
     Refusal(
-        "a model of the EXAONE 4, Gemma 4 or gpt-oss family",
-        _needs_stock_backend,
+        "a model whose layers have heads of two sizes",
+        _has("global_head_dim"),
+        "nobody has tried INT2 with it",
+        STOCK,
+    ),
+    Refusal(
+        "a model of the EXAONE 4 family with sliding windows",
+        lambda config: _kind("exaone4", "exaone_moe")(config) and _has("sliding_window")(config),
         "SGLang accepts only its own attention backends for it",
         STOCK,
     ),

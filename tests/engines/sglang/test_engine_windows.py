@@ -10,12 +10,13 @@ fail.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import engine_cases
 import pytest
 from engine_cases import DONOR, NEW, RECENT, answers, logprobs, one_at_a_time, retractions, turns
 from engines import ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
-from reference_server import Served
+from reference_server import Served, equal_tokens
 from whole_reference import WholeReference, equal_answers, reference_of
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
@@ -31,6 +32,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     engine_cases.start(runs, ["windows_at_once", "windows_wrong_slots"], groups[:4])
     engine_cases.start(runs, ["windows_one_layer"], groups[:1])
     engine_cases.start(runs, ["windows_swapped"], one_at_a_time()[:-1])
+    engine_cases.start(runs, ["windows_sinks"], one_at_a_time()[:1])
     yield runs
     runs.close()
 
@@ -117,6 +119,13 @@ def test_the_reference_notices_layers_that_change_places(
 ) -> None:
     with pytest.raises(AssertionError, match="which leads by"):
         equal_answers(engines.result("windows_swapped")["groups"], reference, donors)
+
+
+def test_layers_of_both_kinds_have_learned_sinks(engines: Engines, tmp_path: Path) -> None:
+    """A small gpt-oss, whose backends SGLang compares with a list of its own."""
+    wanted = reference_of("gpt_oss", tmp_path).generate(recall_prompts()[0], NEW)
+    (tokens,) = engines.result("windows_sinks")["groups"]["new0"]["tokens"]
+    assert equal_tokens(tokens, wanted) > 0.7 * NEW
 
 
 @pytest.mark.parametrize("name", ["windows", "windows_at_once"])

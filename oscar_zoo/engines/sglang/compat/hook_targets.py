@@ -40,6 +40,7 @@ def targets() -> dict[str, tuple[Target, ...]]:
         "check_server_args": (
             Target("sglang.srt.server_args.ServerArgs.check_server_args", "AFTER"),
         ),
+        "model_arguments": (Target(_model_arguments(ServerArgs), "AROUND"),),
         "kv_dtype": (
             Target("sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype", "AROUND"),
         ),
@@ -71,6 +72,14 @@ def targets() -> dict[str, tuple[Target, ...]]:
         "release": (Target(f"{rows}.free", "AROUND"),),
         "flush": (Target(f"{rows}.clear", "AFTER"),),
     }
+
+
+def _model_arguments(server_args: Any) -> str:
+    """Where SGLang decides and checks arguments by the model."""
+    name = "handle_model_specific_adjustments"
+    if releases.RESOLVE.here(server_args):
+        return f"sglang.srt.arg_groups.model_hook.{name}"
+    return f"sglang.srt.server_args.ServerArgs._{name}"
 
 
 def _sliding_places() -> dict[str, tuple[Target, ...]]:

@@ -4,7 +4,11 @@ end."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from oscar_zoo.engines.sglang.compat import releases
 
 
 def add_dtype_choice(parser: argparse.ArgumentParser, dtype: str) -> None:
@@ -29,6 +33,29 @@ def resolved(server_args: Any) -> Any:
     from sglang.srt.arg_groups.overrides import resolved_view
 
     return resolved_view(server_args)
+
+
+@contextmanager
+def shown_backend(server_args: Any, name: str) -> Iterator[None]:
+    """Another attention backend in arguments that SGLang is still deciding, for a while."""
+    before = server_args.attention_backend
+    unsealed = super(type(server_args), server_args)  # its own setter refuses while it decides
+    unsealed.__setattr__("attention_backend", name)
+    try:
+        yield
+    finally:
+        unsealed.__setattr__("attention_backend", before)
+
+
+def architectures(server_args: Any) -> tuple[str, ...]:
+    """What the `config.json` of the model calls its classes."""
+    if releases.RESOLVE.here(type(server_args)):
+        from sglang.srt.arg_groups.model_override_base import model_config_of
+
+        found = model_config_of(server_args)
+    else:
+        found = server_args.get_model_config()
+    return tuple(found.hf_config.architectures or ())
 
 
 def published_dtype() -> str | None:

@@ -36,6 +36,7 @@ def install() -> None:
         "add_cli_args": server_args.add_cli_args,
         "set_defaults": server_args.set_defaults,
         "check_server_args": server_args.check_server_args,
+        "model_arguments": server_args.model_arguments,
         "kv_dtype": memory_pool.kv_dtype,
         "slot_bytes": memory_pool.slot_bytes,
         "states": state_memory.states,

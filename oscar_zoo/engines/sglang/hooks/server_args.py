@@ -19,6 +19,10 @@ from oscar_zoo.models import config_file
 
 logger = logging.getLogger(__name__)
 
+LISTED = frozenset(("GptOssForCausalLM",))
+"""Classes of models for which SGLang asks for one of a few attention backends."""
+STAND_IN = "triton"
+"""One of them, which runs the layers of these models that have a sliding window."""
 MOST_COMMON_KV_HEADS = 8
 INTERPRET = "TRITON_INTERPRET"
 """SGLang's allocator runs Triton kernels with a backend that is not its own. Without a GPU they
@@ -51,6 +55,19 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
         args.max_running_requests = _requests(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
         args.cuda_graph_backend_prefill = "disabled"  # see `flags.GPU_FLAGS`
+
+
+def model_arguments(original: Any, args: Any, *rest: Any, **named: Any) -> Any:
+    """Let SGLang take our backend for models whose backends it compares with a list of its own."""
+    if (
+        args.kv_cache_dtype != setting_flags.DTYPE
+        or args.attention_backend != setting_flags.BACKEND
+    ):
+        return original(args, *rest, **named)
+    if not LISTED.intersection(server_arguments.architectures(args)):
+        return original(args, *rest, **named)
+    with server_arguments.shown_backend(args, STAND_IN):
+        return original(args, *rest, **named)
 
 
 def _take_backend(args: Any) -> None:
