@@ -42,18 +42,18 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
-	@echo "Installing into $(VENV) (about 2 GB, two minutes with a CPU build of torch)"
+	@echo "Installing into $(VENV) (3 GB with a CPU build of torch, three minutes or more; 0.5 GB of it for tests)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
 	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
-	$(PIP) install -q --no-deps $(SGLANG_SET) "$(NVRTC)"
+	$(PIP) install -q --no-warn-conflicts --no-deps $(SGLANG_SET) "$(NVRTC)"
 	$(BIN)/python requirements/cpu_site.py
-	rm -rf $(VENV)/hub-2 && $(PIP) install -q --target $(VENV)/hub-2 "$(HUB_2)"
+	rm -rf $(VENV)/hub-2 && $(PIP) install -q --no-warn-conflicts --target $(VENV)/hub-2 "$(HUB_2)"
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"
 	for release in $(SGLANG_OTHERS); do \
 	  rm -rf "$(VENV)/sglang-$$release" && \
-	  $(PIP) install -q --no-deps --target "$(VENV)/sglang-$$release" "sglang==$$release" || exit 1; \
+	  $(PIP) install -q --no-warn-conflicts --no-deps --target "$(VENV)/sglang-$$release" "sglang==$$release" || exit 1; \
 	done
 	touch $(STAMP)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from shlex import quote
 from typing import Self
@@ -97,12 +98,12 @@ class DropOption(NextStep):
 
 @dataclass(frozen=True)
 class Install(NextStep):
-    """Install this package with its optional dependencies `extra`."""
+    """Install this package with its optional dependencies `extra`, from where it came."""
 
     extra: str
 
     def __str__(self) -> str:
-        return f"pip install 'oscar-zoo[{self.extra}]'"
+        return f"pip install {_origin(self.extra)}"
 
 
 @dataclass(frozen=True)
@@ -156,3 +157,24 @@ def _said(suggestion: str) -> str:
     if isinstance(suggestion, SuggestedPath):
         return f"the {suggestion.kind} {quote(suggestion)}"
     return suggestion
+
+
+def _origin(extra: str) -> str:
+    """What to give to `pip install` for `extra`: the checkout or address that this package was
+    installed from, or its name where it came from an index."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    name = f"oscar-zoo[{extra}]"
+    try:
+        told = json.loads(distribution("oscar-zoo").read_text("direct_url.json") or "{}")
+        url = str(told["url"])
+    except (PackageNotFoundError, ValueError, KeyError, TypeError, OSError):
+        return f"'{name}'"
+    if urlsplit(url).scheme == "file":
+        flag = "-e " if told.get("dir_info", {}).get("editable") else ""
+        return flag + quote(f"{unquote(urlsplit(url).path)}[{extra}]")
+    source = told.get("vcs_info", {})
+    prefix = f"{source['vcs']}+" if "vcs" in source else ""
+    commit = f"@{source['commit_id']}" if "commit_id" in source else ""
+    return quote(f"{name} @ {prefix}{url}{commit}")

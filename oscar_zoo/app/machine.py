@@ -22,6 +22,7 @@ from oscar_zoo import paths
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import MissingDependency, OscarZooError
 from oscar_zoo.models import nvidia_smi
+from oscar_zoo.next_step import Install
 from oscar_zoo.registry.store import Store
 from oscar_zoo.version import __version__
 
@@ -72,7 +73,7 @@ def versions() -> Iterator[DoctorFinding]:
         version = _version(name)
         facts = {"version": version, "needed_by": needed_by, "supported": ranges.get(name)}
         if version is None:
-            step = f"pip install 'oscar-zoo[{_EXTRAS[name]}]'" if name in _EXTRAS else None
+            step = str(Install(_EXTRAS[name])) if name in _EXTRAS else None
             yield DoctorFinding(
                 "version", name, "ok", f"not installed; only {needed_by} need it", step, facts=facts
             )

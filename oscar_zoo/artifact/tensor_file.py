@@ -95,7 +95,7 @@ def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], mem
     """The parsed header and the bytes after it."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(max_header, len(data) - 8):
-        _bad("header", f"{what} has no safetensors header.")
+        _bad("header", f"{what} has no safetensors header; it is another kind of file.")
     header = strict_json.loads(
         data[8 : 8 + size], what=f"the header of {what}", max_bytes=max_header
     )

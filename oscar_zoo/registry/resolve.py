@@ -161,10 +161,13 @@ def _not_found(
             str(reference), view.catalog.close_matches(reference.name, models)
         )
     elsewhere = sorted(
-        {h for m in view.catalog.manifests(recipe.name) if m.registry for h in m.registry.hubs}
+        f"{scheme}:{place.repo}"
+        for m in view.catalog.manifests(recipe.name)
+        if m.registry
+        for scheme, place in m.registry.hubs.items()
     )
     return ArtifactNotFound(
         f"{recipe.name} is not on {view.hub.title}.",
-        hint=f"it is published on {', '.join(elsewhere)}" if elsewhere else None,
+        hint=f"another hub has it: --hub {elsewhere[0]}" if elsewhere else None,
         next_step=ListNames(view.hub.name),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from oscar_zoo.errors import ArtifactNotFound, LoginRequired, OscarZooError
@@ -25,7 +28,6 @@ from oscar_zoo.next_step import (
         (ListNames(), "all names: oscar-zoo list", "all names: oscar-zoo list"),
         (AddOption("--dtype", "float32"), "add --dtype float32", "or add --dtype float32"),
         (DropOption("--resume"), "run it without --resume", "run it without --resume"),
-        (Install("serve"), "pip install 'oscar-zoo[serve]'", "pip install 'oscar-zoo[serve]'"),
     ],
 )
 def test_a_step_alone_and_after_other_advice(step: NextStep, alone: str, after: str) -> None:
@@ -63,3 +65,30 @@ def test_advising_replaces_everything() -> None:
     error = ArtifactNotFound.for_name("qwen", ("Qwen3-8B",))
     error.advise("wait")
     assert error.hint == "wait" and error.suggestions == () and error.next_step is None
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (None, "'oscar-zoo[serve]'"),
+        ("broken", "'oscar-zoo[serve]'"),
+        ({"url": "file:///a%20b/zoo", "dir_info": {}}, "'/a b/zoo[serve]'"),
+        ({"url": "file:///zoo", "dir_info": {"editable": True}}, "-e '/zoo[serve]'"),
+        (
+            {"url": "https://h/z.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "'oscar-zoo[serve] @ git+https://h/z.git@abc'",
+        ),
+    ],
+)
+def test_extras_come_from_where_the_package_came(
+    told: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody owns the name on an index yet, so a checkout names itself."""
+    place = tmp_path / "oscar_zoo-9.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: oscar-zoo\nVersion: 9\n")
+    if told is not None:
+        (place / "direct_url.json").write_text(told if told == "broken" else json.dumps(told))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    error = OscarZooError("no.", next_step=Install("serve"))
+    assert error.hint == f"pip install {said}"

@@ -25,6 +25,7 @@ from oscar_zoo.errors import (
     StorageError,
     UsageError,
 )
+from oscar_zoo.next_step import Install
 
 
 def texts(source: Path | str) -> list[str]:
@@ -260,7 +261,7 @@ def test_without_the_library_there_is_another_way(
         with pytest.raises(MissingDependency) as caught:
             call(source)
         assert "--calib-data FILE" in str(caught.value.hint)
-        assert "pip install 'oscar-zoo[datasets]'" in str(caught.value.hint)
+        assert str(Install("datasets")) in str(caught.value.hint)
 
 
 @pytest.fixture

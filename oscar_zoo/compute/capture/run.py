@@ -113,8 +113,8 @@ def kept_for_resume(work: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if can_resume(work):
             error.add_note(
-                f"what was captured is kept in {work}; the same command goes on from there"
-                " (compute: with --resume)"
+                f"what was captured is kept in {work}; to go on from there, run the same command"
+                " again (oscar-zoo compute needs --resume for it)"
             )
         raise
     finally:

@@ -23,6 +23,7 @@ from oscar_zoo.errors import (
     OscarZooError,
     UsageError,
 )
+from oscar_zoo.next_step import Install
 
 OWN_FILE = "or give text of your own: --calib-data FILE"
 
@@ -91,7 +92,7 @@ def load_library(wanted: str) -> Any:
     except ImportError:
         raise MissingDependency(
             f"{wanted} is read through the library datasets, which is not installed.",
-            hint=f"pip install 'oscar-zoo[datasets]', {OWN_FILE}",
+            hint=f"{Install('datasets')}, {OWN_FILE}",
         ) from None
     library.disable_progress_bars()  # the caller decides what is printed
     return library
