@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from architectures import write_architecture
 from random_qwen3 import EXAMPLE, write_model
-from saved_models import save_model
 
 from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, options_of
 from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
@@ -112,7 +112,7 @@ def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
 
 
 def test_a_model_that_serve_refuses_is_remarked_on_before_it_is_loaded(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "windowed", "Gemma3Text", vocab_size=2048)
+    folder = write_architecture("exaone4", tmp_path / "windowed")
     seen = Recorder()
     compute(ComputeRequest(str(folder), method="hadamard", output=tmp_path / "out"), seen)
     assert [note.code for note in seen.notes][:1] == ["compute.not_served"]

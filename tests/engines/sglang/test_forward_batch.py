@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,11 +47,16 @@ def test_a_decode_step_holds_the_engines_own_buffers() -> None:
     assert step.out_loc.data_ptr() == SLOTS.data_ptr() and len(step.out_loc) == 2
 
 
-def runner(scales: dict[int, float], *, pool_layers: tuple[int, ...] | None = None) -> Any:
-    """Of a worker with layers 6 to 9; `scales` are those of its attention layers."""
+def runner(
+    scales: dict[int, float],
+    *,
+    pool_layers: tuple[int, ...] | None = None,
+    caps: tuple[float, ...] = (),
+) -> Any:
+    """Of a worker with layers 6 to 9; `scales` and `caps` are those of its attention layers."""
     layers = [
-        SimpleNamespace(layer_id=layer, scaling=scale, tp_q_head_num=6)
-        for layer, scale in scales.items()
+        SimpleNamespace(layer_id=layer, scaling=scale, tp_q_head_num=6, logit_cap=cap)
+        for (layer, scale), cap in zip_longest(scales.items(), caps, fillvalue=0.0)
     ]
     inner = SimpleNamespace(
         start_layer=6,
@@ -82,7 +88,7 @@ def full_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_the_configuration_of_a_worker(full_layers: Callable[..., None]) -> None:
     full_layers(*range(20))
     config = geometry.cache_config(runner(dict.fromkeys(range(6, 10), 0.1)))
-    assert (config.layer_ids, config.num_q_heads, config.sm_scale) == ((6, 7, 8, 9), 6, 0.1)
+    assert (config.layer_ids, config.num_q_heads, config.softmax.scale) == ((6, 7, 8, 9), 6, 0.1)
     assert (config.max_batch, config.piece_tokens) == (5, 0) and config.max_tokens >= 100
 
 
@@ -90,7 +96,7 @@ def test_only_full_attention_layers_of_the_worker_count(full_layers: Callable[..
     """A hybrid model, of which this worker has a part. Layer 8 has another kind of attention."""
     full_layers(3, 7, 9, 11)
     config = geometry.cache_config(runner({7: 0.1, 8: 0.3, 9: 0.1}, pool_layers=(7, 9)))
-    assert (config.layer_ids, config.sm_scale, config.max_batch) == ((7, 9), 0.1, 5)
+    assert (config.layer_ids, config.softmax.scale, config.max_batch) == ((7, 9), 0.1, 5)
 
 
 def test_a_pool_for_other_layers_is_noticed(full_layers: Callable[..., None]) -> None:
@@ -108,7 +114,9 @@ def test_a_pipeline_stage_without_full_attention_is_refused(
         geometry.cache_config(runner({}))
 
 
-def test_layers_must_share_their_scaling(full_layers: Callable[..., None]) -> None:
+def test_layers_must_share_their_scaling_and_their_cap(full_layers: Callable[..., None]) -> None:
     full_layers(6, 7)
-    with pytest.raises(UnsupportedModel, match="different scaling"):
-        geometry.cache_config(runner({6: 0.1, 7: 0.2}))
+    assert geometry.cache_config(runner({6: 0.1, 7: 0.1}, caps=(30.0, 30.0))).softmax.cap == 30.0
+    for wrong in (runner({6: 0.1, 7: 0.2}), runner({6: 0.1, 7: 0.1}, caps=(30.0, 50.0))):
+        with pytest.raises(UnsupportedModel, match="different scaling or caps"):
+            geometry.cache_config(wrong)
