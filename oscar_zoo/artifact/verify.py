@@ -117,8 +117,8 @@ def verify_path(
 def find_artifacts(path: Path) -> list[Path]:
     """Folders that directly hold rotation files or a manifest, sorted: `path` and those below.
 
-    Hidden folders and symbolic links are skipped. A file, or a folder that does not exist, holds
-    none.
+    Hidden folders and symbolic links are skipped, and so are folders that vanish meanwhile. A file,
+    or a folder that does not exist, holds none.
 
     Raises:
         StorageError: a folder cannot be listed.
@@ -130,8 +130,13 @@ def find_artifacts(path: Path) -> list[Path]:
         folder = todo.pop()
         try:
             entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
+        except FileNotFoundError:
+            continue  # it went away after its parent was listed
         except OSError as error:
-            raise StorageError(f"cannot read {folder}: {error.strerror}.") from None
+            raise StorageError(
+                f"cannot read {folder}: {error.strerror}.",
+                hint="check its permissions, or name a folder below it",
+            ) from None
         if any(
             entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME)
             for entry in entries

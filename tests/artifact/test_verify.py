@@ -464,3 +464,18 @@ def test_artifacts_in_a_tree(tmp_path: Path) -> None:
     assert find_artifacts(tmp_path) == [two, one]
     assert find_artifacts(one) == [one]
     assert find_artifacts(tmp_path / "absent") == find_artifacts(one / K) == []
+
+
+def test_a_folder_that_vanishes_during_the_walk_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    list_folder = Path.iterdir
+
+    def listed(folder: Path) -> list[Path]:
+        if folder != tmp_path:
+            folder.rmdir()
+        return list(list_folder(folder))
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    assert find_artifacts(tmp_path) == []
