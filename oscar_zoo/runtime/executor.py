@@ -139,7 +139,7 @@ class Executor:
         if self.prefill is not None and not any(batch.prefix_lens):
             write(parts="slots")
             out, lse = self.prefill.chunk(q, k, v, batch, softmax)
-            lse, mean = lse * self.prefill.lse_unit, None
+            unit, mean = self.prefill.lse_unit, None
         elif self.prefill is None or _short(batch):
             rows, query = (self._rows_like(k), self._rows_like(v)), self._rows_like(q)
             write(parts="slots", query=q, query_out=query, rows_out=rows)
@@ -154,15 +154,15 @@ class Executor:
                 o_partner=transforms.o_partner,
                 workspace=self.extend_scratch,
             )
-            mean = transforms.k_mean
+            unit, mean = 1.0, transforms.k_mean
         else:
             query = self._rows_like(q)
             write(parts="slots", query=q, query_out=query)
             out, lse = self._by_pieces(self.prefill, q, query, (k, v), layer, batch, softmax)
-            lse, mean = lse * self.prefill.lse_unit, transforms.k_mean
+            unit, mean = self.prefill.lse_unit, transforms.k_mean
         sink = softmax.sink_logits(q, mean)
         if sink is not None:
-            out = with_sink(out, lse, sink)
+            out = with_sink(out, lse * unit, sink)
         write(parts="windows")
         return out.to(q.dtype)
 
