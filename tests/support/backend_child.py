@@ -1,4 +1,4 @@
-"""Call the attention backend as SGLang's CUDA-graph runner does, in a fork of `sglang_forks`.
+"""Call the attention backend as SGLang's runners do, in a fork of `sglang_forks`.
 
 The backend has no runner and no GPU: a stand-in for the cache notes which of its calls are made.
 """
@@ -16,8 +16,31 @@ import torch
 def decode_graph(out: str) -> None:
     """Capture before any request, then replay without and with the hook that watches rows."""
     from oscar_zoo.engines.sglang import fired_hooks
+
+    backend, calls = _backend()
+    batch = _decode_batch(rows=[1, 2])
+    assert "alloc" not in fired_hooks.FIRED
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    _noting_refusal(calls, backend.init_forward_metadata_out_graph, batch)
+    fired_hooks.FIRED.add("alloc")
+    backend.init_forward_metadata_out_graph(batch)
+    Path(out).write_text(json.dumps(calls))
+
+
+def eager_warm_up(out: str) -> None:
+    """A pass of padding rows before any request, as for FlashInfer's autotune, then rows of
+    requests."""
+    from oscar_zoo.engines.sglang import fired_hooks
+
+    backend, calls = _backend()
+    assert "alloc" not in fired_hooks.FIRED
+    _noting_refusal(calls, backend.init_forward_metadata, _decode_batch(rows=[0, 0]))
+    _noting_refusal(calls, backend.init_forward_metadata, _decode_batch(rows=[0, 1]))
+    Path(out).write_text(json.dumps(calls))
+
+
+def _backend() -> tuple[Any, list[str]]:
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
-    from oscar_zoo.errors import ServerFailed
 
     calls: list[str] = []
     backend: Any = object.__new__(OscarAttentionBackend)
@@ -27,19 +50,23 @@ def decode_graph(out: str) -> None:
         begin=lambda step: calls.append(f"begin {step.kind}"),
         refill=lambda step: calls.append(f"refill {step.kind}"),
     )
-    rows = torch.tensor([1, 2])
-    batch = SimpleNamespace(
-        req_pool_indices=rows,
-        seq_lens=rows,
-        out_cache_loc=rows,
+    return backend, calls
+
+
+def _decode_batch(rows: list[int]) -> Any:
+    numbers = torch.tensor(rows)
+    return SimpleNamespace(
+        req_pool_indices=numbers,
+        seq_lens=numbers,
+        out_cache_loc=numbers,
         forward_mode=SimpleNamespace(is_extend=lambda: False),
     )
-    assert "alloc" not in fired_hooks.FIRED
-    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+
+
+def _noting_refusal(calls: list[str], call: Any, batch: Any) -> None:
+    from oscar_zoo.errors import ServerFailed
+
     try:
-        backend.init_forward_metadata_out_graph(batch)
+        call(batch)
     except ServerFailed as error:
         calls.append(type(error).__name__)
-    fired_hooks.FIRED.add("alloc")
-    backend.init_forward_metadata_out_graph(batch)
-    Path(out).write_text(json.dumps(calls))

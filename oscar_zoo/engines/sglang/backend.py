@@ -172,11 +172,13 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
     def _step(self, forward_batch: Any) -> StepInput:
         """The step that SGLang asks for, once it is known that its rows can be trusted."""
+        step = step_input(forward_batch)
         if "alloc" not in fired_hooks.FIRED:
+            if not bool(step.rows.any()):
+                return step  # a warm-up of SGLang before any request; row 0 is nobody's
             raise ServerFailed(
                 "the hook that watches request rows did not run; request rows cannot be trusted."
             )
-        step = step_input(forward_batch)
         fresh = [row for row in step.request_rows if row in self.windows.fresh]
         if fresh and step.kind == "decode":
             raise ServerFailed(f"request rows {fresh} reached decode without a prefill.")
