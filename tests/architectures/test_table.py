@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from architecture_attempts import compute_and_evaluate
-from architecture_page import COLUMNS, PAGE, page, read_records
+from architecture_page import COLUMNS, CPU_COLUMNS, PAGE, page, read_records
 from architectures import ARCHITECTURES
 
 from oscar_zoo.registry.architectures import architecture
@@ -18,15 +18,15 @@ def test_the_document_is_what_was_recorded() -> None:
     assert PAGE.read_text("utf-8") == page(RECORDS)
 
 
-def test_every_architecture_has_a_row_and_nothing_fails() -> None:
+def test_every_architecture_has_a_row_and_nothing_fails_on_a_cpu() -> None:
     assert list(RECORDS) == list(ARCHITECTURES)
     text = PAGE.read_text("utf-8")
     for name, tiny in ARCHITECTURES.items():
         assert f"| {tiny.models} | `{tiny.model_type}` |" in text
         for column in COLUMNS:
             attempt = getattr(RECORDS[name], column)
-            assert attempt.outcome != "fails", (name, column)
-            assert bool(attempt.said) == (attempt.outcome == "refused")
+            assert attempt.outcome != "fails" or column not in CPU_COLUMNS, (name, column)
+            assert bool(attempt.said) == (attempt.outcome in ("refused", "fails"))
 
 
 def test_what_info_says_is_not_less_than_what_was_recorded() -> None:

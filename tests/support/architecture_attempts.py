@@ -1,4 +1,4 @@
-"""What works with the small models of `architectures`: `compute`, `eval`, and a server on this CPU.
+"""What works with the small models of `architectures`: `compute`, `eval`, and a server.
 
 Every attempt ends in one word and, where something does not work, the sentence that a user gets.
 """
@@ -6,34 +6,25 @@ Every attempt ends in one word and, where something does not work, the sentence 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import torch
+from architecture_answers import NEW, PROMPT, answer, free_port, gaps, prompt, stock_gaps, untied
+from architecture_places import CPU, Place
 from architectures import write_architecture, write_config
-from engines import environment
 from random_qwen3 import EXAMPLE
 
 Outcome = Literal["works", "refused", "fails", "stock fails", "stock differs", "not tried"]
 
 TEXT = EXAMPLE.parents[1] / "text" / "calibration.txt"
 HELD_OUT = TEXT.with_name("validation.txt")
-PROMPT, NEW, LONG = 48, 16, 500
-"""Tokens of a prompt that the windows hold whole, of an answer, and of a prompt that they do not
-hold."""
-TIE = 0.03
-"""Two tokens whose logits differ by less may change places."""
-ENGINE = ("--dtype=float32", "--disable-cuda-graph", "--max-total-tokens=4096")
-START_SECONDS = 400
+LONG = 500
+"""Tokens of a prompt that the windows do not hold."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ class Attempt:
     """What came of it.
 
     Attributes:
-        outcome: `refused` by a sentence of ours; `stock fails` where SGLang starts on no CPU
+        outcome: `refused` by a sentence of ours; `stock fails` where SGLang does not start there
             without us either; `stock differs` where tokens are those of SGLang without us, and
             not those of transformers; `not tried` where no server was started.
         said: the sentence, with what works instead; empty where it works.
@@ -58,11 +49,35 @@ def compute_and_evaluate(name: str, work: Path) -> tuple[Attempt, Attempt]:
         name: of an architecture.
         work: a folder; `model` and `rotation` in it are written again.
     """
-    from oscar_zoo import compute_artifact, evaluate_artifact
+    from oscar_zoo import evaluate_artifact
+    from oscar_zoo.errors import OscarZooError
+
+    computed = compute(name, work)
+    if computed.outcome != "works":
+        return computed, computed
+    try:
+        report = evaluate_artifact(
+            work / "rotation",
+            model=work / "model",
+            tasks=["perplexity"],
+            data=str(HELD_OUT),
+            windows=1,
+            length=512,
+            device="cpu",
+        )
+    except OscarZooError as error:
+        return computed, Attempt("refused", _sentence(error.message, error.hint))
+    assert all(row.perplexity is not None and row.perplexity < 1e6 for row in report.rows)
+    return computed, Attempt("works")
+
+
+def compute(name: str, work: Path, place: Place = CPU) -> Attempt:
+    """Write `model` into `work`, and a `rotation` for it."""
+    from oscar_zoo import compute_artifact
     from oscar_zoo.errors import OscarZooError
 
     shutil.rmtree(work, ignore_errors=True)
-    model, rotation = work / "model", work / "rotation"
+    model = work / "model"
     try:
         write_config(name, model)
         compute_artifact(
@@ -71,78 +86,55 @@ def compute_and_evaluate(name: str, work: Path) -> tuple[Attempt, Attempt]:
             calib_tokens=1024,
             seq_len=512,
             method="oscar",
-            output=rotation,
-            device="cpu",
+            output=work / "rotation",
+            device=place.device,
         )
     except OscarZooError as error:
-        refused = Attempt("refused", _sentence(error.message, error.hint))
-        return refused, refused
-    try:
-        report = evaluate_artifact(
-            rotation,
-            model=model,
-            tasks=["perplexity"],
-            data=str(HELD_OUT),
-            windows=1,
-            length=512,
-            device="cpu",
-        )
-    except OscarZooError as error:
-        return Attempt("works"), Attempt("refused", _sentence(error.message, error.hint))
-    assert all(row.perplexity is not None and row.perplexity < 1e6 for row in report.rows)
-    return Attempt("works"), Attempt("works")
+        return Attempt("refused", _sentence(error.message, error.hint))
+    return Attempt("works")
 
 
-def serve(name: str, work: Path) -> Attempt:
-    """Serve the rotation that `compute_and_evaluate` left in `work`, and compare tokens.
+def serve(name: str, work: Path, place: Place = CPU) -> Attempt:
+    """Serve the rotation that `compute` left in `work`, and compare tokens.
 
     The answer to a short prompt must be that of transformers, because the windows hold all of it.
     The answer to a long one must come.
     """
-    write_architecture(name, work / "float32", dtype="float32")
+    served = write_architecture(name, work / "served", dtype=place.dtype)
     command = [sys.executable, "-m", "oscar_zoo", "serve", str(work / "rotation")]
-    command += ["--model", str(work / "float32"), "--device", "cpu", "--detach", "--json"]
-    port = _free_port()
-    state = {f"OSCAR_ZOO_{kind}": str(work / kind.lower()) for kind in ("STATE", "CACHE", "DATA")}
-    settings = {**os.environ, **state, "HF_HUB_OFFLINE": "1"}
-    wait = ["--port", str(port), "--timeout", str(START_SECONDS), "--", *ENGINE]
+    command += ["--model", str(served), "--device", place.device, "--detach", "--json"]
+    port = free_port()
+    wait = ["--port", str(port), "--timeout", str(place.start_seconds), "--", *place.flags]
     done = subprocess.run(
-        [*command, *wait], env=settings, capture_output=True, text=True, check=False
+        [*command, *wait], env=place.state(work), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        return _not_served(done, work)
+        return _not_served(done, served, place)
     try:
-        short = _answer(port, prompt(PROMPT))
-        assert len(_answer(port, prompt(LONG))) == NEW
+        short = answer(port, prompt(PROMPT))
+        long = answer(port, prompt(LONG))
     finally:
-        stop = [sys.executable, "-m", "oscar_zoo", "stop", str(port), "--now"]
-        subprocess.run(stop, env=settings, capture_output=True, check=False)
-    at = differs(work / "float32", prompt(PROMPT), short)
+        stop(work, place)
+    if len(long) != NEW:
+        return Attempt("fails", f"The answer to a long prompt has {len(long)} tokens.")
+    return _compared(served, short, place)
+
+
+def stop(work: Path, place: Place) -> None:
+    """End the server whose state is in `work`, if there is one."""
+    command = [sys.executable, "-m", "oscar_zoo", "stop", "--now"]
+    subprocess.run(command, env=place.state(work), capture_output=True, check=False)
+
+
+def _compared(model: Path, short: list[int], place: Place) -> Attempt:
+    wanted = gaps(model, prompt(PROMPT), short, place)
+    at = untied([one.gap for one in wanted], wanted, place)
     if at is None:
         return Attempt("works")
-    if _stock_answer(work / "float32", prompt(PROMPT)) == short:
+    stock = stock_gaps(model, prompt(PROMPT), short, place)
+    if stock is not None and untied(stock, wanted, place) is None:
         return Attempt("stock differs")
     return Attempt("fails", f"Token {at} of the answer is not that of transformers.")
-
-
-def prompt(tokens: int) -> list[int]:
-    """Random tokens, none of them special."""
-    draw = torch.Generator().manual_seed(5)
-    return torch.randint(16, 2048, (tokens,), generator=draw).tolist()
-
-
-def differs(model: Path, ids: Sequence[int], answer: Sequence[int]) -> int | None:
-    """The first token of a greedy answer that transformers would not give, or `None`."""
-    from oscar_zoo.models.loading import load_model
-
-    loaded = load_model(str(model))
-    for at, token in enumerate(answer):
-        seen = torch.tensor([[*ids, *answer[:at]]])
-        with torch.inference_mode():
-            logits = loaded.model(input_ids=seen, use_cache=False).logits[0, -1]
-        if float(logits.max() - logits[token]) > TIE:
-            return at
-    return None
 
 
 def _with_weights(name: str, model: Path) -> Path:
@@ -160,50 +152,10 @@ def _sentence(message: str, hint: str | None) -> str:
     return f"{said} Instead: {instead}." if instead else said
 
 
-def _not_served(done: subprocess.CompletedProcess[str], work: Path) -> Attempt:
+def _not_served(done: subprocess.CompletedProcess[str], model: Path, place: Place) -> Attempt:
     error = json.loads(done.stdout)["error"]
     if error["code"].startswith("unsupported"):
         return Attempt("refused", _sentence(error["message"], error["hint"]))
-    if _stock_answer(work / "float32", prompt(PROMPT)) is None:
+    if stock_gaps(model, prompt(PROMPT), [], place) is None:
         return Attempt("stock fails")
-    return Attempt("fails", _sentence(error["message"], error["hint"]))
-
-
-def _stock_answer(model: Path, ids: Sequence[int]) -> list[int] | None:
-    """The answer of SGLang without an INT2 cache; `None` where it does not start."""
-    command = [sys.executable, "-c", STOCK, str(model), str(_free_port()), json.dumps(list(ids))]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        return None
-    return list(json.loads(done.stdout.splitlines()[-1]))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _answer(port: int, ids: Sequence[int]) -> list[int]:
-    sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
-    body = json.dumps({"input_ids": list(ids), "sampling_params": sampling}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=300) as response:
-        found: dict[str, Any] = json.load(response)
-    return list(found["output_ids"])
-
-
-STOCK = f"""
-import json, sys
-import oscar_zoo.models.torchvision_ops
-from sglang import Engine
-engine = Engine(model_path=sys.argv[1], device="cpu", dtype="float32", disable_cuda_graph=True,
-                max_total_tokens=4096, port=int(sys.argv[2]), log_level="error")
-sampling = dict(temperature=0, max_new_tokens={NEW}, ignore_eos=True)
-(answer,) = engine.generate(input_ids=[json.loads(sys.argv[3])], sampling_params=sampling)
-engine.shutdown()
-print(json.dumps(answer["output_ids"]))
-"""
-"""The same model without an INT2 cache."""
+    return Attempt("fails", _sentence(error["message"], None))

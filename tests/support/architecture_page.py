@@ -18,35 +18,41 @@ WORDS: Mapping[Outcome, str] = {
     "works": "works",
     "refused": "refused",
     "fails": "fails",
-    "stock fails": "not on a CPU",
+    "stock fails": "not in SGLang",
     "stock differs": "as stock",
     "not tried": "not tried",
 }
-COLUMNS = ("compute", "evaluate", "serve")
+NOT_TRIED = Attempt("not tried")
+CPU_COLUMNS = ("compute", "evaluate", "serve")
+COLUMNS = (*CPU_COLUMNS, "gpu")
 
 HEAD = """# Models
 
 This page says what works with each architecture. `make models` writes it: it makes a small random
-model of every architecture, computes and measures a rotation for it, starts a server on the CPU,
-and compares the answer with that of transformers. What works there is expected of every model of
-the architecture, as long as its `head_dim` is a power of two. What was tried on GPUs is in
-[gpu-check.md](gpu-check.md).
+model of every architecture, computes and measures a rotation for it, starts a server, and compares
+the answer with that of transformers. What works there is expected of every model of the
+architecture, as long as its `head_dim` is a power of two. What was tried on GPUs with models of
+real sizes is in [gpu-check.md](gpu-check.md).
 """
 LEGEND = """A model with images is computed, measured and served with text. What is *refused* is
-refused in one sentence before weights are read; the reasons are below. *Not on a CPU* means that
-SGLang itself does not start with this model without a GPU. *As stock* means that the tokens are
-those of SGLang without an INT2 cache, which are not those of transformers. Tried with
+refused in one sentence before weights are read; the reasons are below. *Not in SGLang* means that
+SGLang itself does not start with this model there. *As stock* means that the tokens are those of
+SGLang without an INT2 cache, which are not those of transformers. On a CPU, models are served in
+32 bits and tokens must be equal. On a GPU they are served in bfloat16, and the logit of every token
+must be within rounding of the best one.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """The attempts with one architecture, and the releases of transformers and SGLang in them."""
+    """The attempts with one architecture, and with which releases, on which GPU."""
 
-    compute: Attempt
-    evaluate: Attempt
-    serve: Attempt
-    releases: str
+    compute: Attempt = NOT_TRIED
+    evaluate: Attempt = NOT_TRIED
+    serve: Attempt = NOT_TRIED
+    releases: str = ""
+    gpu: Attempt = NOT_TRIED
+    gpu_releases: str = ""
 
 
 def read_records(path: Path = RECORDS) -> dict[str, Row]:
@@ -55,7 +61,11 @@ def read_records(path: Path = RECORDS) -> dict[str, Row]:
         return {}
     rows = json.loads(path.read_bytes())
     return {
-        name: Row(*(Attempt(**row[column]) for column in COLUMNS), row["releases"])
+        name: Row(
+            **{column: Attempt(**row[column]) for column in COLUMNS},
+            releases=row["releases"],
+            gpu_releases=row["gpu_releases"],
+        )
         for name, row in rows.items()
     }
 
@@ -68,11 +78,18 @@ def write_records(rows: Mapping[str, Row], path: Path = RECORDS) -> None:
 
 def page(rows: Mapping[str, Row]) -> str:
     """The document."""
-    lines = ["| models | `model_type` | compute | eval | serve on a CPU |", "|---|---|---|---|---|"]
+    lines = [
+        "| models | `model_type` | compute | eval | serve on a CPU | serve on a GPU |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [_line(name, rows[name]) for name in ARCHITECTURES if name in rows]
-    releases = " and ".join(dict.fromkeys(row.releases for row in rows.values()))
-    legend = _wrapped(f"{LEGEND} {releases}.") + "\n"
-    return "\n".join([HEAD, "\n".join(lines) + "\n", legend, _reasons(rows)])
+    tried = [_tried("On a CPU", [row.releases for row in rows.values()])]
+    tried += [_tried("On a GPU", [row.gpu_releases for row in rows.values()])]
+    legend = _wrapped(" ".join([LEGEND, *tried])) + "\n"
+    refused = _reasons(rows, "refused", "What is refused, and why")
+    return "\n".join(
+        [HEAD, "\n".join(lines) + "\n", legend, *refused, *_reasons(rows, "fails", "What fails")]
+    )
 
 
 def _line(name: str, row: Row) -> str:
@@ -81,15 +98,22 @@ def _line(name: str, row: Row) -> str:
     return f"| {tiny.models} | `{tiny.model_type}` | {' | '.join(words)} |"
 
 
-def _reasons(rows: Mapping[str, Row]) -> str:
-    """Every sentence once, with the models of which it is said."""
+def _tried(where: str, releases: list[str]) -> str:
+    """With which releases, each once; nothing where nothing was tried."""
+    found = " and ".join(one for one in dict.fromkeys(releases) if one)
+    return f"{where}, all this was tried with {found}." if found else ""
+
+
+def _reasons(rows: Mapping[str, Row], outcome: Outcome, title: str) -> list[str]:
+    """A section with every sentence once, and the models of which it is said; none without."""
     said: dict[str, dict[str, None]] = {}
     for name in ARCHITECTURES:
         for column in COLUMNS if name in rows else ():
-            if sentence := getattr(rows[name], column).said:
-                said.setdefault(sentence, {})[ARCHITECTURES[name].models] = None
+            attempt: Attempt = getattr(rows[name], column)
+            if attempt.outcome == outcome:
+                said.setdefault(attempt.said, {})[ARCHITECTURES[name].models] = None
     entries = [_wrapped(f"- {', '.join(models)}: {text}", "  ") for text, models in said.items()]
-    return "\n".join(["## What is refused, and why", "", *entries, ""])
+    return ["\n".join([f"## {title}", "", *entries, ""])] if entries else []
 
 
 def _wrapped(text: str, indent: str = "") -> str:

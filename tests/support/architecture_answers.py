@@ -1,0 +1,121 @@
+"""Prompts for the small models of `architectures`, and who agrees with a greedy answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from architecture_places import Place
+
+from oscar_zoo.engines.sglang.flags import device_flags
+
+PROMPT, NEW = 48, 16
+"""Tokens of a prompt that the windows hold whole, and of an answer."""
+ANSWER_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far the logit of a token lies below the best one, and the standard deviation of all."""
+
+    gap: float
+    spread: float
+
+
+def prompt(tokens: int) -> list[int]:
+    """Random tokens, none of them special."""
+    draw = torch.Generator().manual_seed(5)
+    return torch.randint(16, 2048, (tokens,), generator=draw).tolist()
+
+
+def answer(port: int, ids: Sequence[int]) -> list[int]:
+    """The greedy answer of a server on this machine."""
+    sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    body = json.dumps({"input_ids": list(ids), "sampling_params": sampling}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+        found: dict[str, Any] = json.load(response)
+    return list(found["output_ids"])
+
+
+def gaps(model: Path, ids: Sequence[int], answered: Sequence[int], place: Place) -> list[Gap]:
+    """What transformers thinks of every token of an answer, on the same device."""
+    from oscar_zoo.models.loading import load_model
+
+    loaded = load_model(str(model), device=place.device)
+    seen = torch.tensor([[*ids, *answered]], device=loaded.device)
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=seen, use_cache=False).logits[0, len(ids) - 1 : -1].float()
+    return [
+        Gap(float(row.max() - row[token]), float(row.std()))
+        for row, token in zip(logits, answered, strict=True)
+    ]
+
+
+def stock_gaps(
+    model: Path, ids: Sequence[int], answered: Sequence[int], place: Place
+) -> list[float] | None:
+    """What SGLang without an INT2 cache thinks of every token; `None` where it does not start."""
+    flags = {"--model-path": model, "--port": free_port(), **device_flags(place.device)}
+    words = [f"{name}={value}" for name, value in flags.items()]
+    given = {"flags": [*words, *place.stock_flags, *place.flags]}
+    given |= {"ids": list(ids), "answer": list(answered)}
+    command = [sys.executable, "-c", STOCK, json.dumps(given)]
+    done = subprocess.run(
+        command, env=place.stock(), stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        return None
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def untied(found: Sequence[float], wanted: Sequence[Gap], place: Place) -> int | None:
+    """The first token of an answer that is further from the best than a tie, or `None`.
+
+    Args:
+        found: gaps of the tokens, by whoever is asked.
+        wanted: the same tokens in transformers, for the spread of their logits.
+    """
+    for at, (gap, one) in enumerate(zip(found, wanted, strict=True)):
+        if not gap <= max(place.tie, place.tie_of_spread * one.spread):
+            return at
+    return None
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+STOCK = """
+import json, sys
+import oscar_zoo.models.torchvision_ops
+from sglang import Engine
+from sglang.srt.server_args import prepare_server_args
+given = json.loads(sys.argv[1])
+engine = Engine(server_args=prepare_server_args(given["flags"]))
+ids, answer = given["ids"], given["answer"]
+(found,) = engine.generate(
+    input_ids=[ids + answer], sampling_params=dict(temperature=0, max_new_tokens=1),
+    return_logprob=True, logprob_start_len=len(ids) - 1, top_logprobs_num=1,
+)
+told = found["meta_info"]
+engine.shutdown()
+own = told["input_token_logprobs"][-len(answer):] if answer else []
+best = told["input_top_logprobs"][-len(answer):] if answer else []
+assert [one[1] for one in own] == answer
+print(json.dumps([first[0][0] - one[0] for first, one in zip(best, own)]))
+"""
+"""The same model without an INT2 cache."""
