@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -23,8 +24,9 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import triton_interpreter
@@ -147,6 +149,9 @@ def serve() -> None:
         importlib.import_module(module)
     triton_interpreter.patch_once()
     triton_interpreter.without_overflow_checks()
+    _find_bindings_once()
+    gc.collect()
+    gc.freeze()  # or every collection of a call would walk all that was imported
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -155,6 +160,41 @@ def serve() -> None:
         replies.flush()
         replies.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
         replies.flush()
+
+
+def _find_bindings_once() -> None:
+    """From now on, in this process and its forks, SGLang does not walk through all modules for each
+    of its hooks, to find where else a function is bound: that took a second of every call.
+
+    Bindings of today are found in a table. Modules that are imported later are walked through.
+    """
+    from sglang.srt.plugins import hook_registry
+
+    known = {*sys.modules}
+    table: dict[int, list[tuple[ModuleType, str]]] = {}
+    for module, name, value in _bindings(known):
+        table.setdefault(id(value), []).append((module, name))
+
+    def propagate(original: object, wrapped: object, source: object) -> int:
+        later = _bindings(sys.modules.keys() - known)
+        places = table.get(id(original), []) + [(module, name) for module, name, _ in later]
+        stale = [(m, n) for m, n in places if m is not source and vars(m).get(n) is original]
+        for module, name in stale:
+            setattr(module, name, wrapped)
+        return len(stale)
+
+    assert hasattr(hook_registry, "_propagate_patch")
+    hook_registry._propagate_patch = propagate
+
+
+def _bindings(modules: Iterable[str]) -> list[tuple[ModuleType, str, object]]:
+    found = [sys.modules[name] for name in modules]
+    return [
+        (module, name, value)
+        for module in found
+        if isinstance(module, ModuleType)
+        for name, value in [*vars(module).items()]
+    ]
 
 
 def _run(function: str, folder: str, log: str, env: dict[str, str], given: dict[str, Any]) -> int:
