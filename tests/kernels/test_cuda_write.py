@@ -83,13 +83,13 @@ def nvrtc_missing() -> str | None:
     return None
 
 
-@pytest.mark.parametrize("warpgroups", [1, 3, 4])
-def test_source_compiles_without_a_gpu(warpgroups: int) -> None:
+@pytest.mark.parametrize(("dim", "warpgroups"), [(128, 1), (128, 3), (128, 4), (256, 3)])
+def test_source_compiles_without_a_gpu(dim: int, warpgroups: int) -> None:
     reason = nvrtc_missing()
     if reason:
         pytest.skip(reason)
     made = variants.WriteVariant(
-        QuantSpec(128, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups
+        QuantSpec(dim, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups
     )
     flags = [f"-D{name}={value}" for name, value in made.flags.items()]
     code = nvrtc.compile_source(
@@ -152,10 +152,16 @@ GPU_CASES = [
     (QuantSpec(128, 32, 0.92), QuantSpec(64, 64)),
     (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(128, 64, 0.985, "bfloat16")),
 ]
+WIDE_CASES = [
+    (QuantSpec(256, 128, 0.96), QuantSpec(256, 128, 0.92)),
+    (QuantSpec(256, 256, 0.92), QuantSpec(256, 64)),
+    (QuantSpec(256, 64), QuantSpec(128, 128, 0.92)),
+]
+"""Rows that have the kernel for few rows alone."""
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("k_spec", "v_spec"), GPU_CASES, ids=str)
+@pytest.mark.parametrize(("k_spec", "v_spec"), GPU_CASES + WIDE_CASES, ids=str)
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("tokens", [1, 64, 700, 5000])
 def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int) -> None:

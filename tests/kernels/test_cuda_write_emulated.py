@@ -139,6 +139,12 @@ CASES = [
     ),
     (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(64, 16, 0.0, "bfloat16"), {"tokens": 33}),
 ]
+WIDE = [
+    (QuantSpec(256, 128, 0.96), QuantSpec(256, 128, 0.92), {"tokens": 35, "heads": 2, "group": 4}),
+    (QuantSpec(256, 64, 0.0), QuantSpec(256, 256, 0.8), {"tokens": 21, "per_head": True}),
+    (QuantSpec(256, 256, 0.985), QuantSpec(64, 32, 0.75), {"tokens": 40, "mean": False}),
+]
+"""Rows that have the kernel for few rows alone."""
 
 
 EITHER = pytest.mark.parametrize("step", [False, True], ids=["many rows", "few rows"])
@@ -171,6 +177,24 @@ def test_the_emulated_kernel_writes_what_the_reference_writes(
     alone, slots = few.write(emulated)[0], few.targets.out_loc.long()
     assert torch.equal(alone.codes[slots], together.codes[slots])
     assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
+
+
+@pytest.mark.parametrize(
+    ("k_spec", "v_spec", "options"), WIDE, ids=lambda x: "" if isinstance(x, dict) else str(x)
+)
+def test_rows_of_256_are_written_as_the_reference_writes_them(
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any]
+) -> None:
+    """With many rows in a block or with few, and whichever of the stores are wanted."""
+    job = bfloat16_job(k_spec, v_spec, **options)
+    assert_same(Emulated(build), job, **EXACT)
+    (together, query), (single, other) = (job.write(Emulated(build, n)) for n in (6, 1000))
+    assert torch.equal(bits(query), bits(other))
+    for name in STORES:
+        assert torch.equal(bits(getattr(single, name)), bits(getattr(together, name)))
+    alone, _ = job.write(Emulated(build), parts="slots", query=None)
+    for name in ("codes", "affine"):
+        assert torch.equal(bits(getattr(alone, name)), bits(getattr(together, name)))
 
 
 @EITHER

@@ -35,8 +35,19 @@ def test_the_reason_is_told_once(
     assert "needs an NVIDIA GPU, the query is on cpu" in told(caplog)[0]
 
 
+def test_rows_of_256_take_the_faster_path_without_a_word(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    filling = testing.random_cache([5], QuantSpec(256, 128), sink=4, recent=4, dtype=torch.bfloat16)
+    query = torch.zeros(1, 4, 256, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"cpu|triton"):
+        dispatch.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0)
+    assert told(caplog) == []
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [128, 96])
+@pytest.mark.parametrize("head_dim", [128, 96, 256])
 def test_both_paths_are_right_in_one_workspace(
     head_dim: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,9 @@ class AttentionTiles:
 PROGRAMS_PER_SM = 12
 """Programs of one warp that the registers of a multiprocessor hold, so one wave of them."""
 
+WIDE_PROGRAMS_PER_SM = 6
+"""The same for rows of more than 128 channels, which take twice the registers."""
+
 LEAST_PROGRAMS = 8
 """Fewest programs of a request and KV head. With fewer, the program of the windows ends last."""
 
@@ -63,7 +66,8 @@ def decode_tiles(
         exact: most window positions of a request.
         sms: multiprocessors of the device.
     """
-    programs = max(LEAST_PROGRAMS, round(sms * PROGRAMS_PER_SM / (batch * num_kv_heads)))
+    per_sm = PROGRAMS_PER_SM if head_dim <= 128 else WIDE_PROGRAMS_PER_SM
+    programs = max(LEAST_PROGRAMS, round(sms * per_sm / (batch * num_kv_heads)))
     exact_splits = min(max(1, programs // 8), -(-exact // 64))
     rows = 8 if group <= 8 else 16
     return AttentionTiles(

@@ -7,10 +7,15 @@ extern "C" int parameters_size() { return sizeof(Params); }
 // Runs a launch; `message` gets an error of up to 200 characters.
 extern "C" bool emulate(const char* kernel, const Params* p, int blocks, unsigned bytes, bool eager, unsigned seed,
                         char* message) {
-  const bool step = !strcmp(kernel, "oscar_write_step");
-  const auto run = step ? oscar_write_step : strcmp(kernel, "oscar_write_slots") ? oscar_write : oscar_write_slots;
-  const std::string error = machine::run(blocks, step ? oscar_write_step_threads : oscar_write_threads, bytes, eager,
-                                         seed, [=] { run(*p); });
+  auto run = oscar_write_step;
+  int threads = oscar_write_step_threads;
+#if DK <= 128 && DV <= 128
+  if (strcmp(kernel, "oscar_write_step")) {
+    run = strcmp(kernel, "oscar_write_slots") ? oscar_write : oscar_write_slots;
+    threads = oscar_write_threads;
+  }
+#endif
+  const std::string error = machine::run(blocks, threads, bytes, eager, seed, [=] { run(*p); });
   strncpy(message, error.c_str(), 200);
   return error.empty();
 }
@@ -19,7 +24,7 @@ extern "C" bool emulate(const char* kernel, const Params* p, int blocks, unsigne
 template <class R>
 static std::string clip(const float* x, float* limits, int rows) {
   std::string error;
-  if constexpr (R::RANK > 0)
+  if constexpr (R::RANK > 0 && R::D <= 128)
     for (int first = 0; first < rows && error.empty(); first += 16)
       error = machine::run(1, 32, 16, false, 0, [=] {
         const int row = first + machine::current / 4, t = machine::current % 4;

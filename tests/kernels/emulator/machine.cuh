@@ -42,6 +42,7 @@ struct Copy {
 };
 struct Product {
   float rows[2][16];  // rows g and g + 8 of the warp, g = lane / 4
+  u64 a;              // or where they are in shared memory; 0: in `rows`
   u64 b;
   bool more;
 };
@@ -148,10 +149,29 @@ void multiply_now(float (&x)[N]) {
     for (int n = 0; n < N; n++) {
       const int c = n / 4 * 8 + current % 4 * 2 + n % 2;
       double sum = product.more ? x[n] : 0.0;
-      for (int k = 0; k < 16; k++) sum += (double)product.rows[n / 2 % 2][k] * element(product.b, c, k);
+      const int row = current / 32 % 4 * 16 + current % 32 / 4 + n / 2 % 2 * 8;
+      for (int k = 0; k < 16; k++) {
+        const float x = product.a ? element(product.a, row, k) : product.rows[n / 2 % 2][k];
+        sum += (double)x * element(product.b, c, k);
+      }
       x[n] = (float)sum;
     }
   self().products.clear();
+}
+// What products read at these descriptors, `eights` times eight columns, was fenced by whoever copied it.
+template <class Address>
+void check_fenced(const std::vector<Product>& products, Address address, int eights) {
+  u32 begin = ~0u, end = 0;
+  for (const Product& product : products) {
+    const u64 columns = address(product);
+    if (columns == 0) continue;
+    const u32 first = (u32)(columns & 0x3FFF) * 16 & ~127u;
+    begin = min(begin, first);
+    end = max(end, first + eights * ((u32)(columns >> 32 & 0x3FFF) * 16));
+  }
+  for (const Thread& t : threads)
+    for (u32 copy : t.unfenced_copies)
+      check(copy < begin || copy >= end, "a product reads copies that no fence followed");
 }
 
 // Runs `count` blocks one after the other; an error message, or nothing.
@@ -291,15 +311,17 @@ DEV void copy_async(u32 to, const void* from) {
   machine::self().copies.back().push_back({to, from});
 }
 DEV void copies_commit() { machine::self().copies.emplace_back(); }
-DEV void copies_wait() {
+template <int N>
+DEV void copies_wait_but() {
   machine::Thread& t = machine::self();
   machine::check(t.copies.back().empty(), "copies that no group has");
-  while (t.copies.size() > 1) {
+  while (t.copies.size() > N + 1) {
     machine::land(t.copies.front());
     for (const machine::Copy& copy : t.copies.front()) t.unfenced_copies.push_back(copy.to);
     t.copies.erase(t.copies.begin());
   }
 }
+DEV void copies_wait() { copies_wait_but<0>(); }
 DEV void load_operand(u32 (&x)[4], u32 at) {
   u32 rows[32];
   memcpy(rows, machine::exchange(at, 9), sizeof rows);
@@ -333,7 +355,7 @@ DEV void matrix_begin(float (&x)[N]) {
 }
 template <int N>
 DEV void matrix_multiply(float (&)[N], const u32 (&a)[4], u64 b, bool more) {
-  machine::Product product{{}, b, more};
+  machine::Product product{{}, 0, b, more};
   for (int i = 0; i < 4; i++) {
     const u32* all = machine::exchange(a[i], 20 + i) + machine::current % 32 / 4 * 4;
     for (int k = 0; k < 8; k++)
@@ -342,18 +364,18 @@ DEV void matrix_multiply(float (&)[N], const u32 (&a)[4], u64 b, bool more) {
   machine::exchange((u32)b, 2);
   machine::self().products.push_back(product);
 }
+template <int N>
+DEV void matrix_multiply_tile(float (&)[N], u64 a, u64 b, bool more) {
+  machine::exchange((u32)a, 10);
+  machine::exchange((u32)b, 2);
+  machine::self().products.push_back({{}, a, b, more});
+}
 DEV void matrix_commit() {}
 template <int N>
 DEV void matrix_end(float (&x)[N]) {
   machine::exchange(0, 3);
-  u32 begin = ~0u, end = 0;  // of what the products read
-  for (const machine::Product& product : machine::self().products) {
-    const u32 columns = (u32)(product.b & 0x3FFF) * 16 & ~127u;
-    begin = min(begin, columns);
-    end = max(end, columns + N / 4 * ((u32)(product.b >> 32 & 0x3FFF) * 16));
-  }
-  for (const machine::Thread& t : machine::threads)
-    for (u32 copy : t.unfenced_copies)
-      machine::check(copy < begin || copy >= end, "a product reads copies that no fence followed");
+  const auto& products = machine::self().products;
+  machine::check_fenced(products, [](const machine::Product& x) { return x.b; }, N / 4);
+  machine::check_fenced(products, [](const machine::Product& x) { return x.a; }, 8);
   machine::multiply_now(x);
 }

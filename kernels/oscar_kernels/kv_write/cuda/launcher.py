@@ -79,7 +79,7 @@ def write_kv_int2(
     Args:
         warpgroups: of a block of the kernel for many rows.
         step: which kernel; by default the one for few rows where that makes a block for a
-            multiprocessor at most.
+            multiprocessor at most. Rows of 256 channels have only that one.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -133,11 +133,8 @@ def _load(made: WriteVariant, device: torch.device) -> dict[str, driver.Kernel]:
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         many = 128 * made.warpgroups
-        threads = {
-            "oscar_write": many,
-            "oscar_write_slots": many,
-            "oscar_write_step": 32 * STEP_ROWS,
-        }
+        threads = {} if made.wide else {"oscar_write": many, "oscar_write_slots": many}
+        threads["oscar_write_step"] = 32 * STEP_ROWS
         loaded = dict(zip(threads, driver.load(code, threads), strict=True))
         for name, kernel in loaded.items():
             kernel.allow_shared(made.shared_bytes(step=name == "oscar_write_step"))

@@ -78,6 +78,11 @@ DEV void copy_async(u32 to, const void* from) {  // 16 bytes to shared memory
 }
 DEV void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 DEV void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// For all groups but the last N.
+template <int N>
+DEV void copies_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 // Thread `l` of a warp gives the address of a row of 16 bytes: eight rows are a matrix; it gets numbers 2 (l % 4) and
 // the next of row l / 4 of four matrices.
 DEV void load_operand(u32 (&x)[4], u32 at) {
@@ -132,6 +137,24 @@ DEV void matrix_multiply(float (&x)[32], const u32 (&a)[4], u64 b, bool more) {
         "+f"(x[24]), "+f"(x[25]), "+f"(x[26]), "+f"(x[27]),
         "+f"(x[28]), "+f"(x[29]), "+f"(x[30]), "+f"(x[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
+}
+// The same with the rows of `a` in shared memory, as columns are.
+DEV void matrix_multiply_tile(float (&x)[32], u64 a, u64 b, bool more) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %34, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, p, 1, 1, 0, 0;}"
+      : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]),
+        "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
+        "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]),
+        "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]),
+        "+f"(x[16]), "+f"(x[17]), "+f"(x[18]), "+f"(x[19]),
+        "+f"(x[20]), "+f"(x[21]), "+f"(x[22]), "+f"(x[23]),
+        "+f"(x[24]), "+f"(x[25]), "+f"(x[26]), "+f"(x[27]),
+        "+f"(x[28]), "+f"(x[29]), "+f"(x[30]), "+f"(x[31])
+      : "l"(a), "l"(b), "r"((int)more));
 }
 DEV void matrix_multiply(float (&x)[64], const u32 (&a)[4], u64 b, bool more) {
   asm volatile(

@@ -11,7 +11,7 @@ from torch import Tensor
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.cuda.prepared import prepared
-from oscar_kernels.kv_write.cuda.variant import STEP_ROWS, TILE
+from oscar_kernels.kv_write.cuda.variant import STEP_ROWS, TILE, WIDE_TILE
 from oscar_kernels.kv_write.reference import Parts
 from oscar_kernels.kv_write.tuning import tile_cost
 
@@ -103,9 +103,11 @@ def arguments(
     def tiles(rows: int) -> tuple[int, ...]:
         return tuple(side.matrices * -(-side.rows // rows) for side in sides)
 
-    fitting = next((n for n in range(STEP_ROWS, TILE + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
-    step = fitting is not None if step is None else step
-    rows = fitting or TILE
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > 128
+    most = WIDE_TILE if wide else TILE
+    fitting = next((n for n in range(STEP_ROWS, most + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
+    step = wide or (fitting is not None if step is None else step)
+    rows = fitting or most
     given = (
         tiles(rows)
         if step

@@ -23,6 +23,27 @@ DEV void load_matrix(const Side& s, int matrix, u32 weights) {
   copies_commit();
 }
 
+// A matrix of more than 128 columns does not fit a block: its columns come in chunks, a quarter of the channels of 256
+// each. A chunk in shared memory is as a matrix of that many columns, with its part of the mean's product behind it.
+constexpr int CHUNK = 64, PLANE = CHUNK * 128;  // bytes of 64 channels of a chunk's columns, or of a tile's rows
+template <class R>
+DEV constexpr int chunk_bytes() {
+  return 4 * CHUNK * R::D + 32 * CHUNK;
+}
+template <class R, int THREADS>
+DEV void load_chunk(const Side& s, int matrix, int chunk, u32 weights) {
+  constexpr int PLANES = R::D / 64, SIZE = 2 * PLANES * PLANE, STRIP = 32 * CHUNK;
+  const u8* from = s.halves + wide(matrix, s.halves_head) + chunk * PLANE;
+  UNROLL for (int i = 0; i < SIZE; i += THREADS * 16) {
+    const int at = i + thread_index() * 16;
+    copy_async(weights + at, from + at / PLANE * (R::D * 128) + at % PLANE);
+  }
+  const int mine = thread_index() * 16;
+  if (R::CENTRED && mine < STRIP)
+    copy_async(weights + SIZE + mine, s.mean + (wide(matrix, s.mean_head) + chunk * STRIP + mine));
+  copies_commit();
+}
+
 // The sixteen rows of a warp lie in shared memory with 16-byte units turned by the row: those of eight rows, which are
 // read at once, are in different banks.
 template <int D>
@@ -33,6 +54,9 @@ template <int D>
 DEV u32 place_in_rows(int row, int unit) {
   return row * D * 2 + (unit ^ (row & 7)) * 16;
 }
+
+// The rows of a tile where the tensor cores read them: as the columns of a chunk.
+DEV u32 place_in_tile(int row, int unit) { return unit / 8 * PLANE + row * 128 + ((unit ^ row) & 7) * 16; }
 
 // Starts the copies of rows g and g + 8, g = lane / 4, whose first channels are at these addresses.
 template <int D>
@@ -45,6 +69,13 @@ DEV void copy_rows(u32 rows, const u16* first, const u16* second, int lane) {
   }
 }
 
+// Takes the mean's product, three summands of it in columns 0 to 2 at `strip`, times one.
+template <int N>
+DEV void multiply_mean(float (&x)[N], u32 strip, int lane) {
+  const u32 ones = lane % 4 == 0 ? 0x3F803F80u : lane % 4 == 1 ? 0x3F80u : 0u;
+  const u32 one[4] = {ones, ones, 0u, 0u};
+  matrix_multiply(x, one, narrow_columns_address(strip), false);
+}
 // Begins the product of four warps' rows with a matrix, less the mean's product: the mean first, then the smaller half.
 // Copies to `rows` may be started again when this returns, `x` is there after `matrix_end`.
 template <class R>
@@ -55,13 +86,23 @@ DEV void multiply(u32 rows, u32 weights, int lane, float (&x)[R::D / 2]) {
   UNROLL for (int k = 0; k < D / 16; k++) load_operand(a[k], rows + place_in_rows<D>(lane % 16, 2 * k + lane / 16));
   warp_sync();
   matrix_begin(x);
-  if constexpr (R::CENTRED) {  // three summands of it stand in columns 0 to 2
-    const u32 ones = lane % 4 == 0 ? 0x3F803F80u : lane % 4 == 1 ? 0x3F80u : 0u;
-    const u32 one[4] = {ones, ones, 0u, 0u};
-    matrix_multiply(x, one, narrow_columns_address(weights + 2 * part_bytes(D)), false);
-  }
+  if constexpr (R::CENTRED) multiply_mean(x, weights + 2 * part_bytes(D), lane);
   UNROLL for (int part = 1; part >= 0; part--) UNROLL for (int k = 0; k < D / 16; k++)
       matrix_multiply(x, a[k], b + (part * part_bytes(D) + k / 4 * (D * 128) + k % 4 * 32) / 16,
                       R::CENTRED || part == 0 || k > 0);
+  matrix_commit();
+}
+
+// The same with one chunk of columns, and with rows that the tensor cores read in shared memory, see `place_in_tile`.
+template <class R>
+DEV void multiply_chunk(u32 tile, u32 weights, int lane, float (&x)[CHUNK / 2]) {
+  constexpr int PLANES = R::D / 64;  // of 64 channels each, of rows and of columns
+  matrix_begin(x);
+  if constexpr (R::CENTRED) multiply_mean(x, weights + 2 * PLANES * PLANE, lane);
+  UNROLL for (int step = 0; step < 2 * PLANES; step++) {
+    const int plane = step % PLANES, part = step < PLANES;
+    const u64 a = columns_address(tile + plane * PLANE), b = columns_address(weights + (part * PLANES + plane) * PLANE);
+    UNROLL for (int k = 0; k < 4; k++) matrix_multiply_tile(x, a + 2 * k, b + 2 * k, R::CENTRED || step > 0 || k > 0);
+  }
   matrix_commit();
 }

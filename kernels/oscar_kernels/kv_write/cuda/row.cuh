@@ -4,25 +4,32 @@
 
 #include "codes.cuh"
 
-// A row in a warp. Lane `l` has channel `l % BYTES` of EACH quarters, from `l / BYTES * EACH` on: fields of one byte.
+// A row in a warp. A lane has OWN_BYTES bytes of codes, every 32nd from `l % BYTES` on, and of each the fields of
+// QUARTERS quarters, from `l / BYTES * QUARTERS` on. Value `i` is of quarter `i / OWN_BYTES` of these.
 template <class R>
 struct WarpRow {
   static constexpr int D = R::D, EACH = D / 32, BYTES = D / 4;
-  static constexpr int OWN = R::G * EACH < 4 ? 1 : R::G * EACH / 4;  // groups that a lane has values of
-  static constexpr bool SHARED = R::G == 1 || BYTES == 32;           // by all lanes
+  static constexpr int OWN_BYTES = BYTES > 32 ? BYTES / 32 : 1, QUARTERS = EACH / OWN_BYTES;
+  static constexpr int OWN = R::G * QUARTERS < 4 ? 1 : R::G * QUARTERS / 4;  // groups that a lane has values of
+  static constexpr bool SHARED = R::G == 1 || BYTES >= 32;                   // by all lanes
   float x[EACH];
   int lane, byte, quarter;
 
-  DEV WarpRow(int lane) : lane(lane), byte(lane % BYTES), quarter(lane / BYTES * EACH) {}
+  DEV WarpRow(int lane) : lane(lane), byte(lane % BYTES), quarter(lane / BYTES * QUARTERS) {}
+  DEV int quarter_of(int i) const { return quarter + i / OWN_BYTES; }
+  DEV int byte_of(int i) const { return byte + i % OWN_BYTES * 32; }
 
   // Columns 8 j + 2 t + e are in the order of `channel_of`.
   DEV void load(u32 row) {
     constexpr int JQ = D / 32;
-    const int column = byte % (2 * JQ) / 2 * 8 + byte / (2 * JQ) * 2 + byte % 2;
-    UNROLL for (int i = 0; i < EACH; i++) x[i] = shared_load(row + ((quarter + i) * BYTES + column) * 4);
+    UNROLL for (int i = 0; i < EACH; i++) {
+      const int at = byte_of(i), column = at % (2 * JQ) / 2 * 8 + at / (2 * JQ) * 2 + at % 2;
+      x[i] = shared_load(row + (quarter_of(i) * BYTES + column) * 4);
+    }
   }
   DEV void store_exact(u16* row) const {
-    UNROLL for (int i = 0; i < EACH; i++) store_half(row + (quarter + i) * BYTES + byte, (u16)pack_bf16(x[i], 0.f));
+    UNROLL for (int i = 0; i < EACH; i++)
+        store_half(row + quarter_of(i) * BYTES + byte_of(i), (u16)pack_bf16(x[i], 0.f));
   }
 
   // The RANK-th largest magnitude of the row. As integers magnitudes have the order of floats.
@@ -61,7 +68,7 @@ struct WarpRow {
       const float most = limit();
       UNROLL for (int i = 0; i < EACH; i++) x[i] = fminf(fmaxf(x[i], -most), most);
     }
-    u32 bits = 0;
+    u32 bits[OWN_BYTES] = {};
     UNROLL for (int v = 0; v < OWN; v++) {
       constexpr int N = EACH / OWN;  // values of the group in this lane
       int top = ordered(x[v * N]), bottom = ~top;
@@ -73,11 +80,13 @@ struct WarpRow {
       const Scale scale(low, high);
       UNROLL for (int i = 0; i < N; i++) {
         const float place = fmaf(x[v * N + i] - scale.from, scale.inverse, scale.shift);
-        bits |= (code_bits(place) & 3) << 2 * (quarter + v * N + i);
+        bits[(v * N + i) % OWN_BYTES] |= (code_bits(place) & 3) << 2 * quarter_of(v * N + i);
       }
       if (SHARED ? lane == 0 : byte == 0) store_word(affine + 2 * (SHARED ? v : lane / BYTES * OWN + v), scale.word);
     }
-    if constexpr (BYTES < 32) bits |= shuffle_xor(bits, BYTES);
-    if (lane < BYTES) store_byte(codes + byte, (u8)bits);
+    if constexpr (BYTES < 32) bits[0] |= shuffle_xor(bits[0], BYTES);
+    if (lane < BYTES) {
+      UNROLL for (int i = 0; i < OWN_BYTES; i++) store_byte(codes + byte_of(i), (u8)bits[i]);
+    }
   }
 };

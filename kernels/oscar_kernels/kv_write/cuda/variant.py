@@ -12,10 +12,14 @@ from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.tuning import WARPGROUPS
 from oscar_kernels.spec import QuantSpec
 
-HEAD_DIMS = (64, 128)
-MOST_RANK = 16
+HEAD_DIMS = (64, 128, 256)
+MOST_RANK, MOST_WIDE_RANK = 16, 64
+CHUNK = 64
+"""Columns of a matrix of 256 that a block has at a time, twice."""
 TILE, STEP_ROWS = 64, 16
 """Rows of a tile, and rows that a block of the kernel for few rows has at a time, one per warp."""
+WIDE_TILE = 48
+"""Rows of a tile of 256 channels."""
 MOST_ROWS = 1 << 30
 
 _INTEGER = {torch.int32: "int", torch.int64: "long long"}
@@ -45,15 +49,25 @@ class WriteVariant:
             **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
         }
 
+    @property
+    def wide(self) -> bool:
+        """Whether a matrix does not fit a block, so that the kernel for few rows is the only
+        one."""
+        return max(self.k_spec.head_dim, self.v_spec.head_dim) > 128
+
     def shared_bytes(self, *, step: bool) -> int:
         """Bytes of dynamic shared memory: a matrix in halves, its product with the mean, rows as
-        they come, and transformed rows.
+        they come, and transformed rows. Of a matrix of 256 two chunks of columns are there at a
+        time.
 
         Args:
             step: whether this is the kernel for few rows, which holds all transformed rows of one
                 tile; the other one holds a transformed row per warp.
         """
         dim = max(self.k_spec.head_dim, self.v_spec.head_dim)
+        if self.wide:
+            chunks = 2 * (4 * CHUNK * dim + 32 * CHUNK)
+            return chunks + 2 * TILE * dim + 4 * WIDE_TILE * (dim + 8) + 1024
         tiles = 1 if step else self.warpgroups
         transformed = TILE * (dim + 8) if step else self.warpgroups * 4 * dim
         return 4 * dim * dim + 32 * dim + tiles * TILE * 2 * dim + 4 * transformed + 1024
@@ -82,10 +96,11 @@ def misfit(
     for spec in (cache.k_spec, cache.v_spec):
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim {spec.head_dim}; it has {HEAD_DIMS}"
-        if clip_rank(spec) > MOST_RANK:
-            return (
-                f"a clip at the magnitude of rank {clip_rank(spec)}; it has ranks up to {MOST_RANK}"
-            )
+        most = (
+            MOST_WIDE_RANK if 256 in (cache.k_spec.head_dim, cache.v_spec.head_dim) else MOST_RANK
+        )
+        if clip_rank(spec) > most:
+            return f"a clip at the magnitude of rank {clip_rank(spec)}; it has ranks up to {most}"
     rows = {"key": key, "value": value, "query": query, "query_out": query_out}
     rows |= dict(zip(("rows_out[0]", "rows_out[1]"), rows_out or (), strict=False))
     given = {name: x for name, x in rows.items() if x is not None}

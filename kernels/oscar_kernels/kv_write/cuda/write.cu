@@ -1,7 +1,8 @@
 // Writing new tokens into the INT2 cache: transform, clip, quantize, pack, store. Compute capability 9.0 (wgmma).
 //
-// Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row (64 or 128), GK GV
-// groups of a row, RANK_K RANK_V the order statistic of the clip counted from the largest (0: none, else 2 to 16),
+// Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row (64, 128 or 256), GK GV
+// groups of a row, RANK_K RANK_V the order statistic of the clip counted from the largest (0: none, else 2 to 16, and to
+// 64 with rows of 256),
 // GROUPS warpgroups of a block, SLOT_T ROW_T POSITION_T END_T integer types, AFFINE_BF16.
 //
 // Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
@@ -19,6 +20,7 @@
 #include "side.cuh"
 #include "step.cuh"
 
+#if DK <= 128 && DV <= 128  // else the kernel for few rows is the only one: a larger matrix does not fit a block
 // A block of any side; SLOTS: as `Block`.
 template <bool SLOTS>
 DEV void run_many(const Params& p) {
@@ -32,6 +34,7 @@ DEV void run_many(const Params& p) {
 }
 KERNEL(oscar_write, 128 * GROUPS, Params p) { run_many<false>(p); }
 KERNEL(oscar_write_slots, 128 * GROUPS, Params p) { run_many<true>(p); }
+#endif
 
 // The same for few rows; see step.cuh.
 KERNEL(oscar_write_step, STEP_THREADS, Params p) {
