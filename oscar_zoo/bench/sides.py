@@ -16,7 +16,7 @@ from typing import Literal
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import settings
-from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags
+from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
@@ -123,6 +123,7 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     talks = engines.bulk is not None and engines.bulk.turns > 1
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
     switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
+    switches += device_switches(engines.device)
     return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.flags.words)
 
 

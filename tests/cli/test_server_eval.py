@@ -37,7 +37,7 @@ def test_a_server_agrees_with_this_process(tmp_path: Path) -> None:
         "--csv=a.csv",
         "--json",
     ]
-    engine = ["--engine", "sglang", *sizes, "--", "--sleep-on-idle"]  # it waits for the reference
+    engine = ["--engine", "sglang", *sizes]
     done = cli("eval", str(artifact), "--model", str(MODEL), *engine, timeout=800)
     report = done.json
     assert report.get("schema") == "oscar-zoo.eval-server/1" and report["failures"] == [], report

@@ -22,6 +22,9 @@ CPU_FLAGS = {
 }
 """On a CPU the server computes in 32 bits, without CUDA graphs, with a small pool and a long
 watchdog."""
+CPU_SWITCHES = ("--sleep-on-idle",)
+"""On a CPU a server without requests waits for some. By default SGLang asks for them all the time,
+which keeps a core busy."""
 ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of one number, by the values of SGLang's `--dtype` and of `torch_dtype` in a
 `config.json`."""
@@ -31,6 +34,11 @@ def device_flags(device: str) -> dict[str, str]:
     """The engine's flags for `device`, `cpu` or `cuda`; they are the same for every server and
     measurement."""
     return dict(CPU_FLAGS if device == "cpu" else GPU_FLAGS)
+
+
+def device_switches(device: str) -> tuple[str, ...]:
+    """The engine's flags without a value for `device`; see `device_flags`."""
+    return CPU_SWITCHES if device == "cpu" else ()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.engines.sglang.flags import CPU_FLAGS
+from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
 from oscar_zoo.engines.sglang.launch import denied_flags, plan, server
 from oscar_zoo.registry.store import Store
 
@@ -37,6 +37,7 @@ def given(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     base = [
         f"--model-path={MODEL}",
         *(f"{n}={v}" for n, v in CPU_FLAGS.items()),
+        *CPU_SWITCHES,
         "--kv-cache-dtype=int2",
     ]
     return {"argv": [*base, *flags], "env": env or {}}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.flags import device_flags
+from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
 from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
@@ -133,6 +133,7 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
             str(options.config_file),
         ]  # SGLang does not know the `=` form of this one flag
     argv += [f"{name}={value}" for name, value in flags.items()]
+    argv += device_switches(options.device)
     argv += options.flags.words  # last, so that they win
     env = child_environment(environ, device=options.device, kernels=options.kernels)
     sets = set_variables(device=options.device, kernels=options.kernels)

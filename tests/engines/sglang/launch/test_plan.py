@@ -49,6 +49,15 @@ def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
     assert made.url == "http://127.0.0.1:31000"
 
 
+def test_only_on_a_cpu_an_idle_server_sleeps(tmp_path: Path) -> None:
+    """A GPU is worth the core that a polling scheduler takes."""
+    idle = {
+        device: "--sleep-on-idle" in plan.plan(options(tmp_path, device=device), {}).argv
+        for device in ("cpu", "cuda")
+    }
+    assert idle == {"cpu": True, "cuda": False}
+
+
 def test_a_value_that_starts_with_a_dash_stays_a_value(tmp_path: Path) -> None:
     made = plan.plan(options(tmp_path, model="--trust-remote-code"), {})
     assert "--model-path=--trust-remote-code" in made.argv
