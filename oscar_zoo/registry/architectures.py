@@ -66,9 +66,8 @@ TINY_H200 = Answer(tested="tiny random model on an H200")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
-OWN_BACKENDS = Answer(reason="SGLang accepts only its own attention backends for this model")
 TWO_SIZES = Answer(reason="layers whose heads have two sizes are not served")
-CHUNKS = Answer(reason="layers that attend within chunks are not served")
+CHUNKS = Answer(reason="SGLang masks chunks in its FlashAttention backend alone")
 
 ARCHITECTURES = (
     Architecture(("qwen3",), EXAMPLE, EXAMPLE, EXAMPLE, EXAMPLE_GPU),
@@ -102,9 +101,14 @@ ARCHITECTURES = (
     Architecture(("qwen3_5_moe", "qwen3_5_moe_text"), TINY, TINY, UNTRIED, DUMMY_H200),
     Architecture(("falcon_h1", "qwen3_next"), TINY, TINY, UNTRIED, UNTRIED),
     Architecture(("nemotron_h",), TINY, TINY, UNTRIED, UNTRIED),
-    Architecture(("cohere2", "gemma3_text", "gpt_oss", "olmo3"), TINY, TINY, TINY, UNTRIED),
+    Architecture(
+        ("cohere2", "exaone4", "exaone_moe", "gemma3_text", "gpt_oss", "mellum", "olmo3"),
+        TINY,
+        TINY,
+        TINY,
+        UNTRIED,
+    ),
     Architecture(("gemma2", "gemma3"), TINY, TINY, NEEDS_CUDA, UNTRIED),
-    Architecture(("exaone4",), TINY, TINY, OWN_BACKENDS, OWN_BACKENDS),
     Architecture(("gemma4",), TINY, TINY, TWO_SIZES, TWO_SIZES),
     Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
 )

@@ -112,7 +112,7 @@ def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
 
 
 def test_a_model_that_serve_refuses_is_remarked_on_before_it_is_loaded(tmp_path: Path) -> None:
-    folder = write_architecture("exaone4", tmp_path / "windowed")
+    folder = write_architecture("llama4_text", tmp_path / "chunked")
     seen = Recorder()
     compute(ComputeRequest(str(folder), method="hadamard", output=tmp_path / "out"), seen)
     assert [note.code for note in seen.notes][:1] == ["compute.not_served"]

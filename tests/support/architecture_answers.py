@@ -71,12 +71,11 @@ def stock_gaps(
     given = {"flags": [*words, *place.stock_flags, *place.flags]}
     given |= {"ids": list(ids), "answer": list(answered)}
     command = [sys.executable, "-c", STOCK, json.dumps(given)]
-    done = subprocess.run(
-        command, env=place.stock(), stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        return None
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    with model.with_name("stock.log").open("w") as log:
+        done = subprocess.run(
+            command, env=place.stock(), stdout=subprocess.PIPE, stderr=log, text=True, check=False
+        )
+    return None if done.returncode else list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def untied(found: Sequence[float], wanted: Sequence[Gap], place: Place) -> int | None:

@@ -15,12 +15,22 @@ from typing import Any
 
 import torch
 from random_qwen3 import EXAMPLE, TOKENIZER
+from saved_models import change_config
 
 Values = Mapping[str, Any]
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 QUARTER_ROPE = {**ROPE, "partial_rotary_factor": 0.25}
 HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
+EXAONE_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+"""All of the family have this theta, and SGLang does not read another one."""
 TEXT: Values = {
     "vocab_size": 2048,
     "hidden_size": 256,
@@ -105,6 +115,7 @@ class Tiny:
         image: values beside those of the part about text, for a model with images.
         dtype: of the stored weights.
         processors: classes that prepare images, which SGLang loads before it answers to text.
+        hub_class: the class in `config.json` on hubs, where transformers writes another one.
     """
 
     models: str
@@ -113,6 +124,7 @@ class Tiny:
     image: Values | None = None
     dtype: str = "bfloat16"
     processors: tuple[str, ...] = ()
+    hub_class: str = ""
 
     @property
     def model_type(self) -> str:
@@ -125,7 +137,7 @@ class Tiny:
 
         kind = getattr(transformers, f"{self.config}Config")
         text = {**TEXT, **self.values}
-        text = {name: value for name, value in text.items() if value is not None}
+        text = {name: text[name] for name in text if text[name] is not None or name not in TEXT}
         if self.image is None:
             return kind(**text)
         return kind(text_config=text, **self.image)
@@ -396,7 +408,51 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         {**WINDOWS, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 2048},
     ),
     "olmo3": _dense("Olmo3", "OLMo 3", **NO_WIDTH, **WINDOWS),
-    "exaone4": _dense("Exaone4", "EXAONE 4", **NO_WIDTH, **WINDOWS),
+    "exaone4": Tiny(
+        "EXAONE 4 (32B)",
+        "Exaone4",
+        {**NO_WIDTH, **WINDOWS, "sliding_window_pattern": "LG", "rope_parameters": EXAONE_ROPE},
+    ),
+    "exaone4-full": Tiny(
+        "EXAONE 4 (1.2B)",
+        "Exaone4",
+        {
+            **NO_WIDTH,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 4,
+            "rope_parameters": EXAONE_ROPE,
+        },
+    ),
+    "exaone_moe": Tiny(
+        "K-EXAONE",
+        "ExaoneMoe",
+        {
+            **NO_WIDTH,
+            **WINDOWS,
+            **EXPERTS,
+            "sliding_window_pattern": "LG",
+            "is_moe_layer": [False, True, True, True],
+            "rope_parameters": {**ROPE, "rope_theta": 1000000.0},
+        },
+        hub_class="ExaoneMoEForCausalLM",
+    ),
+    "mellum": Tiny(
+        "Mellum 2",
+        "Mellum",
+        {
+            **WINDOWS,
+            **EXPERTS,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 1024,
+                },
+                "sliding_attention": ROPE,
+            },
+        },
+    ),
     "cohere2": _dense("Cohere2", "Command A, Command R7B", **NO_WIDTH, **WINDOWS),
     "gpt_oss": _dense("GptOss", "gpt-oss", **WINDOWS, **LOCAL_EXPERTS, swiglu_limit=7.0),
     "llama4_text": _dense(
@@ -500,6 +556,8 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         if tiny.config.startswith("Gemma3"):
             _louder_layers(model)
     model.to(getattr(torch, dtype or tiny.dtype)).save_pretrained(folder)
+    if tiny.hub_class:
+        change_config(folder, architectures=[tiny.hub_class])
     for file in TOKENIZER:
         shutil.copyfile(EXAMPLE / file, folder / file)
     for processor in tiny.processors:

@@ -27,8 +27,8 @@ NEW, DONOR = 16, 150
 INT2 = {"kv_cache_dtype": "int2"}
 STOCK = {"attention_backend": "torch_native"}
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
-WINDOWED = ("gemma3_text", "gpt_oss")
-FULL_LAYERS = {"Lfm2": (1, 3), "gemma3_text": (1, 3), "gpt_oss": (1, 3)}
+WINDOWED = ("exaone4", "gemma3_text", "gpt_oss", "mellum")
+FULL_LAYERS = {"Lfm2": (1, 3), **dict.fromkeys(WINDOWED, (1, 3))}
 """Layers with full attention, by family; in other families all of them."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "Lfm2": {"hidden_size": 256, "intermediate_size": 512, "head_dim": None}
@@ -121,7 +121,12 @@ CASES = {
     "windows_int2": Case(
         env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family="gemma3_text"
     ),
-    "windows_sinks": Case(env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family="gpt_oss"),
+    **{
+        f"windows_{family}": Case(
+            env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family=family
+        )
+        for family in ("exaone4", "gpt_oss", "mellum")
+    },
     "windows_swapped": Case(
         env=FREE_AT_ONCE,
         rotations="orthogonal",

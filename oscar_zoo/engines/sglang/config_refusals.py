@@ -17,7 +17,17 @@ from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile
 
-MIXED = ("cohere2", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3")
+MIXED = (
+    "cohere2",
+    "exaone4",
+    "exaone_moe",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gpt_oss",
+    "mellum",
+    "olmo3",
+)
 """Model types with windows in some layers, whose files often do not say in which."""
 
 
@@ -62,12 +72,6 @@ CONFIG = (
         "a model whose layers have heads of two sizes",
         _has("global_head_dim"),
         "nobody has tried INT2 with it",
-        STOCK,
-    ),
-    Refusal(
-        "a model of the EXAONE 4 family with sliding windows",
-        lambda config: _kind("exaone4", "exaone_moe")(config) and _has("sliding_window")(config),
-        "SGLang accepts only its own attention backends for it",
         STOCK,
     ),
     _told_earlier("KV shared between layers", _has("num_kv_shared_layers")),

@@ -42,7 +42,8 @@ MODEL = (
     Refusal(
         "chunked local attention",
         is_set("attention_chunk_size"),
-        "tokens outside the chunk must not be seen",
+        "SGLang masks chunks in its FlashAttention backend alone, and runs layers beside an INT2"
+        " cache in its Triton backend",
         STOCK,
     ),
     Refusal(

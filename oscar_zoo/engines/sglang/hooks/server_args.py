@@ -19,7 +19,7 @@ from oscar_zoo.models import config_file
 
 logger = logging.getLogger(__name__)
 
-LISTED = frozenset(("GptOssForCausalLM",))
+LISTED = frozenset(("Exaone4ForCausalLM", "ExaoneMoEForCausalLM", "GptOssForCausalLM"))
 """Classes of models for which SGLang asks for one of a few attention backends."""
 STAND_IN = "triton"
 """One of them, which runs the layers of these models that have a sliding window."""
