@@ -46,7 +46,7 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
-    groups = engine_cases.scheduling_groups()
+    groups = engine_cases.scheduling_groups(new=8)  # Triton's interpreter runs the convolutions
     if request.param != INSTALLED:
         groups = groups[:4]
     engine_cases.start(runs, ["hybrid_stock", "hybrid"], [*groups, *turns()])

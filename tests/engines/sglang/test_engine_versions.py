@@ -1,7 +1,7 @@
 """Every release of SGLang that the README names and that is not the installed one.
 
 The first test of a release is whether every hook has its place there, so a failure names the
-release that broke.
+release that broke. That the comparisons can fail is shown with the installed release.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def engines(
 ) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
     groups = engine_cases.scheduling_groups()[:4]
-    engine_cases.start(runs, ["idle", "stock", *EQUAL, "stale_rows"], groups)
-    engine_cases.start(runs, ["experts_stock", "experts"], groups[:3])
+    engine_cases.start(runs, ["idle"], groups[:2])
+    engine_cases.start(runs, ["stock", *EQUAL], groups)
+    engine_cases.start(runs, ["experts_stock", "experts"], groups[:2])
     yield runs
     runs.close()
 
@@ -55,7 +56,8 @@ def test_the_published_launch_command_is_understood(engines: Engines) -> None:
 def test_an_installed_plugin_changes_nothing_while_it_is_not_used(engines: Engines) -> None:
     stock, idle = engines.result("stock"), engines.result("idle")
     assert stock["probe"]["patched"] == []
-    assert answers(idle) == answers(stock)
+    found, wanted = answers(idle), answers(stock)
+    assert found == {name: wanted[name] for name in found}
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -72,10 +74,6 @@ def test_tokens_of_a_mixture_of_experts_are_those_of_the_stock_backend(engines: 
 def test_keys_are_never_written_from_inside_the_rotary_embedding(engines: Engines) -> None:
     """On a GPU SGLang would do so for a pool of bfloat16 rows."""
     assert engines.result("idle")["pool"]["fused_write"] == {"ours": False, "bfloat16": True}
-
-
-def test_the_comparison_notices_stale_rows(engines: Engines) -> None:
-    assert answers(engines.result("stale_rows")) != answers(engines.result("stock"))
 
 
 @pytest.mark.parametrize("name", EQUAL)
