@@ -34,6 +34,8 @@ def test_what_info_says_is_not_less_than_what_was_recorded() -> None:
         known = architecture(ARCHITECTURES[name].model_type)
         if known is not None and row.compute.outcome == "works":
             assert (known.compute.state, known.evaluate.state) == ("works", "works"), name
+        if known is not None and row.serve.outcome == "works":
+            assert known.serve_cpu.state == "works", name
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_vl", "deepseek_v3"])

@@ -287,6 +287,16 @@ def test_beam_search_is_refused_and_the_server_goes_on(served: Running) -> None:
     assert served.post("/generate", {**body, "sampling_params": {"max_new_tokens": 2}})["text"]
 
 
+def test_an_image_is_refused_by_a_model_that_reads_text_only(served: Running) -> None:
+    """SGLang alone leaves the image out and answers."""
+    body = {"text": "The quick", "sampling_params": {"max_new_tokens": 2}}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        served.post("/generate", {**body, "image_data": "data:image/png;base64,AAAA"})
+    assert caught.value.code == 400
+    assert "served with text only" in caught.value.read().decode()
+    assert served.post("/generate", body)["text"]
+
+
 def test_the_comparison_depends_on_the_rotation(served: Running) -> None:
     """INT2 history without a transform gives other tokens, so the test above does see the cache."""
     reference = reference_server(served.artifact)

@@ -8,13 +8,14 @@ nothing; tokens can be compared with those of transformers.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from random_qwen3 import EXAMPLE, TOKENIZER
+from safetensors.torch import load_file, save_file
 from saved_models import change_config
 
 Values = Mapping[str, Any]
@@ -116,6 +117,8 @@ class Tiny:
         dtype: of the stored weights.
         processors: classes that prepare images, which SGLang loads before it answers to text.
         hub_class: the class in `config.json` on hubs, where transformers writes another one.
+        stored: a weight as checkpoints on hubs have it, where transformers writes another name or
+            layout.
     """
 
     models: str
@@ -125,6 +128,7 @@ class Tiny:
     dtype: str = "bfloat16"
     processors: tuple[str, ...] = ()
     hub_class: str = ""
+    stored: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]] | None = None
 
     @property
     def model_type(self) -> str:
@@ -149,6 +153,14 @@ def _dense(config: str, models: str, **values: Any) -> Tiny:
 
 def _latent(config: str, models: str, **values: Any) -> Tiny:
     return Tiny(models, config, {**LATENT, "rope_parameters": ROPE, "head_dim": None, **values})
+
+
+def _named_vision_model(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return name.replace("vision_tower.", "vision_tower.vision_model."), weight
+
+
+def _transposed_experts(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return name, weight.transpose(1, 2).contiguous() if ".mlp.experts." in name else weight
 
 
 NO_WIDTH: Values = {"head_dim": None}
@@ -369,7 +381,12 @@ ARCHITECTURES: Mapping[str, Tiny] = {
     "gemma2": Tiny(
         "Gemma 2",
         "Gemma2",
-        {**WINDOWS, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 50.0},
+        {
+            **WINDOWS,
+            "query_pre_attn_scalar": 64,
+            "attn_logit_softcapping": 50.0,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
     ),
     "gemma3_text": Tiny("Gemma 3 (1B, 270M)", "Gemma3Text", GEMMA3),
     "gemma3": Tiny(
@@ -377,12 +394,13 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         "Gemma3",
         GEMMA3,
         {
-            "vision_config": dict(CLIP_VISION),
+            "vision_config": {**CLIP_VISION, "vision_use_head": False},
             "mm_tokens_per_image": 4,
             "image_token_index": 5,
             "boi_token_index": 6,
             "eoi_token_index": 7,
         },
+        stored=_named_vision_model,
     ),
     "gemma3n": Tiny(
         "Gemma 3n",
@@ -493,6 +511,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             **IMAGE_TOKENS,
         },
         processors=QWEN3_IMAGES,
+        stored=_transposed_experts,
     ),
     "qwen2_5_vl": Tiny(
         "Qwen2.5-VL",
@@ -511,7 +530,9 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         {
             "vision_config": {"model_type": "pixtral", **CLIP_VISION, "head_dim": 32},
             "image_token_index": 5,
+            "tie_word_embeddings": False,
         },
+        processors=("PixtralImageProcessor",),
     ),
     "deepseek_v2": _latent("DeepseekV2", "DeepSeek-V2, DeepSeek-V2-Lite", topk_method="greedy"),
     "deepseek_v3": _latent("DeepseekV3", "DeepSeek-V3, DeepSeek-R1, Kimi K2"),
@@ -556,6 +577,10 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         if tiny.config.startswith("Gemma3"):
             _louder_layers(model)
     model.to(getattr(torch, dtype or tiny.dtype)).save_pretrained(folder)
+    if tiny.stored:
+        file = folder / "model.safetensors"
+        weights = dict(tiny.stored(name, weight) for name, weight in load_file(file).items())
+        save_file(weights, file, metadata={"format": "pt"})
     if tiny.hub_class:
         change_config(folder, architectures=[tiny.hub_class])
     for file in TOKENIZER:

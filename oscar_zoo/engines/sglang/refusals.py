@@ -229,6 +229,15 @@ REQUEST = (
 )
 """Rows over the sampling parameters of one request."""
 
+MEDIA = Refusal(
+    "a request with images, video or audio",
+    lambda request: bool(request.contains_mm_input()),
+    "this model is served with text only, and would answer as if they were not there",
+    "send the text alone",
+)
+"""For servers without a processor of media, which SGLang lets drop them. The model of such a server
+reads text only, or its images need attention to later tokens, as those of Gemma 3 do."""
+
 
 def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -> None:
     """Refuse a server whose resolved arguments ask for more than an INT2 cache can do.
@@ -255,6 +264,19 @@ def check_request(params: Any) -> None:
     Raises:
         UsageError: as `check_server`, in one line, because SGLang returns nothing but the message.
     """
-    for row in REQUEST:
-        if row.uses(params):
+    _check(REQUEST, params)
+
+
+def check_media(request: Any) -> None:
+    """Refuse a request to a server without a processor of media, if it has some.
+
+    Raises:
+        UsageError: as `check_request`.
+    """
+    _check((MEDIA,), request)
+
+
+def _check(rows: Sequence[Refusal], subject: Any) -> None:
+    for row in rows:
+        if row.uses(subject):
             raise UsageError(f"{row.sentence} Instead: {row.instead}.")

@@ -101,10 +101,12 @@ def _observed_places() -> dict[str, tuple[Target, ...]]:
     module = "sglang.srt.managers.scheduler_components.metrics_reporter"
     reporter = f"{module}.SchedulerMetricsReporter.__post_init__"
     beams = releases.BEAM_WIDTH.here(SamplingParams)
+    manager = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
     verify = (Target("sglang.srt.sampling.sampling_params.SamplingParams.verify", "AFTER"),)
     return {
         "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),
         "sampling": verify if beams else (),
+        "media": (Target(f"{manager}._validate_one_request", "BEFORE"),),
         "server_info": (
             Target("sglang.srt.managers.scheduler.Scheduler.get_internal_state", "AFTER"),
         ),

@@ -56,6 +56,7 @@ def install() -> None:
         "flush": prefix_cache.flush,
         "model": server_args.model,
         "sampling": server_args.sampling,
+        "media": server_args.media,
         "server_info": observation.server_info,
         "metrics": observation.metrics,
         "update_metrics": observation.update_metrics,

@@ -186,3 +186,14 @@ def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
     """
     if server_arguments.published_dtype() == setting_flags.DTYPE:
         refusals.check_request(params)
+
+
+def media(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
+    """Refuse images where SGLang would leave them out without a word. The server goes on.
+
+    Raises:
+        UsageError: see `refusals.check_media`.
+    """
+    alone = getattr(tokenizer_manager, "mm_processor", None) is None
+    if alone and server_arguments.published_dtype() == setting_flags.DTYPE:
+        refusals.check_media(request)
