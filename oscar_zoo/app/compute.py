@@ -164,6 +164,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     Raises:
         NetworkError: the model is not on this machine and cannot be fetched now.
         PathNotFound: there is no such calibration text.
+        OutputExists: the output folder is taken.
         OscarZooError: there is no such model or device.
     """
     from oscar_zoo.app.devices import pick_device
@@ -174,11 +175,15 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     if request.model_id is not None:
         check_model_id(request.model_id)
     from oscar_zoo.compute.data import check_exists
-    from oscar_zoo.compute.fit import check_model
-    from oscar_zoo.compute.options import ComputeOptions
+    from oscar_zoo.compute.folder import check_target
 
     check_exists(request.calib_data)  # a missing file is named before a hub is asked for the model
+    if request.output is not None:
+        check_target(request.output, force=request.force)
     check_fetchable(choice.source, request.revision)
+    # What follows imports torch and transformers, which takes seconds.
+    from oscar_zoo.compute.fit import check_model
+    from oscar_zoo.compute.options import ComputeOptions
     from oscar_zoo.models.inspect import inspect_model
 
     block = inspect_model(

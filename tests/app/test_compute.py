@@ -4,6 +4,8 @@ people must know."""
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +23,7 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
 from oscar_zoo.compute.methods.table import COMPATIBLE, TABLE
 from oscar_zoo.compute.options import AUTO
-from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, NetworkError, UsageError
+from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
 from oscar_zoo.evaluate.phases import Phase
 from oscar_zoo.registry.model_names import choose_model
 
@@ -143,9 +145,22 @@ def test_a_wish_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ComputeWish(compute=True).check()
 
 
-def test_a_model_that_is_nowhere_here_needs_no_torch_to_be_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (("org/absent",), 5),
+        ((str(EXAMPLE), "--calib-data", "absent.txt"), 3),
+        ((str(EXAMPLE), "--output-dir", "taken"), 7),
+    ],
+)
+def test_a_mistake_is_told_without_torch(
+    wrong: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Importing torch and transformers takes seconds, and many more from a slow disk."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(NetworkError, match="org/absent is not on this machine"):
-        options_of(ComputeRequest("org/absent"), choose_model("org/absent"))
+    Path("taken").mkdir()
+    Path("taken/notes.txt").touch()
+    run = "from oscar_zoo.cli.main import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
+    command = [sys.executable, "-c", f"import sys; {run}", "compute", *wrong]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == f"{code} False\n", done.stderr
