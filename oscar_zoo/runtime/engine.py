@@ -9,6 +9,8 @@ on the host:
 * `SinkBlocks.release(row, prompt)`: a request has ended or must start again.
 * `SinkBlocks.flush()`: the engine emptied its prefix cache.
 * `SinkBlocks.reprefill_tail(prompt, page_size)`: tokens of a prefix hit to compute again.
+* `KeptRings.choose(scope, ids)`, `expect(row, choice)`, `ended(row, ...)`, `flush()`: rings of
+  requests that have ended, for prompts that go on from them.
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ class Int2Cache:
         self.windows.begin({row: prefixes[row] for row in fresh})
         ends = [p + n for p, n in zip(step.prefix_lens, step.extend_lens, strict=True)]
         self.windows.sinks.launched(step.request_rows, ends)
+        self.windows.rings.launched(step.request_rows, ends)
 
 
 def piece_tokens(device: str | torch.device) -> int:

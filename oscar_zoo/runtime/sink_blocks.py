@@ -138,7 +138,9 @@ class SinkBlocks:
         self._expected: dict[int, PromptKey] = {}
         self._given_away: OrderedDict[Key, None] = OrderedDict()
 
-    def reprefill_tail(self, prompt: PromptKey | None, page_size: int = 1) -> int:
+    def reprefill_tail(
+        self, prompt: PromptKey | None, page_size: int = 1, tail: int | None = None
+    ) -> int:
         """Tokens at the end of a prompt that must be prefilled again, whatever the prefix cache
         holds.
 
@@ -149,17 +151,16 @@ class SinkBlocks:
         Args:
             prompt: the prompt of the request that asks, if it is known.
             page_size: hits end at multiples of it.
+            tail: tokens to prefill again for the ring; `recent` by default, fewer where a kept ring
+                has the others.
         """
         if self.recent is None:
             return 0
+        tail = self.recent if tail is None else tail
         if prompt is None or self.width == 0:
-            return self.recent
-        reach = max(0, prompt.length - self.recent) // page_size * page_size
-        return (
-            self.recent
-            if reach >= self.width and prompt.key(self.width) in self._block_of
-            else MISS
-        )
+            return tail
+        reach = max(0, prompt.length - tail) // page_size * page_size
+        return tail if reach >= self.width and prompt.key(self.width) in self._block_of else MISS
 
     def admit(self, rows: Iterable[int], prompts: Iterable[PromptKey]) -> None:
         """Note that rows were given to requests with these prompts. The next step brings their

@@ -5,7 +5,8 @@ Position `p` of a request lies at `p % recent` of its ring. `ring_start` is the 
 the current owner of a row wrote there, and `sink_from` the first position that its block
 `sink_block` holds. Nothing before them may be read. A row has a new owner exactly when the engine
 handed it out (`fresh`). Nothing is inferred from lengths, because another request can match by
-chance. `sink_blocks` decides which row gets which block.
+chance. `sink_blocks` decides which row gets which block, and `kept_rings` whose ring a new owner
+takes over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import WindowState
+from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
+
+COPY_BYTES = 64 << 20
+"""Most bytes that copies of rings take beside the store."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,20 @@ class WindowStore:
         device: where the tensors live.
         sinks: decides which row has which block; by default blocks are shared, and a prefix hit
             uses what it finds.
+        rings: decides whose ring a new owner takes over; by default nobody's.
     """
 
     def __init__(
-        self, shape: WindowShape, device: str | torch.device, sinks: SinkBlocks | None = None
+        self,
+        shape: WindowShape,
+        device: str | torch.device,
+        sinks: SinkBlocks | None = None,
+        rings: KeptRings | None = None,
     ) -> None:
         self.shape = shape
         self.fresh: set[int] = set()
         self.sinks = sinks or SinkBlocks(shape.sink, shape.num_blocks, None)
+        self.rings = rings or KeptRings(0)
 
         def store(number: int, width: int, dim: int) -> Tensor:
             size = (shape.num_layers, number, width, shape.num_kv_heads, dim)
@@ -113,6 +124,7 @@ class WindowStore:
         """The engine gave these rows to new owners. This runs in the scheduler, so it touches the
         host only."""
         self.fresh.update(rows)
+        self.rings.hand_out(rows)
 
     def take_fresh(self, rows: Sequence[int]) -> list[int]:
         """The rows among `rows` that got a new owner since they were last asked about, in order."""
@@ -123,27 +135,28 @@ class WindowStore:
     def begin(self, prefixes: Mapping[int, int]) -> None:
         """New owners start.
 
-        The ring of a row holds none of its `prefixes[row]` cached tokens. A sink block may hold the
-        first ones. This runs on the forward stream, in front of the step that brings their first
-        tokens.
+        The ring of a row holds none of its `prefixes[row]` cached tokens, but for those of a kept
+        ring. A sink block may hold the first ones. This runs on the forward stream, in front of the
+        step that brings their first tokens.
         """
         if not prefixes:
             return
         places = self.sinks.begin(list(prefixes.items()))
-        numbers = [
-            (place.row, prefixes[place.row], place.sink_from, place.block) for place in places
-        ]
+        kept = self.rings.begin(prefixes)
+        starts = {row: kept[row].first if row in kept else end for row, end in prefixes.items()}
+        numbers = [(place.row, starts[place.row], place.sink_from, place.block) for place in places]
         device = self.ring_start.device
-        rows, starts, froms, blocks = (
+        rows, firsts, froms, blocks = (
             torch.tensor(numbers, dtype=torch.int32).T.contiguous().to(device)
         )
         for table, values in (
-            (self.ring_start, starts),
+            (self.ring_start, firsts),
             (self.sink_from, froms),
             (self.sink_block, blocks),
         ):
             table[rows.long()] = values
         self._copy([(place.donor, place.block) for place in places if place.donor is not None])
+        self._copy_rings([(one.row, row) for row, one in kept.items() if one.row != row])
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks. The new owner writes what lies beyond its prefix before anybody reads
@@ -152,6 +165,17 @@ class WindowStore:
             sources, targets = torch.tensor(pairs).T.contiguous().to(self.ring_start.device)
             for store in (self.sink_k, self.sink_v):
                 store[:, targets] = store[:, sources]
+
+    def _copy_rings(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole rings, a few layers at a time. Of a layer all are read before any is
+        written."""
+        if not pairs:
+            return
+        sources, targets = torch.tensor(pairs).T.contiguous().to(self.ring_start.device)
+        for store in (self.ring_k, self.ring_v):
+            layers = max(1, COPY_BYTES // (len(pairs) * store[0, 0].nbytes))
+            for part in store.split(layers):
+                part[:, targets] = part[:, sources]
 
     def buffers(self) -> Iterator[Tensor]:
         """Every tensor of the store."""

@@ -68,14 +68,21 @@ def stock_gaps(
     """What SGLang without an INT2 cache thinks of every token; `None` where it does not start."""
     flags = {"--model-path": model, "--port": free_port(), **device_flags(place.device)}
     words = [f"{name}={value}" for name, value in flags.items()]
-    given = {"flags": [*words, *place.stock_flags, *place.flags]}
-    given |= {"ids": list(ids), "answer": list(answered)}
-    command = [sys.executable, "-c", STOCK, json.dumps(given)]
-    with model.with_name("stock.log").open("w") as log:
-        done = subprocess.run(
-            command, env=place.stock(), stdout=subprocess.PIPE, stderr=log, text=True, check=False
-        )
-    return None if done.returncode else list(json.loads(done.stdout.splitlines()[-1]))
+    for more in place.stock_flags:
+        given = {"flags": [*words, *more, *place.flags], "ids": list(ids), "answer": list(answered)}
+        command = [sys.executable, "-c", STOCK, json.dumps(given)]
+        with model.with_name("stock.log").open("w") as log:
+            done = subprocess.run(
+                command,
+                env=place.stock(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                check=False,
+            )
+        if done.returncode == 0:
+            return list(json.loads(done.stdout.splitlines()[-1]))
+    return None
 
 
 def untied(found: Sequence[float], wanted: Sequence[Gap], place: Place) -> int | None:

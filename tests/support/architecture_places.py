@@ -18,7 +18,7 @@ class Place:
         device: what computes and serves.
         dtype: of the weights that are served.
         flags: of SGLang, beside those that `oscar-zoo serve` sets.
-        stock_flags: more of them for SGLang without an INT2 cache.
+        stock_flags: more of them for SGLang without an INT2 cache; the first that it starts with.
         tie: two tokens whose logits differ by less may change places.
         tie_of_spread: the same, as a share of the standard deviation of the logits.
         start_seconds: how long a server may take to be ready.
@@ -27,7 +27,7 @@ class Place:
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     flags: tuple[str, ...]
-    stock_flags: tuple[str, ...] = ()
+    stock_flags: tuple[tuple[str, ...], ...] = ((),)
     tie: float = 0.0
     tie_of_spread: float = 0.0
     start_seconds: int = 400
@@ -70,8 +70,9 @@ GPU = Place(
         "--max-mamba-cache-size=64",
         "--cuda-graph-max-bs-decode=8",
     ),
-    # Triton's backend knows windows, sinks and caps, and nothing is compiled for it beforehand.
-    stock_flags=("--attention-backend=triton",),
+    # Triton's backend knows windows, sinks and caps, and nothing is compiled for it beforehand, but
+    # SGLang refuses it where the first layer has no attention.
+    stock_flags=(("--attention-backend=triton",), ("--attention-backend=flashinfer",)),
     # In bfloat16 a logit of these models moves by a few hundredths of the spread between two ways
     # to compute it. The best of 2048 random tokens leads the second by 0.3 of the spread on the
     # average, and any other token lies 3.5 behind: a wrong cache shows within a few tokens.

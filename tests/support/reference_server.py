@@ -2,8 +2,8 @@
 at a time.
 
 The rows of a request outlive it, so that a later request can take its prefix from there, as from
-SGLang's prefix cache: as INT2, because a ring belongs to the request that wrote it. The first
-tokens are shared uncompressed.
+SGLang's prefix cache: as INT2, but for a ring that is taken over. The first tokens are shared
+uncompressed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,16 @@ class ReferenceServer:
         }
 
     def generate(
-        self, ids: Sequence[int], new: int, donor: Served | None = None, cached: int = 0
+        self,
+        ids: Sequence[int],
+        new: int,
+        donor: Served | None = None,
+        cached: int = 0,
+        ring_from: int | None = None,
     ) -> Served:
-        """Serve a prompt whose first `cached` tokens are taken from `donor`."""
-        served = Served(list(ids), len(ids), cached)
+        """Serve a prompt whose first `cached` tokens are taken from `donor`, those from `ring_from`
+        on with its ring."""
+        served = Served(list(ids), len(ids), cached if ring_from is None else ring_from)
         if donor is not None:
             assert donor.ids[:cached] == served.ids[:cached]
             served.rows = {

@@ -87,6 +87,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes
         rows.oscar_hand_out, rows.oscar_sinks = self.windows.hand_out, self.windows.sinks
+        rows.oscar_rings = self.windows.rings
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         self._log_memory(runner)
 
@@ -167,6 +168,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             "rows": self.windows.shape.num_rows,
             "blocks": self.windows.shape.num_blocks,
             "sinks": self.windows.sinks.counts(),
+            "rings": {"used": self.windows.rings.used, "lost": self.windows.rings.lost},
             **self.cache.report(),
         }
 

@@ -60,6 +60,12 @@ METRICS = (
         "Prefix hits given up, or read as INT2, because that block was given away.",
     ),
     Metric(
+        "ring_hits_total",
+        "counter",
+        "Prefix hits that took over the ring of a request that had ended, so that only new tokens"
+        " were prefilled.",
+    ),
+    Metric(
         "tail_tokens_total",
         "counter",
         "Prompt tokens prefilled although they may have been cached, so that a prefix hit has a"

@@ -21,6 +21,7 @@ from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill
+from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
@@ -89,7 +90,8 @@ def make_stores(
     slots: SlotShape, windows: WindowShape, device: str
 ) -> tuple[SlotStore, WindowStore]:
     """The stores of this worker."""
-    return SlotStore(slots, device), WindowStore(windows, device, sink_blocks(windows))
+    owners = sink_blocks(windows), KeptRings(kept_by_hits())
+    return SlotStore(slots, device), WindowStore(windows, device, *owners)
 
 
 def make_cache(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engines import CHUNK, ENGINE, MODEL, Engines, needs_sglang, recall_prompts, report_of
-from reference_server import ReferenceServer, equal_tokens
+from reference_server import ReferenceServer, Served, equal_tokens
 from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.reader import read_rotation
@@ -20,6 +20,7 @@ from oscar_zoo.engines.sglang.metrics import INFO_LABELS, METRICS
 from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model
+from oscar_zoo.runtime.kept_rings import LATE
 
 # An Engine starts in 10 to 20 seconds on two idle cores, and in minutes on busy ones.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
@@ -27,6 +28,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 SINK, RECENT = 16, 32
 INT2 = {"kv_cache_dtype": "int2"}
 NEW = 24
+SHORT = 6
+"""Tokens of a turn that does not fill its window by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,9 @@ def one_at_a_time() -> list[dict[str, Any]]:
     groups = [{"name": f"new{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
     groups += [{"name": f"hit{i}", "prompts": [ids], "new": NEW} for i, ids in enumerate(prompts)]
     turn = {"of": ["new0", 0], "append": prompts[1][40:90]}
-    return [*groups, {"name": "turn2", "prompts": [turn], "new": NEW}]
+    short = {"of": ["turn2", 0], "append": prompts[2][40 : 40 + SHORT]}
+    groups.append({"name": "turn2", "prompts": [turn], "new": NEW})
+    return [*groups, {"name": "turn3", "prompts": [short], "new": NEW}]
 
 
 def test_metrics_count_what_requests_did(engines: Engines) -> None:
@@ -71,8 +76,8 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
     value = {name: sample["value"] for name, sample in found.items()}
     requests = [(len(g["prompts"][0]), g["cached"][0]) for g in run["groups"].values()]
     hits = [(length, cached) for length, cached in requests if cached]
-    assert len(hits) == 4
-    # A second turn hits all of the first, so the cut is not what ended it.
+    assert len(hits) == 5
+    # A later turn hits all of the one before, so the cut is not what ended it.
     tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
     rows = ENGINE["max_running_requests"]
     assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
@@ -86,6 +91,7 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
         "idle_sink_blocks": 3,
         "sink_hits_total": len(hits),
         "sink_misses_total": 0,
+        "ring_hits_total": 1,
         "tail_tokens_total": tails,
         "bits_per_element": 2 + 32 / 64,
         "artifact_info": 1,
@@ -193,7 +199,27 @@ def test_int2_tokens_are_those_of_the_reference(
         equal += equal_tokens(
             groups["turn2"]["tokens"][0], reference.generate(turn, NEW, donors[0], cached)
         )
+        second = reference.generate(turn, NEW, donors[0], cached)
+        equal += third_turn(groups, reference, second)
     assert equal > 0.7 * NEW * len(groups)
+
+
+def third_turn(groups: dict[str, Any], reference: ReferenceServer, second: Served) -> int:
+    """Equal tokens of a short turn: it prefills no window, because the ring of the turn before is
+    still there."""
+    (turn,), (cached,) = groups["turn3"]["prompts"], groups["turn3"]["cached"]
+    if groups["turn2"]["tokens"] != [second.answer]:
+        return 0
+    assert len(turn) - SHORT == len(second.ids) and cached == len(second.ids) - 1
+    first = cached - RECENT + LATE
+    with pytest.raises(AssertionError, match="which leads by"):
+        equal_tokens(groups["turn3"]["tokens"][0], reference.generate(turn, NEW, second, cached))
+    third = reference.generate(turn, NEW, second, cached, ring_from=first)
+    return equal_tokens(groups["turn3"]["tokens"][0], third)
+
+
+def test_a_short_turn_takes_the_ring_of_the_last_one(engines: Engines) -> None:
+    assert report_of(engines.result("int2"))["rings"] == {"used": 1, "lost": 0}
 
 
 def test_the_reference_is_the_librarys(reference: ReferenceServer) -> None:

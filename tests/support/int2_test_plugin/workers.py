@@ -14,6 +14,7 @@ from oscar_zoo.engines.sglang import worker
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.int2_cache import Int2Cache
+from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
@@ -57,7 +58,7 @@ def install(mode: str, mutant: str, ops: str) -> None:
         if mutant == "publish_early":
             sinks = mutants.EarlySinks(sinks.width, sinks.num_blocks, sinks.recent)
         kept = mutants.StaleWindows if mutant == "keep_stale_rows" else WindowStore
-        return store, kept(windows, device, sinks)
+        return store, kept(windows, device, sinks, KeptRings(worker.kept_by_hits()))
 
     def make_cache(
         config: CacheConfig,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from oscar_zoo.engines.sglang.compat import releases
@@ -26,9 +26,18 @@ def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tu
 
 
 def freed(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
-    """Let SGLang free the row of a request; return its result, and the rows that became free."""
-    before = len(pool.free_slots)
-    return original(pool, request), list(pool.free_slots[before:])
+    """Let SGLang free the row of a request; return its result, and the rows that became free.
+
+    SGLang adds them at the end of its list. Where it also takes rows from there, they are moved to
+    the other end, so that the row that has been free for longest is taken first.
+    """
+    free = pool.free_slots
+    before = len(free)
+    result, rows = original(pool, request), list(free[before:])
+    if rows and releases.ALLOCATE_ROWS.here(pool):
+        del free[before:]
+        free[:0] = rows
+    return result, rows
 
 
 def rows_in_use(req_to_token_pool: Any) -> int:
@@ -53,6 +62,17 @@ def prompt(request: Any, width: int) -> PromptKey:
     )
     scope = None if opaque else tuple(getattr(request, name, None) for name in names)
     return PromptKey(scope, ids, len(asked) + len(answered))
+
+
+def asked_and_said(request: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """The tokens of a request: those of its prompt, and those of its answer so far."""
+    return request.origin_input_ids, request.output_ids
+
+
+def tokens(request: Any) -> Sequence[int]:
+    """All tokens of a request, prompt and answer."""
+    asked, said = asked_and_said(request)
+    return [*asked, *said] if said else asked
 
 
 def new_requests(requests: Any) -> Iterator[tuple[int, int]]:

@@ -13,35 +13,42 @@ from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 def tail(result: int, tree: Any, request: Any = None) -> int | None:
     """A prefix hit ends `recent` tokens before the end of the prompt, so that prefill fills
-    the ring. There is no hit if the block with the first tokens is gone.
+    the ring, or further on where the ring of a request that has ended has the others. There is no
+    hit if the block with the first tokens is gone.
 
     SGLang 0.5.23 passes the request that asks; for earlier releases `match` remembers it.
     """
     if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
         return None
     FIRED.add("tail")
-    sinks = _sinks(request_rows.pool_beside(tree))
+    rows = request_rows.pool_beside(tree)
+    sinks = _sinks(rows)
     if sinks is None:
         return max(int(result), worker.served()[0].recent.value)
     prompt = sinks.asking if request is None else request_rows.prompt(request, sinks.width)
-    return max(int(result), sinks.reprefill_tail(prompt, request_rows.page_size(tree)))
+    ring = rows.oscar_rings.chosen if sinks.asking is not None else None
+    left = None if ring is None or prompt is None else prompt.length - ring.end
+    return max(int(result), sinks.reprefill_tail(prompt, request_rows.page_size(tree), left))
 
 
 def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Remember the request whose prefix is looked up, and have a state saved where later prompts
     can use it. The next pass of a long prompt comes without a look into the prefix cache."""
     tree = kwargs.pop("tree_cache", tree)
-    sinks = _sinks(request_rows.pool_beside(tree))
+    rows = request_rows.pool_beside(tree)
+    sinks = _sinks(rows)
     if sinks is None:
         result = original(self, tree, *args, **kwargs)
         state_checkpoints.name_place(self)
         return result
     FIRED.add("match")
     sinks.asking = request_rows.prompt(self, sinks.width)
+    rings = rows.oscar_rings
+    self.oscar_ring = rings.chosen = rings.choose(sinks.asking.scope, request_rows.tokens(self))
     try:
         result = original(self, tree, *args, **kwargs)
     finally:
-        sinks.asking = None
+        sinks.asking = rings.chosen = None
     if worker.served()[0].window_on_hit.value == "recompute":
         state_checkpoints.save_early(self, tree, worker.served()[0].recent.value)
     return result
@@ -59,15 +66,18 @@ def alloc(original: Any, self: Any, request: Any) -> Any:
 
 
 def admit(result: Any, self: Any, requests: Any) -> None:
-    """Tell the sink blocks which tokens the new rows will hold."""
+    """Tell the sink blocks which tokens the new rows will hold, and the rings which of them their
+    requests chose."""
     sinks = _sinks(self)
     if sinks is not None and result is not None:
         FIRED.add("admit")
         sinks.admit(result, (request_rows.prompt(request, sinks.width) for request in requests))
+        for row, request in zip(result, requests, strict=True):
+            self.oscar_rings.expect(row, getattr(request, "oscar_ring", None))
 
 
 def release(original: Any, self: Any, request: Any) -> Any:
-    """Let the sinks of a request that has ended or was retracted be shared."""
+    """Let the sinks and the ring of a request that has ended or was retracted be shared."""
     sinks = _sinks(self)
     if sinks is None:
         return original(self, request)
@@ -76,15 +86,18 @@ def release(original: Any, self: Any, request: Any) -> Any:
     result, rows = request_rows.freed(original, self, request)
     for row in rows:
         sinks.release(row, prompt)
+        if "match" in FIRED:  # else nobody asks for a ring
+            self.oscar_rings.ended(row, prompt.scope, *request_rows.asked_and_said(request))
     return result
 
 
 def flush(_result: None, self: Any) -> None:
-    """Forget all sink blocks when SGLang empties its prefix cache."""
+    """Forget all sink blocks and rings when SGLang empties its prefix cache."""
     sinks = _sinks(self)
     if sinks is not None:
         FIRED.add("flush")
         sinks.flush()
+        self.oscar_rings.flush()
 
 
 def _sinks(rows: Any) -> SinkBlocks | None:
