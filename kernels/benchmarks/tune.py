@@ -216,7 +216,7 @@ def _read(plan: OpPlan, dry: bool) -> Iterator[str]:
     def clock(tiles: Any) -> float:
         return _seconds(lambda: ops.read_calls(cache, batch, *rows, tiles=tiles), plan)
 
-    best, words = _best(tuning.read_tiles(), _few(READ, dry), clock)
+    best, words = _best(tuning.read_tiles(plan.heads.k_spec.head_dim), _few(READ, dry), clock)
     yield f"# {_shape(plan.heads)}, {number} x {length}: {words}"
     yield f"return {best}"
 

@@ -58,7 +58,8 @@ def model_block(
     text = config.get_text_config(decoder=True)
     refuse_other_caches(config, text, model_id)
     heads = _required(text, "num_attention_heads", model_id)
-    head_dim, num_kv_heads = _full_shape(text, model_id, heads)
+    layers = _attention_layers(text, model_id)
+    head_dim, num_kv_heads = _full_shape(text, model_id, heads, layers[0])
     try:
         return ModelBlock(
             num_layers=_required(text, "num_hidden_layers", model_id),
@@ -66,7 +67,7 @@ def model_block(
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
-            attention_layers=_attention_layers(text, model_id),
+            attention_layers=layers,
             id=model_id,
             revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,
             config_sha256=config_sha256,
@@ -113,6 +114,15 @@ def full_kinds(text: Any) -> frozenset[str]:
     return (
         FULL_KINDS | {SLIDING_ATTENTION} if window and covers_context(window, text) else FULL_KINDS
     )
+
+
+def layer_config(text: Any, layer: int) -> Any:
+    """The configuration of one layer.
+
+    Newer releases of transformers have one for every layer of Gemma 4. Elsewhere it is `text`, the
+    configuration of the language model.
+    """
+    return text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
 
 
 def covers_context(window: int, text: Any) -> bool:
@@ -167,12 +177,13 @@ def _required(text: Any, name: str, model_id: str) -> int:
     return value
 
 
-def _full_shape(text: Any, model_id: str, heads: int) -> tuple[int, int]:
-    """Head width and KV heads of the full-attention layers.
+def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, int]:
+    """Head width and KV heads of the full-attention layers, of which `layer` is one.
 
     Those of Gemma 4 have values of their own, beside those of its sliding-window layers. `V` of
     such a layer may be made from the weights of `K`; the cache holds both.
     """
+    text = layer_config(text, layer)
     head_dim = getattr(text, "global_head_dim", None) or getattr(text, "head_dim", None)
     num_kv_heads = getattr(text, "num_key_value_heads", None)
     if getattr(text, "attention_k_eq_v", False):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from oscar_zoo.errors import NotEnoughMemory
+from oscar_zoo.models.geometry import layer_config
 from oscar_zoo.models.host_memory import available_ram, resident_set
 
 FreeMemory = Callable[[torch.device], int]
@@ -69,13 +70,14 @@ def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
     sequences, logits, and float64 sums.
     """
 
-    def number(name: str) -> int:
-        value = getattr(config, name, None)
+    def number(name: str, part: Any = config) -> int:
+        value = getattr(part, name, None)
         return value if isinstance(value, int) else 0
 
+    last = layer_config(config, number("num_hidden_layers") - 1)
     hidden, heads = number("hidden_size"), max(1, number("num_attention_heads"))
-    width = number("head_dim") or hidden // heads
-    kv_heads = number("num_key_value_heads") or heads
+    width = number("head_dim", last) or hidden // heads
+    kv_heads = number("num_key_value_heads", last) or heads
     inner = max(
         number("intermediate_size"),
         number("moe_intermediate_size") * max(1, number("num_experts_per_tok")),

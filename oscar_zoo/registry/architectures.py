@@ -66,7 +66,7 @@ TINY_H200 = Answer(tested="tiny random model on an H200")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
-TWO_SIZES = Answer(reason="layers whose heads have two sizes are not served")
+LANGUAGE_ALONE = Answer(reason="SGLang reads the head sizes of a whole Gemma 4 only")
 CHUNKS = Answer(reason="SGLang masks chunks in its FlashAttention backend alone")
 
 ARCHITECTURES = (
@@ -108,6 +108,8 @@ ARCHITECTURES = (
             "exaone_moe",
             "gemma3",
             "gemma3_text",
+            "gemma4",
+            "gemma4_unified",
             "gpt_oss",
             "mellum",
             "olmo3",
@@ -118,7 +120,7 @@ ARCHITECTURES = (
         UNTRIED,
     ),
     Architecture(("gemma2",), TINY, TINY, NEEDS_CUDA, UNTRIED),
-    Architecture(("gemma4",), TINY, TINY, TWO_SIZES, TWO_SIZES),
+    Architecture(("gemma4_text",), TINY, TINY, LANGUAGE_ALONE, LANGUAGE_ALONE),
     Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
 )
 """Every row. Whoever makes something work changes the row with the code."""

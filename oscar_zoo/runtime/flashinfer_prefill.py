@@ -19,7 +19,9 @@ from oscar_zoo.runtime.softmax import Softmax
 
 WORKSPACE_BYTES = 384 << 20
 """Bytes that SGLang gives its own FlashInfer backend for Qwen-sized models."""
-
+HEADS = frozenset(((64, 64), (128, 128), (192, 128), (256, 256)))
+"""Channels of K and of V that every release has kernels for. With others it compiles, and answers
+wrongly when they are no multiples of 64, or does not compile when they are wider."""
 
 LN2 = math.log(2)
 

@@ -9,6 +9,7 @@ pass, never by the scheduler.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
@@ -19,7 +20,7 @@ from oscar_zoo.runtime.batch import Batch, BatchTables, decode_batch, extend_bat
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.engine import CacheConfig, SlotSource, StepInput
 from oscar_zoo.runtime.executor import Executor, executor_bytes
-from oscar_zoo.runtime.flashinfer_prefill import WORKSPACE_BYTES, FlashInferPrefill
+from oscar_zoo.runtime.flashinfer_prefill import HEADS, WORKSPACE_BYTES, FlashInferPrefill
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import TransformTable
@@ -187,18 +188,33 @@ def cache_bytes(
         scratch_tokens=piece_tokens(device),
         device=device,
     )
-    prefill = WORKSPACE_BYTES if torch.device(device).type == "cuda" else 0
+    flashinfer = torch.device(device).type == "cuda" and flashinfer_has(windows)
+    prefill = WORKSPACE_BYTES if flashinfer else 0
     return scratch + prefill + BatchTables.nbytes(windows.num_rows, max_tokens)
 
 
-def make_prefill(config: CacheConfig, windows: WindowShape) -> Prefill | None:
-    """The prefill kernel of a device: FlashInfer on a GPU, none on a CPU.
+def flashinfer_has(windows: WindowShape) -> bool:
+    """Whether FlashInfer has a prefill for the heads of these windows."""
+    return (windows.k_head_dim, windows.v_head_dim) in HEADS
+
+
+def make_prefill(
+    config: CacheConfig, windows: WindowShape, *, of_engine: Callable[[], Prefill]
+) -> Prefill | None:
+    """The prefill kernel of a device: none on a CPU; on a GPU FlashInfer, if it has the heads.
+
+    Args:
+        config: what the worker serves.
+        windows: shape of its windows.
+        of_engine: makes that of the engine, for other heads.
 
     Raises:
         MissingDependency: a GPU without FlashInfer.
     """
     if torch.device(config.device).type == "cpu":
         return None
+    if not flashinfer_has(windows):
+        return of_engine()
     return FlashInferPrefill(
         num_q_heads=config.num_q_heads,
         num_kv_heads=windows.num_kv_heads,

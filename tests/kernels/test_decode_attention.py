@@ -67,6 +67,8 @@ def check(
         (96, 96, 96, 96),
         (192, 128, 192, 128),
         (256, 256, 256, 64),
+        (512, 512, 512, 256),
+        (512, 512, 128, 128),
         (80, 40, 80, 20),
     ],
 )
@@ -89,7 +91,7 @@ def test_gqa_groups(group: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("batch", [1, 2, 15, 16, 17])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_gqa_groups_batches_and_head_dims(group: int, batch: int, head_dim: int) -> None:
     spec = QuantSpec(head_dim, head_dim, 0.96)
     check([400 + 37 * i for i in range(batch)], spec, spec, group=group, num_kv_heads=4)

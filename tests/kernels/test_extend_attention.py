@@ -58,7 +58,13 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("dk", "dv", "gk", "gv"), [(64, 64, 64, 64), (128, 128, 32, 64), (96, 64, 96, 16)]
+    ("dk", "dv", "gk", "gv"),
+    [
+        (64, 64, 64, 64),
+        (128, 128, 32, 64),
+        (96, 64, 96, 16),
+        (512, 512, 128, 256),
+    ],
 )
 def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
     check([70, 3], [2, 5], QuantSpec(dk, gk, 0.96), QuantSpec(dv, gv, 0.92), sink=5, recent=9)

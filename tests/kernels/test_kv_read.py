@@ -52,6 +52,9 @@ def assert_same(filling: testing.Filling, capacity: int, **options: Any) -> tupl
     (QuantSpec(64, 16, 0.9), QuantSpec(64, 32)),
     (QuantSpec(96, 48), QuantSpec(128, 128)),
     (QuantSpec(256, 128), QuantSpec(16, 4)),
+    (QuantSpec(192, 96, 0.9), QuantSpec(128, 128, 0.9)),
+    (QuantSpec(512, 128, 0.9), QuantSpec(512, 256)),
+    (QuantSpec(512, 512, 0.9), None),
 ], ids=str)  # fmt: skip
 def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None:
     filling = testing.random_cache(

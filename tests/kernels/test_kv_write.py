@@ -26,6 +26,7 @@ SHAPES = [
     (QuantSpec(96, 48, 0.96), QuantSpec(96, 96, 0.92)),
     (QuantSpec(192, 192, 0.96), QuantSpec(128, 128, 0.92)),
     (QuantSpec(256, 128, 0.92), QuantSpec(64, 16, 0.5)),
+    (QuantSpec(512, 128, 0.96), QuantSpec(512, 256, 0.92)),
     (QuantSpec(16, 4, 1.0), QuantSpec(32, 8, 0.01)),
 ]
 

@@ -21,7 +21,13 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UnsupportedMachine
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops, choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
-from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
+from oscar_zoo.runtime.int2_cache import (
+    Int2Cache,
+    cache_bytes,
+    flashinfer_has,
+    make_prefill,
+    piece_tokens,
+)
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.softmax import Softmax
@@ -161,5 +167,17 @@ def test_a_gpu_never_gets_a_reference() -> None:
 
 
 def test_a_cpu_has_no_prefill_kernel() -> None:
-    assert make_prefill(CONFIG, WINDOW_SHAPE) is None
+    assert make_prefill(CONFIG, WINDOW_SHAPE, of_engine=PlainPrefill) is None
     assert piece_tokens("cpu") == 0 < piece_tokens("cuda")
+
+
+@pytest.mark.parametrize(("k", "v"), [(512, 512), (96, 96), (256, 128)])
+def test_heads_that_flashinfer_does_not_have_are_prefilled_by_the_engine(k: int, v: int) -> None:
+    """FlashInfer would compile a kernel for any width."""
+    config, shape = (
+        replace(CONFIG, device="cuda"),
+        replace(WINDOW_SHAPE, k_head_dim=k, v_head_dim=v),
+    )
+    assert isinstance(make_prefill(config, shape, of_engine=PlainPrefill), PlainPrefill)
+    assert not flashinfer_has(shape)
+    assert flashinfer_has(replace(shape, k_head_dim=192, v_head_dim=128))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,36 @@ WINDOWS: Values = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 GEMMA3: Values = {**WINDOWS, "query_pre_attn_scalar": 64, "initializer_range": 0.02}
-"""See `_louder_layers`."""
+"""See `_louder_layers`. Those of `GEMMA4` are here for the same reason."""
+GEMMA4: Values = {
+    **WINDOWS,
+    "num_key_value_heads": 4,
+    "global_head_dim": 128,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "use_bidirectional_attention": "vision",
+    "initializer_range": 0.02,
+    "moe_intermediate_size": 64,  # SGLang 0.5.17 wants a number on a CPU, also without experts
+}
+IMAGE_TOKENS_OF_GEMMA4: Values = {
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "boi_token_id": 7,
+    "eoi_token_id": 8,
+    "audio_token_id": 9,
+}
+GEMMA4_IMAGES: Values = {
+    **IMAGE_TOKENS_OF_GEMMA4,
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    },
+}
 LINEAR: Values = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -119,6 +148,8 @@ class Tiny:
         hub_class: the class in `config.json` on hubs, where transformers writes another one.
         stored: a weight as checkpoints on hubs have it, where transformers writes another name or
             layout.
+        unsaved: values of the part about images that checkpoints on hubs have, SGLang reads, and
+            transformers does not write.
     """
 
     models: str
@@ -129,6 +160,7 @@ class Tiny:
     processors: tuple[str, ...] = ()
     hub_class: str = ""
     stored: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]] | None = None
+    unsaved: Values = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -408,17 +440,36 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         {**WINDOWS, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 2048},
     ),
     "gemma4": Tiny(
-        "Gemma 4 (12B and larger)",
-        "Gemma4Text",
+        "Gemma 4 (31B)", "Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 0}, GEMMA4_IMAGES
+    ),
+    "gemma4-experts": Tiny(
+        "Gemma 4 (26B-A4B)",
+        "Gemma4",
         {
-            **WINDOWS,
-            "global_head_dim": 128,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "num_kv_shared_layers": 0,
+            **GEMMA4,
             "hidden_size_per_layer_input": 0,
-            "vocab_size_per_layer_input": 2048,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
         },
+        GEMMA4_IMAGES,
+    ),
+    "gemma4_unified": Tiny(
+        "Gemma 4 (12B)",
+        "Gemma4Unified",
+        GEMMA4,
+        {
+            **IMAGE_TOKENS_OF_GEMMA4,
+            "boa_token_id": 10,
+            "eoa_token_index": 11,
+            "vision_config": {"mm_embed_dim": 64},
+        },
+        unsaved={"model_patch_size": 48},
+    ),
+    "gemma4-text": Tiny(
+        "Gemma 4 without its image part",
+        "Gemma4Text",
+        {**GEMMA4, "hidden_size_per_layer_input": 0},
     ),
     "gemma4-shared": Tiny(
         "Gemma 4 E2B, E4B",
@@ -574,8 +625,10 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         for path, weight in model.named_parameters():
             if weight.ndim == 1:
                 _spread(path, weight, draw)
-        if tiny.config.startswith("Gemma3"):
+        if tiny.config.startswith(("Gemma3", "Gemma4")):
             _louder_layers(model)
+        if tiny.config.startswith("Gemma4"):
+            _own_factors(model)
     model.to(getattr(torch, dtype or tiny.dtype)).save_pretrained(folder)
     if tiny.stored:
         file = folder / "model.safetensors"
@@ -583,6 +636,8 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         save_file(weights, file, metadata={"format": "pt"})
     if tiny.hub_class:
         change_config(folder, architectures=[tiny.hub_class])
+    if tiny.unsaved:
+        change_config(folder, part="vision_config", **tiny.unsaved)
     for file in TOKENIZER:
         shutil.copyfile(EXAMPLE / file, folder / file)
     for processor in tiny.processors:
@@ -598,6 +653,17 @@ def _louder_layers(model: Any) -> None:
             weight.add_(3.0)
         elif path.endswith(".norm.weight"):
             weight.add_(9.0)
+
+
+def _own_factors(model: Any) -> None:
+    """Gemma 4 does not divide logits by the width of a head, so the norm of its queries must, or a
+    random model looks at single tokens. Each of its layers has a factor of its own."""
+    for path, weight in model.named_parameters():
+        if path.endswith("q_norm.weight"):
+            weight.mul_(0.125)
+    for path, buffer in model.named_buffers():
+        if path.endswith("layer_scalar"):
+            buffer.fill_(0.9)
 
 
 def _spread(path: str, weight: torch.Tensor, draw: torch.Generator) -> None:

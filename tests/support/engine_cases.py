@@ -17,6 +17,7 @@ from saved_models import change_config, save_model
 from tiny_artifacts import TINY, manifest, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.writer import rotation_bytes
 
 SINK, RECENT = 16, 32
@@ -27,9 +28,15 @@ NEW, DONOR = 16, 150
 INT2 = {"kv_cache_dtype": "int2"}
 STOCK = {"attention_backend": "torch_native"}
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": str(SINK), "OSCAR_INT2_RECENT_SIZE": str(RECENT)}
-WINDOWED = ("exaone4", "gemma3_text", "gpt_oss", "mellum")
-FULL_LAYERS = {"Lfm2": (1, 3), **dict.fromkeys(WINDOWED, (1, 3))}
-"""Layers with full attention, by family; in other families all of them."""
+WINDOWED = ("exaone4", "gemma3_text", "gemma4", "gpt_oss", "mellum")
+HYBRID = TINY.model_copy(update={"attention_layers": (1, 3)})
+WIDE = HYBRID.model_copy(update={"head_dim": 128, "v_head_dim": 128})
+GEOMETRIES: Mapping[str, Geometry] = {
+    "Lfm2": HYBRID,
+    **dict.fromkeys(WINDOWED, HYBRID),
+    "gemma4": WIDE,
+}
+"""Of the full-attention layers, by family; in other families it is that of the example."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "Lfm2": {"hidden_size": 256, "intermediate_size": 512, "head_dim": None}
 }
@@ -126,6 +133,23 @@ CASES = {
         )
         for family in ("exaone4", "gpt_oss", "mellum")
     },
+    "two_sizes_stock": Case(
+        {"enable_multimodal": False}, {"SGLANG_PLUGINS": "none"}, mode="", family="gemma4"
+    ),
+    "two_sizes": Case(env=FREE_AT_ONCE, family="gemma4"),
+    "two_sizes_at_once": Case(
+        {"enable_mixed_chunk": True, "tp_size": 2, "swa_full_tokens_ratio": 0.2},
+        {**FREE_AT_ONCE, **RETRACT},
+        family="gemma4",
+    ),
+    "two_sizes_int2": Case(env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family="gemma4"),
+    "two_sizes_swapped": Case(
+        env=FREE_AT_ONCE,
+        rotations="orthogonal",
+        mode="int2",
+        family="gemma4",
+        mutant="swapped_layers",
+    ),
     "windows_swapped": Case(
         env=FREE_AT_ONCE,
         rotations="orthogonal",
@@ -160,7 +184,7 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
     """Queue the cases `names`, all with the same requests."""
     for name in names:
         case = CASES[name]
-        folders = rotations(engines.folder, FULL_LAYERS.get(case.family, TINY.attention_layers))
+        folders = rotations(engines.folder, GEOMETRIES.get(case.family, TINY))
         env, engine = dict(case.env), dict(case.engine)
         env |= cores(engine, engines.release)
         if case.mode:
@@ -181,6 +205,7 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
             "probe": name in ("stock", "idle"),
         }
         job["heads"] = name == "idle"
+        job["image"] = name == "two_sizes_int2"
         engines.start(name, env=env, job=job, spawn=case.spawn)
 
 
@@ -190,7 +215,8 @@ def model(folder: Path, family: str) -> Path:
     if not folder.exists() and family in ARCHITECTURES:
         write_architecture(family, folder, dtype="float32")
         if family in WINDOWED:
-            change_config(folder, sliding_window=WINDOW)
+            part = "text_config" if ARCHITECTURES[family].image else None
+            change_config(folder, part=part, sliding_window=WINDOW)
     if not folder.exists():
         shape = {
             "vocab_size": 2048,
@@ -205,11 +231,11 @@ def model(folder: Path, family: str) -> Path:
     return folder
 
 
-def rotations(folder: Path, layers: tuple[int, ...] = TINY.attention_layers) -> dict[str, Path]:
-    """The two kinds of artifacts for full attention in `layers`, written into `folder` once."""
-    general = (general_set(side, 4, 2, 64, seed=seed) for seed, side in enumerate("kv"))
-    geometry = TINY.model_copy(update={"attention_layers": layers})
-    orthogonal = payload(geometry=geometry)
+def rotations(folder: Path, geometry: Geometry = TINY) -> dict[str, Path]:
+    """The two kinds of artifacts for a geometry, written into `folder` once."""
+    shape = geometry.num_layers, geometry.num_kv_heads, geometry.head_dim
+    general = (general_set(side, *shape, seed=seed) for seed, side in enumerate("kv"))
+    orthogonal, layers = payload(geometry=geometry), geometry.attention_layers
     files = {
         "orthogonal": {
             **orthogonal,
@@ -222,7 +248,8 @@ def rotations(folder: Path, layers: tuple[int, ...] = TINY.attention_layers) -> 
             for side, pair in zip("kv", general, strict=True)
         },
     }
-    places = {name: folder / f"{name}-{'-'.join(map(str, layers))}" for name in files}
+    about = "-".join(map(str, (*layers, geometry.head_dim)))
+    places = {name: folder / f"{name}-{about}" for name in files}
     for name, place in places.items():
         if not place.exists():
             write_folder(place, files[name])

@@ -67,6 +67,8 @@ def main(place: Path, out: Path) -> None:
         result["memory"] = [left(engine, out)] if job.get("memory") else []
         for group in job["groups"]:
             result["groups"][group["name"]] = run(engine, group, result["groups"])
+        if job.get("image"):
+            result["image"] = image(engine)
         if job.get("memory"):
             empty(engine)
             result["memory"].append(left(engine, out))
@@ -107,6 +109,15 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
         "ended": [(answer["meta_info"]["finish_reason"] or {}).get("type") for answer in answers],
         "seconds": round(time.time() - began, 2),
     }
+
+
+def image(engine: Any) -> str:
+    """What a request with an image is answered with."""
+    try:
+        engine.generate(input_ids=[1, 2], image_data="nothing.png")
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
 async def streams(

@@ -73,7 +73,8 @@ def float8_pair(
     return quantized, plain
 
 
-def change_config(folder: Path, **changes: object) -> None:
-    """Set entries of `config.json`."""
-    config = json.loads((folder / "config.json").read_bytes()) | changes
+def change_config(folder: Path, *, part: str | None = None, **changes: object) -> None:
+    """Set entries of `config.json`, or of one of its parts."""
+    config = json.loads((folder / "config.json").read_bytes())
+    (config[part] if part else config).update(changes)
     (folder / "config.json").write_text(json.dumps(config))

@@ -26,6 +26,10 @@ from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.models.softmax import Softmax
 
+FIRST_POSITION = {"gemma4": 1}
+"""Where SGLang begins to count positions, by family; in other families from 0. Attention does not
+see it, but the codes of keys do."""
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -50,13 +54,13 @@ def reference_of(family: str, folder: Path) -> WholeReference:
         folder: where both are written.
     """
     model = load_model(str(engine_cases.model(folder / family, family)), dtype="float32")
-    assert model.block.attention_layers == engine_cases.FULL_LAYERS[family]
-    place = engine_cases.rotations(folder, model.block.attention_layers)["orthogonal"]
+    assert model.block.geometry == engine_cases.GEOMETRIES[family]
+    place = engine_cases.rotations(folder, model.block.geometry)["orthogonal"]
     recipe = Manifest.from_bytes((place / FILE_NAME).read_bytes(), what=FILE_NAME).recipe
     windows = Windows(sink=engine_cases.SINK, recent=engine_cases.RECENT)
     k, v = (read_rotation(file.read_bytes(), what=file.name) for file in sorted(place.glob("*.pt")))
     spec = CacheSpec(k, v, recipe.model_copy(update={"windows": windows}))
-    return WholeReference(model, spec, CHUNK)
+    return WholeReference(model, spec, CHUNK, FIRST_POSITION.get(family, 0))
 
 
 def equal_answers(
@@ -87,10 +91,11 @@ def equal_answers(
 
 
 class WholeReference:
-    """Greedy generation with chunks of `chunk` tokens."""
+    """Greedy generation with chunks of `chunk` tokens, whose positions count from `position`."""
 
-    def __init__(self, model: LoadedModel, spec: CacheSpec, chunk: int) -> None:
+    def __init__(self, model: LoadedModel, spec: CacheSpec, chunk: int, position: int = 0) -> None:
         self.model, self.windows, self.chunk = model, spec.recipe.windows, chunk
+        self._position = position
         block = model.block
         self.layers = {
             i: SimulatedLayer(spec, block.geometry, i, model.device) for i in block.attention_layers
@@ -129,7 +134,8 @@ class WholeReference:
             return layer.attend(query, k, v, mask, softmax)
 
         with torch.no_grad(), attention_scope(self.model, attention):
-            logits = self.model.model(torch.tensor([ids]), use_cache=False).logits
+            at = torch.arange(len(ids))[None] + self._position
+            logits = self.model.model(torch.tensor([ids]), position_ids=at, use_cache=False).logits
         best = logits[0, -1].topk(2)
         return int(best.indices[0]), float(best.values[0] - best.values[1])
 

@@ -20,6 +20,7 @@ PARTS = frozenset(
     (
         "gemma3",
         "gemma4",
+        "gemma4_unified",
         "llama4",
         "mistral3",
         "qwen3_5",
@@ -42,14 +43,21 @@ def _kinds(name: str, full: str, other: str) -> Says:
     }
 
 
-EXTRA: Mapping[str, Says] = {
-    "exaone4": lambda _: {"sliding_window": 4096, "sliding_window_pattern": 4},
-    "gemma4": lambda shape: {
+def _gemma4(shape: Geometry) -> dict[str, Any]:
+    """Window layers have heads of their own."""
+    return {
         "head_dim": 256,
         "global_head_dim": shape.head_dim,
+        "attention_k_eq_v": True,
         "num_global_key_value_heads": shape.num_kv_heads,
         "num_key_value_heads": shape.num_q_heads // 2,
-    },
+    }
+
+
+EXTRA: Mapping[str, Says] = {
+    "exaone4": lambda _: {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4,
     "granitemoehybrid": _kinds("layer_types", "attention", "mamba"),
     "lfm2": lambda shape: {"full_attn_idxs": list(shape.attention_layers)},
     "lfm2_moe": _kinds("layer_types", "full_attention", "conv"),

@@ -9,7 +9,7 @@ from oscar_kernels import _triton
 from oscar_kernels.cache import BatchView, LayerCache
 
 LARGEST_GROUP = 16
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 MOST_REQUESTS = 1024
 """Most requests of one extend, because every program searches for its own among all."""
 

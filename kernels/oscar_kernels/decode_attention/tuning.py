@@ -66,20 +66,39 @@ def decode_tiles(
         exact: most window positions of a request.
         sms: multiprocessors of the device.
     """
-    per_sm = PROGRAMS_PER_SM if head_dim <= 128 else WIDE_PROGRAMS_PER_SM
-    programs = max(LEAST_PROGRAMS, round(sms * per_sm / (batch * num_kv_heads)))
-    exact_splits = min(max(1, programs // 8), -(-exact // 64))
     rows = 8 if group <= 8 else 16
+    warps = _warps(rows, head_dim)
+    programs = max(LEAST_PROGRAMS, round(sms * _per_sm(head_dim, warps) / (batch * num_kv_heads)))
+    exact_splits = min(max(1, programs // 8), -(-exact // 64))
     return AttentionTiles(
         splits=min(programs - exact_splits, MOST_SPLITS),
         exact_splits=exact_splits,
-        block_n=32 if rows == 16 and head_dim > 128 else 64,
+        block_n=32 if rows * head_dim > 2048 else 64,
         exact_block_n=16,
         rows=rows,
         tokens=0,
-        num_warps=1,
+        num_warps=warps,
         stages=5,
     )
+
+
+WIDEST = 256
+"""Channels up to which one warp holds the outputs of all query rows of a program. Tiles of wider
+heads are not measured; compiled for compute capability 9 their values stay in registers."""
+WARPS_PER_SM = 8
+"""Warps of such programs that the registers of a multiprocessor hold."""
+
+
+def _warps(rows: int, head_dim: int) -> int:
+    """Warps of a program of stage 1, so that a thread holds 64 numbers of wide outputs."""
+    return 1 if head_dim <= WIDEST else rows // 4
+
+
+def _per_sm(head_dim: int, warps: int) -> int:
+    """Programs of a decode step that the registers of a multiprocessor hold."""
+    if head_dim > WIDEST:
+        return max(1, WARPS_PER_SM // warps)
+    return PROGRAMS_PER_SM if head_dim <= 128 else WIDE_PROGRAMS_PER_SM
 
 
 FUSED_TOKENS = 96
@@ -117,7 +136,7 @@ def extend_tiles(
         exact_block_n=16,
         rows=16,
         tokens=each,
-        num_warps=1,
+        num_warps=_warps(16, head_dim),
         stages=5,
     )
 

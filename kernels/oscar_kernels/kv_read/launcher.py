@@ -37,7 +37,7 @@ def materialize_prefix(
     from oscar_kernels.kv_read.kernel import _materialize_prefix_kernel
 
     k_quarter, v_quarter = _quarter(cache.k_spec), _quarter(cache.v_spec)
-    tiles = tiles or read_tiles()
+    tiles = tiles or read_tiles(max(cache.k_spec.head_dim, cache.v_spec.head_dim))
     _materialize_prefix_kernel[(-(-len(out_k) * heads // tiles.block_m),)](
         cache.codes,
         cache.affine,

@@ -24,6 +24,10 @@ MIXED = (
     "gemma2",
     "gemma3",
     "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
     "gpt_oss",
     "mellum",
     "olmo3",
@@ -68,18 +72,23 @@ CONFIG = (
         "it has no full-attention layer, and only those have INT2 slots",
         STOCK,
     ),
-    Refusal(
-        "a model whose layers have heads of two sizes",
-        _has("global_head_dim"),
-        "nobody has tried INT2 with it",
-        STOCK,
-    ),
     _told_earlier("KV shared between layers", _has("num_kv_shared_layers")),
     _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
     _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
     _told_earlier("sparse attention with an index", _has("indexer_n_heads")),
 )
-"""Rows over a `config.json`."""
+"""Rows over a `config.json`, and over its part about the language model."""
+
+WHOLE = (
+    Refusal(
+        "a Gemma 4 checkpoint that is the language model alone",
+        _kind("gemma4_text", "gemma4_unified_text"),
+        "SGLang reads the two head sizes of its layers from the configuration of a whole Gemma 4"
+        " only",
+        "a whole checkpoint, such as google/gemma-4-31B-it, which is served with text",
+    ),
+)
+"""Rows over a whole `config.json`."""
 
 
 def check_config(config: ConfigFile) -> None:
@@ -90,3 +99,4 @@ def check_config(config: ConfigFile) -> None:
     """
     for part in (config.get_text_config(), config):
         check_rows(part, CONFIG, UnsupportedModel)
+    check_rows(config, WHOLE, UnsupportedModel)

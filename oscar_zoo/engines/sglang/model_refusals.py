@@ -9,6 +9,9 @@ from typing import Any
 from oscar_zoo.engines.sglang.refusal import STOCK, Refusal, above, check_rows, is_set
 from oscar_zoo.errors import UnsupportedModel
 
+TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
+"""Model types with images that are served with text alone."""
+
 MODEL = (
     Refusal(
         "MLA",
@@ -25,10 +28,10 @@ MODEL = (
         STOCK,
     ),
     Refusal(
-        "--enable-multimodal with Gemma 3",
+        "--enable-multimodal with Gemma",
         lambda model: (
             bool(getattr(model, "is_multimodal", None))
-            and getattr(getattr(model, "hf_config", None), "model_type", None) == "gemma3"
+            and getattr(getattr(model, "hf_config", None), "model_type", None) in TEXT_ONLY
         ),
         "tokens of an image would not see later ones of the same image",
         "text only, without --enable-multimodal",

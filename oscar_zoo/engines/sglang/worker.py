@@ -16,6 +16,7 @@ from torch import Tensor
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import model_refusals, served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang.compat import geometry, server_arguments
+from oscar_zoo.engines.sglang.compat.triton_prefill import TritonPrefill
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
@@ -120,7 +121,7 @@ def make_cache(
         transforms,
         SlotTable(slot_table, ops.pack),
         ops=ops,
-        prefill=make_prefill(config, windows.shape),
+        prefill=make_prefill(config, windows.shape, of_engine=TritonPrefill),
     )
 
 

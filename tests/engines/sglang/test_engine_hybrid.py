@@ -36,7 +36,7 @@ from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
-FULL = engine_cases.FULL_LAYERS["Lfm2"]
+FULL = engine_cases.GEOMETRIES["Lfm2"].attention_layers
 
 
 @pytest.fixture(scope="module", params=RELEASES)

@@ -22,7 +22,7 @@ from whole_reference import WholeReference, equal_answers, reference_of
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
 OTHERS = ("exaone4", "gpt_oss", "mellum")
-FULL = engine_cases.FULL_LAYERS["gemma3_text"]
+FULL = engine_cases.GEOMETRIES["gemma3_text"].attention_layers
 
 
 @pytest.fixture(scope="module")

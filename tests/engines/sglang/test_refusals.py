@@ -74,7 +74,7 @@ SERVER_CASES = {
 MODEL_CASES = {
     "MLA": {"attention_arch": SimpleNamespace(name="MLA")},
     "KV shared between layers": {"hf_text_config": SimpleNamespace(num_kv_shared_layers=2)},
-    "--enable-multimodal with Gemma 3": {
+    "--enable-multimodal with Gemma": {
         "is_multimodal": True,
         "hf_config": SimpleNamespace(model_type="gemma3"),
     },
@@ -235,6 +235,7 @@ def test_what_to_do_instead_works_for_everybody() -> None:
         *model_refusals.MODEL,
         *model_refusals.LAYER,
         *config_refusals.CONFIG,
+        *config_refusals.WHOLE,
     )
     for row in rows:
         assert (

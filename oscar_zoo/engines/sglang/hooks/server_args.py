@@ -11,15 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.sglang import concurrency, fork_environment, refusals, setting_flags, worker
-from oscar_zoo.engines.sglang.compat import server_arguments, sliding_windows
+from oscar_zoo.engines.sglang import (
+    concurrency,
+    fork_environment,
+    model_refusals,
+    refusals,
+    setting_flags,
+    worker,
+)
+from oscar_zoo.engines.sglang.compat import images, server_arguments, sliding_windows
 from oscar_zoo.engines.sglang.flags import ITEMSIZES
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.models import config_file
 
 logger = logging.getLogger(__name__)
 
-LISTED = frozenset(("Exaone4ForCausalLM", "ExaoneMoEForCausalLM", "GptOssForCausalLM"))
+LISTED = frozenset(
+    (
+        "Exaone4ForCausalLM",
+        "ExaoneMoEForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+        "GptOssForCausalLM",
+    )
+)
 """Classes of models for which SGLang asks for one of a few attention backends."""
 STAND_IN = "triton"
 """One of them, which runs the layers of these models that have a sliding window."""
@@ -164,7 +179,7 @@ def model(
     **__: Any,
 ) -> None:
     """Refuse a model that cannot be served, or not with this artifact, before its
-    weights are loaded.
+    weights are loaded. Leave out images where only text is served.
 
     Raises:
         OscarZooError: see `worker.check_model`.
@@ -174,6 +189,11 @@ def model(
         and model_path in (None, args.model_path)
         and not is_draft_model
     ):
+        if (
+            args.enable_multimodal is None
+            and result.hf_config.model_type in model_refusals.TEXT_ONLY
+        ):
+            images.leave_out_images(result)
         worker.check_model(result)
         sliding_windows.use_two_pools(result)
 
