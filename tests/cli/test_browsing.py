@@ -173,11 +173,13 @@ def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:
 def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
     shown = cli(0, "info", "qwen3.5-9b", "--offline")
     assert "compute      works: tiny random model on the CPU\n" in shown
-    assert "serve on CPU not tried\n" in shown and "pull Qwen3.5-9B --compute" in shown
+    assert "serve on CPU does not work: SGLang itself needs CUDA" in shown
+    assert "pull Qwen3.5-9B --compute" in shown
     assert "serve on GPU works: tiny random model on an H200\n" in shown
     works = cli.json(0, "info", "Llama-4-Maverick-17B-128E-Instruct", "--offline")["works"]
     assert works["serve_gpu"]["state"] == "does not work" and "chunks" in works["serve_gpu"]["how"]
-    assert cli.json(0, "info", "Qwen3.5-9B", "--offline")["works"]["serve_cpu"] == {
+    assert "serve on GPU not tried\n" in cli(0, "info", "gemma-4-31B-it", "--offline")
+    assert cli.json(0, "info", "gemma-4-31B-it", "--offline")["works"]["serve_gpu"] == {
         "state": "not tried",
         "how": None,
     }
