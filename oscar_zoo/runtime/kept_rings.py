@@ -84,6 +84,7 @@ class KeptRings:
         self._expected: dict[int, RingChoice] = {}
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
 
     def choose(self, scope: Scope | None, ids: Sequence[int]) -> RingChoice | None:
         """The ring with which a hit reaches furthest into this prompt, if it reaches further than a
@@ -105,8 +106,9 @@ class KeptRings:
                 best = RingChoice(row, self._stamps.get(row, 0), kept.first, end)
         return best
 
-    def expect(self, row: int, choice: RingChoice | None) -> None:
-        """Note that `row` was given to a request that chose a ring, or none."""
+    def expect(self, row: int, choice: RingChoice | None, length: int) -> None:
+        """Note that `row` was given to a request of `length` tokens that chose a ring, or none."""
+        self._lengths[row] = length
         if choice is None:
             self._expected.pop(row, None)
         else:
@@ -154,13 +156,17 @@ class KeptRings:
             row: its row.
             scope: everything besides the tokens that decides keys and values.
             asked, said: the tokens of its prompt and of its answer. The last token of an answer was
-                sampled, but need not be in the cache.
+                sampled, but need not be in the cache. A request that started again has an answer
+                before all that it had is in the cache again.
         """
         self._expected.pop(row, None)
+        length = self._lengths.pop(row, 0)
         start = self._starts.pop(row, None)
         if scope is None or start is None or self.recent == 0:
             return
-        end = len(asked) + len(said) - 1 if said else min(len(asked), self._ends.get(row, 0))
+        prefilled = self._ends.get(row, 0)
+        decoded = bool(said) and prefilled >= length
+        end = len(asked) + len(said) - 1 if decoded else min(len(asked) + len(said), prefilled)
         first = max(start, end - self.recent + LATE)
         if first < end:
             ids = array("q", asked)

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run_all(check: Check) -> list[document.StepResult]:
     """Every step. What needs little of the GPU runs beside the rest; `bench serve` has the machine
     for itself."""
+    steps.write_models(check)
     with ThreadPoolExecutor(5) as pool:
         compiled = pool.submit(steps.precompile, check)
         kernels = pool.submit(_timed, "kernel tests", steps.kernel_tests, check)

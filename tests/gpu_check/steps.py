@@ -171,10 +171,7 @@ RECALLS = {"talking": "over three turns", "alone": "in one", "reference": "of th
 def compute_experts(check: Check) -> str:
     """`pull ./FOLDER --compute` of a random Qwen3-MoE: computed, published to the own zoo, pulled
     from there."""
-    from tiny_moe import write_model
-
-    folder = write_model(check.work / EXPERTS, EXAMPLE)
-    check.zoo("pull", f"./{folder.name}", "--compute", "--no-lock")
+    check.zoo("pull", f"./{EXPERTS}", "--compute", "--no-lock")
     return "computed, published to the own zoo, pulled"
 
 
@@ -189,12 +186,19 @@ def serve_experts(check: Check) -> str:
     return _server_figures(facts)
 
 
-def compute_hybrid(check: Check) -> str:
-    """`compute ./FOLDER` of a random Qwen3.5, half of whose layers are linear attention."""
+def write_models(check: Check) -> None:
+    """Write the two random models, in one thread: two cannot import transformers at once."""
+    from tiny_moe import write_model
+
     sys.path.insert(0, str(ROOT / "tests/support"))
     from architectures import write_architecture
 
+    write_model(check.work / EXPERTS, EXAMPLE)
     write_architecture("qwen3_5", check.work / HYBRID)
+
+
+def compute_hybrid(check: Check) -> str:
+    """`compute ./FOLDER` of a random Qwen3.5, half of whose layers are linear attention."""
     output = ("--output-dir", f"./{HYBRID}-rotation")
     facts = check.zoo("compute", f"./{HYBRID}", "--method", "oscar", "--allow-poor", *output)
     return f"computed in {sum(facts['seconds'].values()):.0f} s"

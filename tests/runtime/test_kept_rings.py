@@ -33,7 +33,7 @@ def test_a_next_turn_takes_the_ring_of_the_last() -> None:
     end = len(FIRST) + len(ANSWER) - 1  # the last token of an answer was only sampled
     assert (choice.row, choice.first, choice.end) == (1, end - RECENT + LATE, end)
     rings.hand_out([2])
-    rings.expect(2, choice)
+    rings.expect(2, choice, 53)
     assert rings.begin({2: end}) == {2: choice} and (rings.used, rings.lost) == (1, 0)
 
 
@@ -83,7 +83,7 @@ def test_a_ring_that_changes_owner_in_the_same_step_is_still_there() -> None:
     turn = [*talked(rings), *NEXT]
     choice = rings.choose(SCOPE, turn)
     rings.hand_out([1, 2])
-    rings.expect(2, choice)
+    rings.expect(2, choice, 53)
     assert list(rings.begin({1: 0, 2: 48})) == [2]
 
 
@@ -94,7 +94,7 @@ def test_a_ring_of_an_earlier_owner_is_gone() -> None:
     rings.hand_out([1])
     rings.begin({1: 0})
     rings.hand_out([2])
-    rings.expect(2, choice)
+    rings.expect(2, choice, 53)
     assert rings.begin({2: 48}) == {} and rings.lost == 1
 
 
@@ -108,6 +108,19 @@ def test_what_a_request_never_had_in_its_ring_is_not_promised() -> None:
     rings.ended(5, SCOPE, FIRST, [])
     choice = rings.choose(SCOPE, [*FIRST, 7])
     assert choice is not None and choice.end == 20
+
+
+def test_a_retracted_request_that_ends_in_its_second_prefill_promises_what_it_has() -> None:
+    """It has an answer by then, and only a part of prompt and answer is in the cache again."""
+    rings = KeptRings(RECENT)
+    rings.hand_out([1])
+    rings.expect(1, None, len(FIRST) + len(ANSWER))
+    rings.begin({1: 0})
+    rings.launched([1], [20])
+    rings.ended(1, SCOPE, FIRST, ANSWER)
+    assert rings.choose(SCOPE, [*FIRST, *ANSWER, *NEXT]) is None
+    choice = rings.choose(SCOPE, FIRST[:26])
+    assert choice is not None and (choice.first, choice.end) == (20 - RECENT + LATE, 20)
 
 
 def test_a_flush_forgets_all() -> None:
@@ -138,7 +151,7 @@ def test_a_ring_that_is_taken_holds_the_tokens_of_the_prompt(
         rings.hand_out([row])
         choice = rings.choose(SCOPE, prompt)
         prefix = choice.end if choice else 0
-        rings.expect(row, choice)
+        rings.expect(row, choice, len(prompt))
         kept = rings.begin({row: prefix})
         ring: dict[int, int] = {}
         if row in kept:
@@ -175,7 +188,7 @@ def test_rings_are_copied_before_any_of_them_is_written() -> None:
     }
     store.hand_out([1, 2, 3])
     for row, choice in choices.items():
-        rings.expect(row, choice)
+        rings.expect(row, choice, 54)
     store.begin({1: 49, 2: 49, 3: 0})
     for ring, old in zip((store.ring_k, store.ring_v), before, strict=True):
         assert ring[:, 2].equal(old[:, 1]) and ring[:, 1].equal(old[:, 3])

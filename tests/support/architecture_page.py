@@ -94,8 +94,15 @@ def page(rows: Mapping[str, Row]) -> str:
 
 def _line(name: str, row: Row) -> str:
     tiny = ARCHITECTURES[name]
-    words = [WORDS[getattr(row, column).outcome] for column in COLUMNS]
+    words = [WORDS[_outcome(row, column)] for column in COLUMNS]
     return f"| {tiny.models} | `{tiny.model_type}` | {' | '.join(words)} |"
+
+
+def _outcome(row: Row, column: str) -> Outcome:
+    """What `config.json` alone refuses is refused on any device."""
+    attempt: Attempt = getattr(row, column)
+    refused = column == "gpu" and attempt == NOT_TRIED and row.serve.outcome == "refused"
+    return "refused" if refused else attempt.outcome
 
 
 def _tried(where: str, releases: list[str]) -> str:

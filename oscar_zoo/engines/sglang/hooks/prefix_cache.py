@@ -73,7 +73,8 @@ def admit(result: Any, self: Any, requests: Any) -> None:
         FIRED.add("admit")
         sinks.admit(result, (request_rows.prompt(request, sinks.width) for request in requests))
         for row, request in zip(result, requests, strict=True):
-            self.oscar_rings.expect(row, getattr(request, "oscar_ring", None))
+            ring, length = getattr(request, "oscar_ring", None), request_rows.all_tokens(request)
+            self.oscar_rings.expect(row, ring, length)
 
 
 def release(original: Any, self: Any, request: Any) -> Any:
