@@ -16,6 +16,7 @@ import torch
 from architecture_places import Place
 
 from oscar_zoo.engines.sglang.flags import device_flags
+from oscar_zoo.engines.sglang.model_refusals import TEXT_ONLY
 
 PROMPT, NEW = 48, 16
 """Tokens of a prompt that the windows hold whole, and of an answer."""
@@ -68,8 +69,10 @@ def stock_gaps(
     """What SGLang without an INT2 cache thinks of every token; `None` where it does not start."""
     flags = {"--model-path": model, "--port": free_port(), **device_flags(place.device)}
     words = [f"{name}={value}" for name, value in flags.items()]
+    kind = json.loads((model / "config.json").read_bytes())["model_type"]
+    asked = {"ids": list(ids), "answer": list(answered), "text_only": kind in TEXT_ONLY}
     for more in place.stock_flags:
-        given = {"flags": [*words, *more, *place.flags], "ids": list(ids), "answer": list(answered)}
+        given = {"flags": [*words, *more, *place.flags], **asked}
         command = [sys.executable, "-c", STOCK, json.dumps(given)]
         with model.with_name("stock.log").open("w") as log:
             done = subprocess.run(
@@ -112,7 +115,10 @@ from sglang import Engine
 from sglang.srt.server_args import prepare_server_args
 from sglang.srt.utils import kill_process_tree
 given = json.loads(sys.argv[1])
-engine = Engine(server_args=prepare_server_args(given["flags"]))
+arguments = prepare_server_args(given["flags"])
+if given["text_only"]:  # these models have images unless told otherwise, which no flag does
+    arguments.enable_multimodal = False
+engine = Engine(server_args=arguments)
 ids, answer = given["ids"], given["answer"]
 (found,) = engine.generate(
     input_ids=[ids + answer], sampling_params=dict(temperature=0, max_new_tokens=1),

@@ -148,7 +148,7 @@ class Tiny:
         hub_class: the class in `config.json` on hubs, where transformers writes another one.
         stored: a weight as checkpoints on hubs have it, where transformers writes another name or
             layout.
-        unsaved: values of the part about images that checkpoints on hubs have, SGLang reads, and
+        unsaved: values by part of `config.json` that checkpoints on hubs have, SGLang reads, and
             transformers does not write.
     """
 
@@ -160,7 +160,7 @@ class Tiny:
     processors: tuple[str, ...] = ()
     hub_class: str = ""
     stored: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]] | None = None
-    unsaved: Values = field(default_factory=dict)
+    unsaved: Mapping[str, Values] = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -464,7 +464,10 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             "eoa_token_index": 11,
             "vision_config": {"mm_embed_dim": 64},
         },
-        unsaved={"model_patch_size": 48},
+        unsaved={
+            "text_config": {"hidden_size_per_layer_input": 0},
+            "vision_config": {"model_patch_size": 48},
+        },
     ),
     "gemma4-text": Tiny(
         "Gemma 4 without its image part",
@@ -636,8 +639,8 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         save_file(weights, file, metadata={"format": "pt"})
     if tiny.hub_class:
         change_config(folder, architectures=[tiny.hub_class])
-    if tiny.unsaved:
-        change_config(folder, part="vision_config", **tiny.unsaved)
+    for part, values in tiny.unsaved.items():
+        change_config(folder, part=part, **values)
     for file in TOKENIZER:
         shutil.copyfile(EXAMPLE / file, folder / file)
     for processor in tiny.processors:
