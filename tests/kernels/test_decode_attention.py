@@ -208,7 +208,7 @@ def test_query_and_out_may_be_slices() -> None:
 @pytest.mark.parametrize(
     ("heads", "spec", "words"),
     [(34, QuantSpec(16, 16), "17 query heads"), (3, QuantSpec(16, 16), "a multiple of 2"),
-     (2, QuantSpec(12, 12), "head_dim 12"), (2, QuantSpec(512, 512), "head_dim 512")],
+     (2, QuantSpec(12, 12), "head_dim 12"), (2, QuantSpec(1024, 1024), "head_dim 1024")],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused(heads: int, spec: QuantSpec, words: str) -> None:
     filling = testing.random_cache([3], spec, sink=2, recent=2, dtype=DTYPE, device=DEVICE)
