@@ -22,7 +22,8 @@ SGLANG_OTHERS ?= 0.5.17 0.5.23
 NVRTC ?= nvidia-cuda-nvrtc==13.0.88
 
 # Each takes about 1 GB; more than two are worth it from four cores on.
-TEST_PROCESSES ?= 2
+# One more than two cores: some tests wait for servers that start.
+TEST_PROCESSES ?= 3
 
 # The other major version of the Hugging Face client, put in front by PYTHONPATH in the tests that run both.
 HUB_2 ?= huggingface_hub==2.4.0

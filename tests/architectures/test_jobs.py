@@ -57,7 +57,7 @@ def test_a_column_of_the_gpu_is_recorded_beside_those_of_the_cpu(tmp_path: Path)
     assert read_records(tmp_path / "records.json") == rows
     text = page(rows)
     assert "| Qwen2, Qwen2.5 | `qwen2` | works | works | works | fails |" in text
-    assert "| Qwen3 | `qwen3` | works | works | refused | not tried |" in text
+    assert "| Qwen3 | `qwen3` | works | works | refused | refused |" in text
     assert "## What is refused, and why\n\n- Qwen3: No.\n" in text
     assert "## What fails\n\n- Qwen2, Qwen2.5: It stopped.\n" in text
     assert tried in text
