@@ -21,8 +21,7 @@ SGLANG_OTHERS ?= 0.5.17 0.5.23
 # Compiles the CUDA sources in tests, without a GPU; torch's CUDA builds bring it, its CPU builds do not.
 NVRTC ?= nvidia-cuda-nvrtc==13.0.88
 
-# Each takes about 1 GB; more than two are worth it from four cores on.
-# One more than two cores: some tests wait for servers that start.
+# Each takes about 1 GB. Three for two cores, because some tests wait for servers that start.
 TEST_PROCESSES ?= 3
 
 # The other major version of the Hugging Face client, put in front by PYTHONPATH in the tests that run both.
