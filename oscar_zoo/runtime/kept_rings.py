@@ -30,6 +30,8 @@ from typing import TypeAlias
 Scope: TypeAlias = tuple[Hashable, ...]
 
 LATE = 4
+"""Most tokens that steps on their way write to the ring of a request that has ended. Overlapped
+scheduling has one such step, and SGLang 0.5.23 may have two."""
 
 
 @dataclass(frozen=True)
