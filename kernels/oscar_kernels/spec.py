@@ -18,6 +18,43 @@ MIN_RANGE = 1e-8
 quantizer)."""
 
 
+GROUPS = (1, 2, 4)
+"""Groups that a row may have: the quarters that are packed together are not cut."""
+
+
+def group_channels(head_dim: int, group_size: int) -> int:
+    """Channels of a group in rows of `head_dim` channels, where at most `group_size` share a scale.
+
+    They are `group_size` where that cuts the row into 1, 2 or 4 groups. Else the row is cut into
+    as few equal groups as possible, for a model whose K and V rows differ in width: with 128, rows
+    of 192 and of 128 channels have groups of 96 and of 128. Where no cut is possible it is
+    `group_size`, which `QuantSpec` refuses.
+    """
+    if _cuts(head_dim, group_size):
+        return group_size
+    equal = (head_dim // n for n in GROUPS if head_dim % n == 0 and head_dim // n <= group_size)
+    return next(equal, group_size)
+
+
+def check_group_size(dims: tuple[int, int], group_size: int) -> None:
+    """Check that rows of K and of V can be cut into groups.
+
+    Args:
+        dims: channels of a row of each.
+        group_size: the most channels that share a scale.
+
+    Raises:
+        ValueError: it cuts neither of them into 1, 2 or 4 groups, or the other one cannot be cut.
+    """
+    exact = any(_cuts(dim, group_size) for dim in dims)
+    for dim in dims:
+        QuantSpec(dim, group_channels(dim, group_size) if exact else group_size)
+
+
+def _cuts(head_dim: int, group_size: int) -> bool:
+    return any(group_size * n == head_dim for n in GROUPS)
+
+
 @dataclass(frozen=True)
 class QuantSpec:
     """How one row of `head_dim` channels is quantized.
@@ -43,7 +80,7 @@ class QuantSpec:
             raise ValueError(
                 f"group_size {self.group_size} does not divide head_dim {self.head_dim}"
             )
-        if self.num_groups not in (1, 2, 4):
+        if self.num_groups not in GROUPS:
             raise ValueError(f"{self.num_groups} groups per row; 1, 2 or 4 are supported")
         if not 0.0 <= self.clip_ratio <= 1.0:
             raise ValueError(f"clip_ratio must lie in 0 .. 1, not {self.clip_ratio}")

@@ -182,14 +182,12 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         check_target(request.output, force=request.force)
     check_fetchable(choice.source, request.revision)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.compute.fit import check_model
     from oscar_zoo.compute.options import ComputeOptions
     from oscar_zoo.models.inspect import inspect_model
 
     block = inspect_model(
         choice.source, revision=request.revision, model_id=request.model_id or choice.model_id
     )
-    check_model(block)
     recipe = serving_recipe(choice, block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oscar_kernels.layout import row_bytes
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, group_channels
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
@@ -63,9 +63,10 @@ def estimate(
         Plain JSON values, or `None` where the INT2 cache does not take such heads. `tokens` are
         `None` where the size of the weights is not known, and 0 where nothing is left for a cache.
     """
-    dims, scale = (geometry.head_dim, geometry.v_head_dim), serving.scale_dtype
+    dims = geometry.head_dims
+    specs = [(dim, group_channels(dim, serving.group_size)) for dim in dims]
     try:
-        rows = sum(row_bytes(QuantSpec(dim, serving.group_size, scale_dtype=scale)) for dim in dims)
+        rows = sum(row_bytes(QuantSpec(*spec, scale_dtype=serving.scale_dtype)) for spec in specs)
     except ValueError:
         return None
     layers, heads = len(geometry.attention_layers), geometry.num_kv_heads

@@ -8,6 +8,7 @@ Source: composition `R = U H P` of OSCAR (paper section on rotation composition;
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -18,30 +19,35 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UsageError
 
 
-def is_power_of_two(d: int) -> bool:
-    """Whether `d` is 1, 2, 4, 8, ..."""
-    return d > 0 and d & (d - 1) == 0
+def has_hadamard(d: int) -> bool:
+    """Whether `hadamard(d)` is known here: powers of two, and many multiples of 8.
+
+    Up to 256 these are all but 88, 136, 176, 184 and 232.
+    """
+    return d > 0 and (_odd(d) == 1 or (d % 8 == 0 and _root(2 * _odd(d) - 1) is not None))
 
 
-def _require_power_of_two(d: int) -> None:
-    if not is_power_of_two(d):
-        raise UsageError(
-            f"head_dim {d} is not a power of two; no Hadamard transform is defined for it."
-        )
+def _require_hadamard(d: int) -> None:
+    if not has_hadamard(d):
+        raise UsageError(f"no Hadamard matrix for head_dim {d} is known here.")
 
 
 @lru_cache(maxsize=16)
 def hadamard(d: int) -> NDArray[np.float64]:
-    """Sylvester's Hadamard matrix divided by sqrt(d), symmetric and orthogonal.
+    """A Hadamard matrix divided by sqrt(d), symmetric and orthogonal, whose first row is constant.
+
+    For a power of two it is Sylvester's. For another width it is the product of Sylvester's and of
+    Paley's second construction, which is known for 12, 20, 28, 36 and others.
 
     Returns:
         `[d, d]` float64, read-only because it is cached.
 
     Raises:
-        UsageError: `d` is not a power of two.
+        UsageError: no such matrix is known here.
     """
-    _require_power_of_two(d)
-    h: NDArray[np.float64] = np.ones((1, 1), dtype=np.float64)
+    _require_hadamard(d)
+    odd = _odd(d)
+    h: NDArray[np.float64] = np.ones((1, 1)) if odd == 1 else _paley(2 * odd - 1)
     while h.shape[0] < d:
         h = np.block([[h, h], [h, -h]])
     h = np.asarray(h / np.sqrt(d), dtype=np.float64)
@@ -49,17 +55,62 @@ def hadamard(d: int) -> NDArray[np.float64]:
     return h
 
 
+def _odd(d: int) -> int:
+    """`d` without its factors of two."""
+    return d // (d & -d)
+
+
+def _root(q: int) -> int | None:
+    """The prime of which `q` is the first or the second power; `None` where there is none."""
+    for prime in (q, math.isqrt(q)):
+        if prime in (q, q / prime) and all(prime % n for n in range(2, math.isqrt(prime) + 1)):
+            return prime
+    return None
+
+
+def _paley(q: int) -> NDArray[np.float64]:
+    """Paley's symmetric Hadamard matrix of order `2 (q + 1)`; `q` is 1 modulo 4."""
+    size = q + 1
+    conference = np.zeros((size, size))
+    conference[0, 1:] = conference[1:, 0] = 1
+    conference[1:, 1:] = _squares(q)
+    h = np.kron(conference, [[1, 1], [1, -1]]) + np.kron(np.eye(size), [[1, -1], [-1, -1]])
+    return np.asarray(h * h[0] * h[0, :, None], dtype=np.float64)  # makes the first row constant
+
+
+def _squares(q: int) -> NDArray[np.float64]:
+    """`[q, q]`: 1 where the difference of two elements of the field with `q` elements is a square,
+    -1 where it is not, and 0 on the diagonal.
+
+    Of a field with `p * p` elements, `a + b sqrt(n)` is a square where its norm `a^2 - n b^2` is
+    one in the field with `p` elements, for any `n` that is not.
+    """
+    p = _root(q) or q
+    squares = {x * x % p for x in range(1, p)}
+    sign = np.array([0] + [1 if x in squares else -1 for x in range(1, p)])
+    if p == q:
+        element = np.arange(q)
+        return np.asarray(sign[(element[:, None] - element) % p], dtype=np.float64)
+    no_square = min(set(range(2, p)) - squares)
+    a, b = np.divmod(np.arange(q), p)
+    norm = (a[:, None] - a) ** 2 - no_square * (b[:, None] - b) ** 2
+    return np.asarray(sign[norm % p], dtype=np.float64)
+
+
 def bit_reversal(d: int) -> NDArray[np.int64]:
     """`br[i]`: `i` with its log2(d) bits in reverse order; `[d]` int64.
 
+    Where `d` is no power of two, the lowest bits of `i` are reversed, as many as `d` has factors of
+    two, and the rest of `i` follows. So consecutive `i` lie in different groups of columns.
+
     Raises:
-        UsageError: `d` is not a power of two.
+        UsageError: no Hadamard matrix of this width is known here.
     """
-    _require_power_of_two(d)
-    bits = d.bit_length() - 1
-    return np.array(
-        [int(format(i, f"0{bits}b")[::-1], 2) if bits else 0 for i in range(d)], dtype=np.int64
-    )
+    _require_hadamard(d)
+    odd = _odd(d)
+    bits = (d // odd).bit_length() - 1
+    low = [int(format(i, f"0{bits}b")[::-1], 2) if bits else 0 for i in range(1 << bits)]
+    return np.array([low[i % len(low)] * odd + i // len(low) for i in range(d)], dtype=np.int64)
 
 
 def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -70,12 +121,18 @@ def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
     `X @ P` is `X[:, perm]`. For ascending eigenvalues this is always `perm[j] = d - 1 - br(j)`.
 
     Args:
-        eigenvalues: `[d]`, any order, d a power of two.
+        eigenvalues: `[d]`, any order.
     """
     order = np.argsort(-np.asarray(eigenvalues, dtype=np.float64), kind="stable")
     perm = np.empty_like(order)
     perm[bit_reversal(len(order))] = order
     return perm
+
+
+def hadamard_name(geometry: Geometry) -> str:
+    """What the matrices of a model's heads are called in a manifest."""
+    widths = geometry.head_dim, geometry.v_head_dim
+    return "sylvester" if all(_odd(width) == 1 for width in widths) else "paley"
 
 
 def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
@@ -84,7 +141,7 @@ def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
     Its eigenvalues are all 1, because no covariance stands behind the matrix.
 
     Raises:
-        UsageError: the head size is not a power of two.
+        UsageError: no Hadamard matrix of the head size is known here.
     """
     d = geometry.head_dim if role == "k" else geometry.v_head_dim
     matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)

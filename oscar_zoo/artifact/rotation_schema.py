@@ -26,7 +26,7 @@ from oscar_zoo.artifact.formats import (
     Role,
     RotationSet,
 )
-from oscar_zoo.artifact.hadamard import is_power_of_two
+from oscar_zoo.artifact.hadamard import has_hadamard
 from oscar_zoo.artifact.pickle_reader import TensorRef
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
@@ -290,7 +290,7 @@ class _Builder:
         if (
             len(ref.shape) != rank
             or ref.shape[-2] != d
-            or not is_power_of_two(d)
+            or not has_hadamard(d)
             or not 2 <= d <= MAX_HEAD_DIM
         ):
             self.bad("tensor.shape", f"{name} of layer {key} has the shape {list(ref.shape)}")

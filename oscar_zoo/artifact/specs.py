@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from oscar_kernels.spec import GROUPS
+
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -80,9 +82,17 @@ class Geometry(Spec):
         return self
 
     @property
+    def head_dims(self) -> tuple[int, int]:
+        """Channels of a row of K and of a row of V."""
+        return self.head_dim, self.v_head_dim
+
+    @property
     def largest_group(self) -> int:
-        """The largest number of channels that divides the rows of K and of V."""
-        return math.gcd(self.head_dim, self.v_head_dim)
+        """The largest group size for rows of K and of V: one that divides both, or one row of the
+        narrower of them where no common divisor cuts both into 1, 2 or 4 groups."""
+        common = math.gcd(*self.head_dims)
+        both = all(width // common in GROUPS for width in self.head_dims)
+        return common if both else min(self.head_dims)
 
     def difference(self, other: Geometry) -> str | None:
         """The first field in which `other` differs, as text for people; `None` when equal."""
@@ -113,7 +123,8 @@ class Windows(Spec):
 class ServingRecipe(Spec):
     """Exact serving settings of an artifact.
 
-    `group_size` is the number of consecutive channels that share a scale and an offset;
+    `group_size` is the number of consecutive channels that share a scale and an offset. Where K
+    and V rows differ in width it is the most of them, as `oscar_kernels.spec.group_channels` says;
     `scale_dtype` the type these two are stored in; `requires` the capabilities an engine must
     declare to load the artifact.
     """

@@ -83,7 +83,7 @@ def write_rotations(folder: Path, geometry: Geometry) -> None:
     """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`.
 
     Raises:
-        UsageError: the head size is not a power of two, which no rotation file may have.
+        UsageError: no Hadamard matrix of the head size is known here.
     """
     folder.mkdir(mode=0o700)
     roles: tuple[Role, Role] = ("k", "v")

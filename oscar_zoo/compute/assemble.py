@@ -15,8 +15,16 @@ from typing import Any
 
 from oscar_zoo.artifact import statistics, strict_json, writer
 from oscar_zoo.artifact.digest import artifact_digest, file_digest
-from oscar_zoo.artifact.fit_block import Calibration, Coverage, Fit, MomentsFile, Numerics
+from oscar_zoo.artifact.fit_block import (
+    Calibration,
+    Composition,
+    Coverage,
+    Fit,
+    MomentsFile,
+    Numerics,
+)
 from oscar_zoo.artifact.formats import CalibrationValue, Role, RotationSet
+from oscar_zoo.artifact.hadamard import hadamard_name
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SCHEMA,
@@ -194,13 +202,20 @@ def _fit_block(result: FitResult, facts: Facts, fit_id: str) -> Fit:
         method=result.method.name,
         fit_id=fit_id,
         estimator=result.method.estimators,
-        composition=result.method.composition,
+        composition=_composition(result, facts),
         calibration=facts.calibration,
         coverage=(facts.coverage or result.coverage) if result.method.needs else None,
         numerics=facts.numerics,
         moments=facts.moments,
         selection=None if facts.selection is None else _plain(facts.selection),
     )
+
+
+def _composition(result: FitResult, facts: Facts) -> Composition | None:
+    """That of the method, with the name of the Hadamard matrix of the model's heads."""
+    own = result.method.composition
+    name = hadamard_name(facts.model.geometry)
+    return own and own.model_copy(update={"hadamard": name})
 
 
 def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:

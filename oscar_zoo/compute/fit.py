@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 
 from oscar_zoo.artifact.fit_block import Coverage
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.hadamard import is_power_of_two
-from oscar_zoo.artifact.specs import Geometry, StatisticName
+from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.methods.base import Forecast, Matrix, Method, RowsOfText
 from oscar_zoo.compute.methods.table import METHODS, TUNED, find_method
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.errors import ComputeFailed, UnsupportedModel, UsageError
+from oscar_zoo.errors import ComputeFailed, UsageError
 
 Tick = Callable[[int, int], None]
 """Called with `(steps done, steps in all)` while a method is tuned."""
@@ -53,16 +52,6 @@ class Fits:
 
     results: Mapping[str, FitResult]
     refused: Mapping[str, str]
-
-
-def check_model(geometry: Geometry) -> None:
-    """Refuse a model whose head width no transform here fits; raises `UnsupportedModel`."""
-    for width in (geometry.head_dim, geometry.v_head_dim):
-        if not is_power_of_two(width):
-            raise UnsupportedModel(
-                f"head_dim {width} is not a power of two; no Hadamard transform is defined for it.",
-                hint="choose a model with head_dim 64, 128 or 256",
-            )
 
 
 def fit(

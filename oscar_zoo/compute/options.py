@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from oscar_kernels.spec import check_group_size
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.distributed import rank_and_size
 from oscar_zoo.compute.capture.engine import EngineProgram
 from oscar_zoo.compute.data import check_budget, check_source
-from oscar_zoo.compute.fit import check_model
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
@@ -142,21 +142,18 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
 def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     """Tokens of a calibration sequence.
 
-    First head width, quantization groups and context are checked.
+    First quantization groups and context are checked.
 
     Raises:
-        UnsupportedModel: no transform here fits the head width.
         UsageError: group size or sequence length do not go with the model.
     """
-    check_model(block)
-    group = options.recipe.group_size
-    for name in ("head_dim", "v_head_dim"):
-        width = getattr(block, name)
-        if width % group:
-            raise UsageError(
-                f"group size {group} does not divide {name} {width} of {block.id}.",
-                hint=f"use a group size of {block.largest_group}",
-            )
+    try:
+        check_group_size(block.head_dims, options.recipe.group_size)
+    except ValueError as error:
+        raise UsageError(
+            f"the group size does not go with {block.id}: {error}.",
+            hint=f"use a group size of {block.largest_group}",
+        ) from None
     longest = block.rope.max_position if block.rope else None
     if options.seq_len is None:
         return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)

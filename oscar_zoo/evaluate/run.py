@@ -17,7 +17,7 @@ import torch
 
 from oscar_kernels.layout import bits_per_element
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.hadamard import hadamard_set, is_power_of_two
+from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -145,10 +145,9 @@ def _caches(
 ) -> dict[str, CacheSpec | None]:
     plain = recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
     caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": CacheSpec(None, None, plain)}
-    if is_power_of_two(model.block.head_dim) and is_power_of_two(model.block.v_head_dim):
-        k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
-        caches["int2-hadamard"] = CacheSpec(k, v, plain)
-        caches["int2-hadamard-clip"] = CacheSpec(k, v, recipe)
+    k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
+    caches["int2-hadamard"] = CacheSpec(k, v, plain)
+    caches["int2-hadamard-clip"] = CacheSpec(k, v, recipe)
     if artifact is not None:
         caches["artifact"] = CacheSpec(*artifact, recipe)
     for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER, QuantSpec
+from oscar_kernels.spec import (
+    CLIP_ALGORITHM,
+    QUANTIZER,
+    QuantSpec,
+    check_group_size,
+    group_channels,
+)
 from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
@@ -49,8 +55,8 @@ class CacheSpec:
         """The quantizer of one side.
 
         Raises:
-            UsageError: the recipe names another quantizer or clip, or a group size that does not
-                fit `head_dim`.
+            UsageError: the recipe names another quantizer or clip, or a group size that cannot cut
+                `head_dim`.
         """
         recipe, clip = self.recipe, self.recipe.clip
         if recipe.quantizer != QUANTIZER or clip.algorithm not in ("none", CLIP_ALGORITHM):
@@ -60,11 +66,10 @@ class CacheSpec:
             )
         ratio = 0.0 if clip.algorithm == "none" else getattr(clip, role)
         try:
-            return QuantSpec(head_dim, recipe.group_size, ratio, recipe.scale_dtype)
+            group = group_channels(head_dim, recipe.group_size)
+            return QuantSpec(head_dim, group, ratio, recipe.scale_dtype)
         except ValueError as error:
-            raise UsageError(
-                f"the recipe does not fit: {error}.", hint="choose another group size"
-            ) from None
+            raise _misfit(error) from None
 
     def check(self, model: ModelBlock) -> None:
         """Refuse a model this cache was not made for.
@@ -80,6 +85,14 @@ class CacheSpec:
             self.v.require_geometry("v", model.geometry, name)
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
+        try:
+            check_group_size(model.geometry.head_dims, self.recipe.group_size)
+        except ValueError as error:
+            raise _misfit(error) from None
+
+
+def _misfit(error: ValueError) -> UsageError:
+    return UsageError(f"the recipe does not fit: {error}.", hint="choose another group size")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
+from oscar_zoo.models.head_widths import refuse_widths
 from oscar_zoo.models.other_caches import refuse_other_caches
 
 FULL_ATTENTION = "full_attention"
@@ -52,7 +53,8 @@ def model_block(
         config_sha256: hex digest of the bytes of `config.json`.
 
     Raises:
-        UnsupportedModel: encoder-decoder, MLA, shared caches, or no full-attention layer.
+        UnsupportedModel: encoder-decoder, MLA, shared caches, no full-attention layer, or heads of
+            a width that no transform fits.
         InvalidModel: the configuration has no attention geometry, or one that contradicts itself.
     """
     text = config.get_text_config(decoder=True)
@@ -60,13 +62,15 @@ def model_block(
     heads = _required(text, "num_attention_heads", model_id)
     layers = _attention_layers(text, model_id)
     head_dim, num_kv_heads = _full_shape(text, model_id, heads, layers[0])
+    v_head_dim = getattr(text, "v_head_dim", None) or head_dim
+    refuse_widths((head_dim, v_head_dim), f"{model_id} ({text.model_type})")
     try:
         return ModelBlock(
             num_layers=_required(text, "num_hidden_layers", model_id),
             num_q_heads=heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
+            v_head_dim=v_head_dim,
             attention_layers=layers,
             id=model_id,
             revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from oscar_kernels.spec import check_group_size
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Count, Geometry, ServingRecipe, Spec, Text
 from oscar_zoo.errors import InvalidName, MalformedFile
@@ -83,9 +84,7 @@ class ModelRecipe(Spec):
                 check_part(text)
         except InvalidName as error:
             raise ValueError(error.message) from None
-        for dim in (self.geometry.head_dim, self.geometry.v_head_dim):
-            if dim % self.serving.group_size:
-                raise ValueError(f"group_size {self.serving.group_size} does not divide {dim}")
+        check_group_size(self.geometry.head_dims, self.serving.group_size)
         if self.geometry.num_q_heads % self.tensor_parallel:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
         return self

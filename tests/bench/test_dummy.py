@@ -77,11 +77,11 @@ def test_head_sizes_that_no_rotation_file_may_have_are_refused(tmp_path: Path) -
         num_layers=1,
         num_q_heads=2,
         num_kv_heads=1,
-        head_dim=96,
-        v_head_dim=96,
+        head_dim=88,
+        v_head_dim=88,
         attention_layers=(0,),
     )
-    with pytest.raises(UsageError, match="head_dim 96"):
+    with pytest.raises(UsageError, match="head_dim 88"):
         dummy.write_rotations(tmp_path / "r", odd)
 
 

@@ -69,5 +69,5 @@ def test_columns_alternate_between_strong_and_weak() -> None:
 
 
 def test_a_width_without_hadamard_matrix_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
+    with pytest.raises(UsageError, match="no Hadamard matrix"):
         r_h_pbr(torch.eye(12, dtype=torch.float64))

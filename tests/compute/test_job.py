@@ -256,10 +256,20 @@ def test_bad_options_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_head_width_without_hadamard_matrix_is_refused(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "odd", head_dim=24)
-    with pytest.raises(UnsupportedModel, match="24"):
+def test_heads_of_a_width_that_is_no_power_of_two(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "wide", head_dim=80)
+    recipe = RECIPE.override(group_size=40)
+    computed = compute_artifact(options(tmp_path / "out", model=str(model), recipe=recipe))
+    assert computed.verified.level == "statistics"
+    composition = computed.manifest.fit.composition
+    assert composition is not None and composition.hadamard == "paley"
+
+
+def test_heads_of_a_width_without_hadamard_matrix_are_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "odd", head_dim=88)
+    with pytest.raises(UnsupportedModel, match="heads of 88 channels") as refusal:
         compute_artifact(options(tmp_path / "out", model=str(model), recipe=RECIPE))
+    assert "88" not in (refusal.value.hint or "") and "96" in (refusal.value.hint or "")
 
 
 def test_the_prompt_hash_is_of_the_token_lists(result: ComputeResult) -> None:

@@ -12,15 +12,16 @@ from oscar_zoo.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "v_head_dim", "group", "seen", "hint"),
+    ("head_dim", "v_head_dim", "group", "cause", "hint"),
     [
-        (64, 64, 48, "head_dim 64", "64"),
-        (128, 64, 128, "v_head_dim 64", "64"),
-        (64, 128, 128, "head_dim 64", "64"),
+        (64, 64, 48, "group_size 48 does not divide head_dim 64", "64"),
+        (128, 128, 16, "8 groups per row; 1, 2 or 4 are supported", "128"),
+        (192, 192, 64, "3 groups per row; 1, 2 or 4 are supported", "192"),
+        (192, 128, 32, "6 groups per row; 1, 2 or 4 are supported", "128"),
     ],
 )
-def test_a_group_size_that_does_not_divide_the_rows(
-    head_dim: int, v_head_dim: int, group: int, seen: str, hint: str
+def test_a_group_size_that_does_not_go_with_the_rows(
+    head_dim: int, v_head_dim: int, group: int, cause: str, hint: str
 ) -> None:
     geometry = TINY.model_dump() | {"head_dim": head_dim, "v_head_dim": v_head_dim}
     block = ModelBlock(
@@ -37,5 +38,5 @@ def test_a_group_size_that_does_not_divide_the_rows(
     recipe = ServingRecipe(group_size=group, clip=Clip(k=0.0, v=0.0))
     with pytest.raises(UsageError) as caught:
         sequence_length(ComputeOptions("org/model", "model", "text", 100, recipe), block)
-    assert caught.value.message == f"group size {group} does not divide {seen} of org/model."
+    assert caught.value.message == f"the group size does not go with org/model: {cause}."
     assert caught.value.hint == f"use a group size of {hint}"

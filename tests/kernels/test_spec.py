@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_kernels.layout import bits_per_element, code_bytes, row_bytes, scale_bytes
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,20 @@ def test_other_scale_types_are_refused() -> None:
 def test_bytes_of_a_row(spec: QuantSpec, codes: int, scales: int, bits: float) -> None:
     assert (code_bytes(spec), scale_bytes(spec), row_bytes(spec)) == (codes, scales, codes + scales)
     assert bits_per_element(spec) == bits
+
+
+@pytest.mark.parametrize(
+    ("group_size", "of_k", "of_v"), [(192, 192, 128), (128, 96, 128), (96, 96, 64), (64, 48, 64)]
+)
+def test_rows_of_two_widths_get_groups_of_about_one_size(
+    group_size: int, of_k: int, of_v: int
+) -> None:
+    check_group_size((192, 128), group_size)
+    assert group_channels(192, group_size) == of_k
+    assert group_channels(128, group_size) == of_v
+
+
+@pytest.mark.parametrize(("dims", "group_size"), [((64, 64), 48), ((192, 192), 64), ((64, 64), 0)])
+def test_a_size_that_cuts_neither_row_is_refused(dims: tuple[int, int], group_size: int) -> None:
+    with pytest.raises(ValueError, match="group"):
+        check_group_size(dims, group_size)

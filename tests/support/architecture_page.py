@@ -31,8 +31,9 @@ HEAD = """# Models
 This page says what works with each architecture. `make models` writes it: it makes a small random
 model of every architecture, computes and measures a rotation for it, starts a server, and compares
 the answer with that of transformers. What works there is expected of every model of the
-architecture, as long as its `head_dim` is a power of two. What was tried on GPUs with models of
-real sizes is in [gpu-check.md](gpu-check.md).
+architecture. Its heads may have any width that is a power of two, and most multiples of 8, such as
+80, 96, 160 and 192; a width without a known Hadamard matrix, such as 88, is refused. What was tried
+on GPUs with models of real sizes is in [gpu-check.md](gpu-check.md).
 """
 LEGEND = """A model with images is computed, measured and served with text. What is *refused* is
 refused in one sentence before weights are read; the reasons are below. *Not in SGLang* means that

@@ -85,7 +85,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
     "mixtral": dense("Mixtral", "Mixtral", **NO_WIDTH, **LOCAL_EXPERTS, sliding_window=None),
     "phi3": dense("Phi3", "Phi-4", **NO_WIDTH, sliding_window=None),
     "phi3-longrope": Tiny(
-        "Phi-4-mini, Phi-3 128k",
+        "Phi-4-mini",
         "Phi3",
         {
             **NO_WIDTH,
@@ -102,6 +102,24 @@ ARCHITECTURES: Mapping[str, Tiny] = {
             },
             "partial_rotary_factor": 0.75,
             "tie_word_embeddings": True,
+        },
+    ),
+    "phi3-mini": Tiny(
+        "Phi-3.5-mini",
+        "Phi3",
+        {
+            **NO_WIDTH,
+            "hidden_size": 384,
+            "sliding_window": 262144,
+            "original_max_position_embeddings": 1024,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 48,
+                "long_factor": [1.0 + 0.5 * i for i in range(48)],
+                "original_max_position_embeddings": 1024,
+                "factor": 4.0,
+            },
         },
     ),
     "glm4": Tiny("GLM-4", "Glm4", {"attention_bias": True, "rope_parameters": HALF_ROPE}),

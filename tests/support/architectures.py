@@ -1,8 +1,8 @@
 """A small random model of every architecture that people serve, as checkpoint folders.
 
-They have four layers, 64 channels per head and two KV heads for four query heads, and the values in
-which their configuration class differs from others. Weights are random, so perplexities say
-nothing; tokens can be compared with those of transformers.
+They have four layers, mostly 64 channels per head, two KV heads for four query heads, and the
+values in which their configuration class differs from others. Weights are random, so perplexities
+say nothing; tokens can be compared with those of transformers.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def hadamard_matrix(d: int, device: torch.device) -> Tensor:
     """`artifact.hadamard.hadamard` as a new `[d, d]` float64 tensor on `device`.
 
     Raises:
-        UsageError: `d` is not a power of two.
+        UsageError: no Hadamard matrix of width `d` is known here.
     """
     return torch.tensor(hadamard(d), device=device)
 
@@ -53,7 +53,7 @@ def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
     `[..., d, d]` float64 in; `[..., d, d]` and `[..., d]` out.
 
     Raises:
-        UsageError: `d` is not a power of two.
+        UsageError: no Hadamard matrix of width `d` is known here.
     """
     d = covariance.shape[-1]
     flat = hadamard_matrix(d, covariance.device)

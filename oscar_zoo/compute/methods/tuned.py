@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_kernels.spec import LEVELS, MIN_RANGE, QuantSpec
+from oscar_kernels.spec import LEVELS, MIN_RANGE, QuantSpec, group_channels
 from oscar_zoo.artifact.checks import CONDITION_LIMIT, FP32_LIMIT
 from oscar_zoo.artifact.fit_block import Estimator, Estimators
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
@@ -178,7 +178,8 @@ def _side(
             )
         )
         kept = torch.cat([rows.of(role, one.layer_id) for one in some])
-        tuned = _tuned(heads, kept, rows.group_size, lambda: tick(len(at)))
+        group_size = group_channels(kept.shape[-1], rows.group_size)
+        tuned = _tuned(heads, kept, group_size, lambda: tick(len(at)))
         forward, partner = (
             x.unflatten(0, (len(at), -1)).cpu() for x in (tuned.forward, tuned.partner)
         )

@@ -75,7 +75,7 @@ def transform(
 
     Raises:
         ComputeFailed: a matrix is singular even with damping.
-        UsageError: `d` is not a power of two.
+        UsageError: no Hadamard matrix of width `d` is known here.
     """
     flat = hadamard_matrix(gram.shape[-1], gram.device).flip(
         0

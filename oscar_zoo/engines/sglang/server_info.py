@@ -25,7 +25,7 @@ def recipe(chosen: PluginSettings, slots: SlotShape) -> dict[str, Any]:
         "recent": chosen.recent.value,
         "k_clip": chosen.k_clip.value,
         "v_clip": chosen.v_clip.value,
-        "group_size": slots.k.group_size,
+        "group_size": max(slots.k.group_size, slots.v.group_size),
         "scale_dtype": slots.k.scale_dtype,
         "window_on_hit": chosen.window_on_hit.value,
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
 from oscar_zoo.engines.sglang import model_refusals, served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang.compat import geometry, server_arguments
 from oscar_zoo.engines.sglang.compat.triton_prefill import TritonPrefill
@@ -153,17 +153,16 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
         UsageError: head size and group size do not fit, or the worker has no full-attention layer.
     """
     chosen, model = served()[0], configurator.model_config
-    specs = []
-    for dim, clip in (
-        (model.head_dim, chosen.k_clip.value),
-        (model.v_head_dim, chosen.v_clip.value),
-    ):
-        try:
-            specs.append(QuantSpec(dim, chosen.group_size.value or dim, clip))
-        except ValueError as error:
-            raise UsageError(
-                f"INT2 rows of this model: {error}.", hint="--oscar-group-size"
-            ) from None
+    dims = model.head_dim, model.v_head_dim
+    size = chosen.group_size.value or max(dims)
+    try:
+        check_group_size(dims, size)
+        specs = [
+            QuantSpec(dim, group_channels(dim, size), clip.value)
+            for dim, clip in zip(dims, (chosen.k_clip, chosen.v_clip), strict=True)
+        ]
+    except ValueError as error:
+        raise UsageError(f"INT2 rows of this model: {error}.", hint="--oscar-group-size") from None
     layers = len(geometry.worker_layers(configurator))
     return SlotShape(layers, num_slots, len(geometry.local_kv_heads(model)), specs[0], specs[1])
 
