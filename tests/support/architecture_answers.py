@@ -71,10 +71,10 @@ def stock_gaps(
     words = [f"{name}={value}" for name, value in flags.items()]
     kind = json.loads((model / "config.json").read_bytes())["model_type"]
     asked = {"ids": list(ids), "answer": list(answered), "text_only": kind in TEXT_ONLY}
-    for more in place.stock_flags:
+    for number, more in enumerate(place.stock_flags, 1):
         given = {"flags": [*words, *more, *place.flags], **asked}
         command = [sys.executable, "-c", STOCK, json.dumps(given)]
-        with model.with_name("stock.log").open("w") as log:
+        with model.with_name(f"stock-{number}.log").open("w") as log:
             done = subprocess.run(
                 command,
                 env=place.stock(),
