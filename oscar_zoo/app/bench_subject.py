@@ -120,8 +120,9 @@ def _check_length(choice: ModelChoice, longest: int) -> None:
 
 def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
     """Write the configuration of a model without weights; the geometry of its cache."""
-    if Path(choice.source).is_dir():
-        config = config_file.read_config(Path(choice.source))
+    source = Path(choice.source)
+    if source.is_dir():
+        config = config_file.read_config(source)
     elif choice.recipe is not None:
         config = dummy.config_of_recipe(choice.recipe)
     else:
@@ -130,4 +131,6 @@ def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
             hint="give a folder that holds its config.json",
         )
     dummy.write_model(folder, config, longest=longest)
+    if source.is_dir():
+        dummy.copy_what_prepares_input(source, folder)
     return geometry_of_folder(folder, choice.model_id)

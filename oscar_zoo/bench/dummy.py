@@ -7,6 +7,7 @@ rotation are as good as trained ones. One thing differs: experts of a mixture ge
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from oscar_zoo.registry.recipe import ModelRecipe
 
 ROOM = 128
 """Positions beyond the longest request, because SGLang keeps a few for itself."""
+PREPARES_INPUT = (
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""Files without which SGLang does not start a model that has images, even for token ids."""
 
 
 def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
@@ -77,6 +86,13 @@ def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
             part["max_position_embeddings"] = max(part["max_position_embeddings"], longest + ROOM)
     folder.mkdir(mode=0o700)
     (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def copy_what_prepares_input(source: Path, folder: Path) -> None:
+    """Copy the `PREPARES_INPUT` files of the model folder `source`, those that it has."""
+    for name in PREPARES_INPUT:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def write_rotations(folder: Path, geometry: Geometry) -> None:

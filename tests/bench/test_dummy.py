@@ -92,3 +92,15 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InvalidModel):
             config_file.read_config(tmp_path)
+
+
+def test_what_prepares_images_and_text_comes_along_and_weights_do_not(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "given").mkdir()
+    for name in ("preprocessor_config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "given" / name).write_text(name)
+    dummy.copy_what_prepares_input(tmp_path / "given", tmp_path / "m")
+    assert {path.name: path.read_text() for path in (tmp_path / "m").iterdir()} == {
+        "preprocessor_config.json": "preprocessor_config.json",
+        "tokenizer.json": "tokenizer.json",
+    }

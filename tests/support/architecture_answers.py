@@ -117,7 +117,7 @@ from sglang.srt.utils import kill_process_tree
 given = json.loads(sys.argv[1])
 arguments = prepare_server_args(given["flags"])
 if given["text_only"]:  # these models have images unless told otherwise, which no flag does
-    arguments.enable_multimodal = False
+    object.__setattr__(arguments, "enable_multimodal", False)  # 0.5.17 has them read-only
 engine = Engine(server_args=arguments)
 ids, answer = given["ids"], given["answer"]
 (found,) = engine.generate(
