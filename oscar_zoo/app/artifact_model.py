@@ -53,7 +53,7 @@ class ArtifactModel:
         from oscar_zoo.engines.sglang.launch import preflight
         from oscar_zoo.models.folder_geometry import geometry_of_folder
 
-        config = preflight.check_folder(folder)
+        config = preflight.check_folder(folder, choice.model_id)
         geometry = geometry_of_folder(folder, choice.model_id, config)
         return replace(cls.with_geometry(artifact, choice, geometry), config=config)
 

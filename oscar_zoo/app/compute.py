@@ -142,7 +142,7 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
 
     require_compute()
     options, block = options_of(request, parse_model(request.model, observer))
-    refused = serving_refusal(options.model, options.revision)
+    refused = serving_refusal(options.model, options.revision, options.model_id)
     early = (not_served_note(refused),) if refused is not None else ()
     cost = None
     if observer is not SILENT and _is_first():
@@ -252,7 +252,9 @@ def run(
     return replace(result, notes=(*told, *result.notes)) if result is not None else None
 
 
-def serving_refusal(source: str, revision: str | None) -> UnsupportedModel | None:
+def serving_refusal(
+    source: str, revision: str | None, model_id: str | None
+) -> UnsupportedModel | None:
     """Why `oscar-zoo serve` refuses this model, as far as its `config.json` tells; `None` when it
     does not.
 
@@ -265,7 +267,7 @@ def serving_refusal(source: str, revision: str | None) -> UnsupportedModel | Non
 
     config = ConfigFile.of_folder(config_folder(source, revision=revision))
     try:
-        check_config(config)
+        check_config(config, model_id or source)
     except UnsupportedModel as error:
         return error
     return None

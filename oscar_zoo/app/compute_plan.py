@@ -198,7 +198,7 @@ def plan_computing(
     from oscar_zoo.compute.options import check_options
 
     check_options(options)
-    refused = serving_refusal(options.model, options.revision)
+    refused = serving_refusal(options.model, options.revision, options.model_id)
     if refused is not None and wish.to_serve:
         raise refused
     notes = (not_served_note(refused),) if refused else ()

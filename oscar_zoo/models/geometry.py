@@ -23,6 +23,8 @@ FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 FULL_KINDS = frozenset((FULL_ATTENTION, "attention", "hybrid"))
 """Kinds of layers with full attention; the last two are what hybrids with Mamba layers say."""
+WINDOW_PATTERN = "hybrid_layer_pattern"
+"""Where MiMo-V2 says which layers have a sliding window."""
 QK_NORM = frozenset(
     (
         "gemma3_text",
@@ -120,6 +122,31 @@ def full_kinds(text: Any) -> frozenset[str]:
     )
 
 
+def layer_kinds(text: Any) -> Sequence[str] | None:
+    """What the configuration says of each layer, in the words of `layer_types`.
+
+    Nemotron-H says it with a letter each, or under another name, and MiMo-V2 with a 1 for each
+    layer that has a sliding window. `None` where it does not say it.
+    """
+    said = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    letters = getattr(text, "hybrid_override_pattern", None)
+    windows = getattr(text, WINDOW_PATTERN, None)
+    if said is None and letters:
+        return [FULL_ATTENTION if letter == "*" else letter for letter in letters]
+    if said is None and windows:
+        return [SLIDING_ATTENTION if one else FULL_ATTENTION for one in windows]
+    return said
+
+
+def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:
+    """The error for a model without any full-attention layer; arguments as of `model_block`."""
+    kind = getattr(text, "model_type", "of no type")
+    return UnsupportedModel(
+        f"{model_id} ({kind}) has no full-attention layer: {_other_kinds(layer_kinds(text))}.",
+        hint="serve it with SGLang alone: INT2 saves memory in full-attention layers only",
+    )
+
+
 def layer_config(text: Any, layer: int) -> Any:
     """The configuration of one layer.
 
@@ -195,18 +222,8 @@ def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, 
     return head_dim or _required(text, "hidden_size", model_id) // heads, num_kv_heads or heads
 
 
-def _layer_kinds(text: Any) -> Sequence[str] | None:
-    """What the configuration says of each layer; Nemotron-H says it with a letter each, or under
-    another name."""
-    said = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    letters = getattr(text, "hybrid_override_pattern", None)
-    if said is None and letters:
-        return [FULL_ATTENTION if letter == "*" else letter for letter in letters]
-    return said
-
-
 def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
-    kinds = _layer_kinds(text)
+    kinds = layer_kinds(text)
     interval = getattr(text, "full_attention_interval", None)
     count = _required(text, "num_hidden_layers", model_id)
     if kinds is not None:
@@ -217,10 +234,7 @@ def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
     else:
         layers = () if sliding_window(text) else tuple(range(count))
     if not layers:
-        raise UnsupportedModel(
-            f"{model_id} ({text.model_type}) has no full-attention layer: {_other_kinds(kinds)}.",
-            hint="serve it with SGLang alone: INT2 saves memory in full-attention layers only",
-        )
+        raise no_full_attention(text, model_id)
     return layers
 
 

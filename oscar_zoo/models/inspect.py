@@ -97,17 +97,18 @@ def read_model_config(
             f"{path_or_id} has no config.json.", hint="name the folder of a Hugging Face checkpoint"
         )
     where = str(folder or path_or_id)
+    model_id = model_id or (folder.name if folder else path_or_id)
     file = None
     try:
         file = Path(cached_file(where, config_file.NAME, **source))
         config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
     except Exception as error:  # anybody may have written this file; its reader raises any type
         if file is not None:
-            _refuse_unknown(file, model_id or path_or_id)
+            _refuse_unknown(file, model_id)
         raise unusable(path_or_id, "its config.json", error) from None
     return config, model_block(
         config,
-        model_id=model_id or (folder.name if folder else path_or_id),
+        model_id=model_id,
         revision=None if folder else getattr(config, "_commit_hash", None),
         config_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )
@@ -125,8 +126,8 @@ def _refuse_unknown(file: Path, model_id: str) -> None:
         return
     refuse_other_caches(written, written.get_text_config(), model_id)
     raise UnsupportedModel(
-        f"{model_id} is of the model type {kind}, which transformers {transformers.__version__}"
-        " does not have, and code that ships with a model is never run.",
+        f"{model_id} ({kind}) is of a model type that transformers {transformers.__version__} does"
+        " not have, and code that ships with a model is never run.",
         hint="update transformers, or serve it with SGLang alone, without an INT2 cache",
     )
 

@@ -14,6 +14,7 @@ Tested = Literal[
     "trained example model",
     "trained example model on an H100 and an H200",
     "tiny random model on the CPU",
+    "tiny random model on the CPU with transformers 5.19",
     "tiny random model on an H100 and an H200",
     "tiny random model on an H200",
     "dummy weights on an H200",
@@ -66,7 +67,12 @@ TINY_H200 = Answer(tested="tiny random model on an H200")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
-LANGUAGE_ALONE = Answer(reason="SGLang reads the head sizes of a whole Gemma 4 only")
+LANGUAGE_ALONE = Answer(
+    reason="SGLang reads the two head sizes of its layers from the configuration of a whole Gemma 4"
+    " only"
+)
+NEWER = Answer(tested="tiny random model on the CPU with transformers 5.19")
+OWN_CODE = Answer(reason="code that ships with the model, which oscar-zoo serve never runs")
 CHUNKS = Answer(reason="SGLang masks chunks in its FlashAttention backend alone")
 
 ARCHITECTURES = (
@@ -138,6 +144,7 @@ ARCHITECTURES = (
     Architecture(("gemma2",), TINY, TINY, NEEDS_CUDA, UNTRIED),
     Architecture(("gemma4_text",), TINY, TINY, LANGUAGE_ALONE, LANGUAGE_ALONE),
     Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
+    Architecture(("mimo_v2_flash",), NEWER, NEWER, OWN_CODE, OWN_CODE),
 )
 """Every row. Whoever makes something work changes the row with the code."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from architecture_attempts import compute_and_evaluate, serve, stop
+from architecture_attempts import compute_and_evaluate, refused_by_server, serve, stop
 from architecture_jobs import all_attempts
 from architecture_page import CPU_COLUMNS, PAGE, Row, page, read_records, write_records
 from architecture_places import CPU, GPU
@@ -86,7 +86,7 @@ def on_cpu(
             work = Path(folder) / "work"
             computed, evaluated = compute_and_evaluate(name, work)
             if computed.outcome != "works":
-                served = computed
+                served = refused_by_server(work) or computed
             else:
                 served = before.serve if chosen.no_serve else serve(name, work)
         yield (

@@ -124,15 +124,38 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
     "sliding windows everywhere": (
         lambda t: t.config(sliding_window=512),
         1,
-        ("a sliding window in every layer", "INT2 KV cache", "--kv-cache-dtype auto"),
+        ("a-model (qwen3) has no full-attention layer", "SGLang alone"),
     ),
-    "MLA": (lambda t: t.config(kv_lora_rank=512), 1, ("MLA does not work", "one latent vector")),
+    "MLA": (
+        lambda t: t.config(kv_lora_rank=512),
+        1,
+        ("a-model (qwen3) uses multi-head latent attention (MLA)",),
+    ),
     "chunked attention": (
         lambda t: t.config(attention_chunk_size=8192),
         1,
         ("chunked local attention",),
     ),
-    "an encoder": (lambda t: t.config(is_encoder_decoder=True), 1, ("an encoder-decoder model",)),
+    "layers that share a cache": (
+        lambda t: t.config(num_kv_shared_layers=2),
+        1,
+        ("a-model (qwen3) shares one KV cache between layers",),
+    ),
+    "heads without a transform": (
+        lambda t: t.config(head_dim=88),
+        1,
+        ("a-model (qwen3) has heads of 88 channels", "SGLang alone"),
+    ),
+    "code of the checkpoint": (
+        lambda t: t.config(model_type="mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0]),
+        1,
+        ("SGLang reads the configuration of a-model (mimo_v2_flash)", "--trust-remote-code"),
+    ),
+    "an encoder": (
+        lambda t: t.config(is_encoder_decoder=True),
+        1,
+        ("a-model (qwen3) is an encoder-decoder model",),
+    ),
     "no config.json": (lambda t: t.remove("config.json"), 1, ("no config.json",)),
     "a broken config.json": (
         lambda t: ((t.model / "config.json").write_text("{") and []) or [],

@@ -66,7 +66,7 @@ def compute_and_evaluate(name: str, work: Path) -> tuple[Attempt, Attempt]:
             device="cpu",
         )
     except OscarZooError as error:
-        return computed, Attempt("refused", _sentence(error.message, error.hint))
+        return computed, Attempt("refused", sentence(error.message, error.hint))
     assert all(row.perplexity is not None and row.perplexity < 1e6 for row in report.rows)
     return computed, Attempt("works")
 
@@ -90,7 +90,7 @@ def compute(name: str, work: Path, place: Place = CPU) -> Attempt:
             device=place.device,
         )
     except OscarZooError as error:
-        return Attempt("refused", _sentence(error.message, error.hint))
+        return Attempt("refused", sentence(error.message, error.hint))
     return Attempt("works")
 
 
@@ -120,6 +120,19 @@ def serve(name: str, work: Path, place: Place = CPU) -> Attempt:
     return _compared(served, short, place)
 
 
+def refused_by_server(work: Path) -> Attempt | None:
+    """What `serve` says of the `model` in `work` by its `config.json`; `None` if it is served."""
+    from oscar_zoo.engines.sglang.config_refusals import check_config
+    from oscar_zoo.errors import UnsupportedModel
+    from oscar_zoo.models.config_file import ConfigFile
+
+    try:
+        check_config(ConfigFile.of_folder(work / "model"), "model")
+    except UnsupportedModel as error:
+        return Attempt("refused", sentence(error.message, error.hint))
+    return None
+
+
 def stop(work: Path, place: Place) -> None:
     """End the server whose state is in `work`, if there is one."""
     command = [sys.executable, "-m", "oscar_zoo", "stop", "--now"]
@@ -145,9 +158,10 @@ def _with_weights(name: str, model: Path) -> Path:
     return write_architecture(name, model)
 
 
-def _sentence(message: str, hint: str | None) -> str:
+def sentence(message: str, hint: str | None) -> str:
     """What a user is told, with `it` in place of the folder and the type of the model."""
     said = re.sub(r"^model \(\w+\) ", "it ", message.removesuffix(".") + ".")
+    said = re.sub(r"\bmodel \(\w+\) ", "it ", said)
     instead = (hint or "").removesuffix(".").removeprefix("instead: ")
     return f"{said} Instead: {instead}." if instead else said
 
@@ -155,7 +169,7 @@ def _sentence(message: str, hint: str | None) -> str:
 def _not_served(done: subprocess.CompletedProcess[str], model: Path, place: Place) -> Attempt:
     error = json.loads(done.stdout)["error"]
     if error["code"].startswith("unsupported"):
-        return Attempt("refused", _sentence(error["message"], error["hint"]))
+        return Attempt("refused", sentence(error["message"], error["hint"]))
     if stock_gaps(model, prompt(PROMPT), [], place) is None:
         return Attempt("stock fails")
-    return Attempt("fails", _sentence(error["message"], None))
+    return Attempt("fails", sentence(error["message"], None))

@@ -130,7 +130,8 @@ class Tiny:
 
     Attributes:
         models: those people know that have it, for documents.
-        config: prefix of its configuration class in transformers.
+        config: prefix of its configuration class in transformers; empty for one that it does not
+            have, whose values are as a checkpoint on a hub has them.
         values: what is passed to that class beside `TEXT`.
         image: values beside those of the part about text, for a model with images.
         dtype: of the stored weights.
@@ -161,8 +162,11 @@ class Tiny:
         """The configuration of transformers."""
         import transformers
 
-        kind = getattr(transformers, f"{self.config}Config")
         text = {**TEXT, **self.values}
+        if not self.config:
+            unknown = {"model_type": text["model_type"]}
+            return type("Unknown", (transformers.PreTrainedConfig,), unknown)(**text)
+        kind = getattr(transformers, f"{self.config}Config")
         text = {name: text[name] for name in text if text[name] is not None or name not in TEXT}
         if self.image is None:
             return kind(**text)

@@ -1,8 +1,8 @@
 """Models that an INT2 cache does not serve, recognized by their `config.json` before SGLang reads
 it.
 
-The reasons are those of `model_refusals`. Its rows look at what SGLang made of the file; these look
-at the file itself and take milliseconds.
+The reasons are those of `models`, and of `model_refusals`, whose rows look at what SGLang made of
+the file. These look at the file itself and take milliseconds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from oscar_zoo.engines.sglang.model_refusals import MODEL
-from oscar_zoo.engines.sglang.refusal import STOCK, Refusal, check_rows
+from oscar_zoo.engines.sglang.refusal import Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.other_caches import refuse_other_caches
 
 MIXED = (
     "cohere2",
@@ -52,11 +53,18 @@ def _kind(*model_types: str) -> Callable[[Any], bool]:
 
 def _only_windows(config: Any) -> bool:
     """Whether every layer has a window, as far as the file tells."""
-    layers = getattr(config, "layer_types", None)
+    layers = geometry.layer_kinds(config)
     if layers is not None:
         return {*layers} == {geometry.SLIDING_ATTENTION} - geometry.full_kinds(config)
     mixed = getattr(config, "sliding_window_pattern", None) or _kind(*MIXED)(config)
     return geometry.sliding_window(config) is not None and not mixed
+
+
+def _chunks(config: Any) -> bool:
+    """Whether a layer sees chunks. MiMo-V2 gives the size of chunks beside that of its windows, and
+    has no chunks."""
+    uses = _has("attention_chunk_size", "chunked_attention")
+    return uses(config) and not getattr(config, geometry.WINDOW_PATTERN, None)
 
 
 def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
@@ -65,16 +73,7 @@ def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
 
 
 CONFIG = (
-    _told_earlier("MLA", _has("kv_lora_rank")),
-    Refusal(
-        "a model with a sliding window in every layer",
-        _only_windows,
-        "it has no full-attention layer, and only those have INT2 slots",
-        STOCK,
-    ),
-    _told_earlier("KV shared between layers", _has("num_kv_shared_layers")),
-    _told_earlier("chunked local attention", _has("attention_chunk_size", "chunked_attention")),
-    _told_earlier("an encoder-decoder model", _has("is_encoder_decoder")),
+    _told_earlier("chunked local attention", _chunks),
     _told_earlier("sparse attention with an index", _has("indexer_n_heads")),
 )
 """Rows over a `config.json`, and over its part about the language model."""
@@ -91,12 +90,34 @@ WHOLE = (
 """Rows over a whole `config.json`."""
 
 
-def check_config(config: ConfigFile) -> None:
+OWN_CODE = ("mimo_v2", "mimo_v2_flash")
+"""Model types that SGLang reads with the configuration class of the checkpoint alone, or that it
+reads wrongly with the class of transformers."""
+
+
+def check_config(config: ConfigFile, model_id: str) -> None:
     """Refuse a model by its `config.json`; the part about the language model comes first.
+
+    What `compute` and `eval` refuse is refused here in the same sentence.
+
+    Args:
+        config: the file.
+        model_id: what messages call the model.
 
     Raises:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
-    for part in (config.get_text_config(), config):
+    text = config.get_text_config()
+    refuse_other_caches(config, text, model_id)
+    if _only_windows(text):
+        raise geometry.no_full_attention(text, model_id)
+    for part in (text, config):
         check_rows(part, CONFIG, UnsupportedModel)
     check_rows(config, WHOLE, UnsupportedModel)
+    if _kind(*OWN_CODE)(config):
+        raise UnsupportedModel(
+            f"SGLang reads the configuration of {model_id} ({config.model_type}) with code that"
+            " ships with the model, which oscar-zoo serve never runs.",
+            hint="if you trust that code: python -m sglang.launch_server --model-path ..."
+            " --trust-remote-code --kv-cache-dtype int2 --oscar-artifact NAME",
+        )

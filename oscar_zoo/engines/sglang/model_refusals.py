@@ -44,7 +44,10 @@ MODEL = (
     ),
     Refusal(
         "chunked local attention",
-        is_set("attention_chunk_size"),
+        lambda model: (
+            bool(getattr(model, "attention_chunk_size", None))
+            and not getattr(getattr(model, "hf_text_config", None), "hybrid_layer_pattern", None)
+        ),
         "SGLang masks chunks in its FlashAttention backend alone, and runs layers beside an INT2"
         " cache in its Triton backend",
         STOCK,

@@ -26,7 +26,7 @@ def test_the_table_names_what_a_server_refuses(recipe: ModelRecipe, tmp_path: Pa
     row = architecture(recipe.model_type)
     assert row is not None
     try:
-        config_refusals.check_config(written)
+        config_refusals.check_config(written, recipe.name)
     except UnsupportedModel:
         assert (row.serve_cpu.state, row.serve_gpu.state) == ("does not work", "does not work")
     else:

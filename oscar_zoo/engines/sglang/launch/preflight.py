@@ -120,8 +120,12 @@ class ServerDemand:
         return int(self.weights * scale) // self.tensor_parallel
 
 
-def check_folder(folder: Path) -> ConfigFile:
+def check_folder(folder: Path, model_id: str) -> ConfigFile:
     """Refuse a folder that is no model, or one of a kind that an INT2 cache cannot serve.
+
+    Args:
+        folder: of the model.
+        model_id: what messages call it.
 
     Returns:
         Its `config.json`.
@@ -132,7 +136,7 @@ def check_folder(folder: Path) -> ConfigFile:
         StorageError: weights that cannot be read.
     """
     config = ConfigFile.of_folder(folder)
-    config_refusals.check_config(config)
+    config_refusals.check_config(config, model_id)
     model_folder.check_model_folder(folder)
     return config
 

@@ -267,7 +267,7 @@ def test_a_window_counts_when_it_is_shorter_than_the_context(
         block = model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
         assert block.attention_layers == layers
     if layers is not None:
-        config_refusals.check_config(config)
+        config_refusals.check_config(config, "x")
         return
-    with pytest.raises(UnsupportedModel, match="a sliding window in every layer"):
-        config_refusals.check_config(config)
+    with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
+        config_refusals.check_config(config, "x")

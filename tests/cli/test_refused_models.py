@@ -1,0 +1,55 @@
+"""What docs/models.md calls refused is refused by `compute`, `eval`, `serve` and `serve --print` in
+the sentence that is recorded there, from `config.json` alone."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architecture_attempts import sentence
+from architecture_page import read_records
+from architectures import ARCHITECTURES, write_config
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.cli.main import run
+from oscar_zoo.registry.architectures import architecture
+
+RECORDS = read_records()
+REFUSED = [
+    name for name, row in RECORDS.items() if "refused" in (row.compute.outcome, row.serve.outcome)
+]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("refused") / "artifact", artifact_files())
+
+
+def said(*words: object) -> str:
+    """The error of a command line that must fail, with what works instead."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        assert run([*map(str, words), "--json"]) == 1
+    error: dict[str, Any] = json.loads(out.getvalue())["error"]
+    assert "\n" not in error["message"]
+    return sentence(error["message"], error["hint"])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_command_says_what_the_document_says(
+    name: str, artifact: Path, tmp_path: Path
+) -> None:
+    row, model = RECORDS[name], write_config(name, tmp_path / "model")
+    serve = ("serve", artifact, "--model", model, "--device", "cpu")
+    assert row.serve.outcome == "refused"
+    assert said(*serve) == said(*serve, "--print") == row.serve.said
+    if row.compute.outcome == "refused":
+        assert said("compute", model, "--output-dir", tmp_path / "made") == row.compute.said
+        assert said("eval", artifact, "--model", model) == row.compute.said
+    known = architecture(ARCHITECTURES[name].model_type)
+    if known is not None and row.serve.said != row.compute.said:  # of `serve` alone: as `info`
+        assert known.serve_gpu.reason and known.serve_gpu.reason in row.serve.said
