@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cli_child import Cli
 from engines import MODEL, environment, needs_sglang
+from forked_commands import ForkedCli
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.bench import sides
@@ -36,6 +37,7 @@ def cli(tmp_path: Path) -> Cli:
 @needs_sglang
 def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
     """One engine per side; the last context does not fit into the cache, which is no failure."""
+    cli = ForkedCli(cli.environment, cli.folder)
     artifact = write_folder(cli.folder / "rotation", artifact_files())
     options = [
         "--batch=1,2",

@@ -3,12 +3,11 @@ while it works."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from cli_child import Cli
 from engines import MODEL, environment, needs_sglang
+from forked_commands import ForkedCli, running_in
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
@@ -19,7 +18,7 @@ from oscar_zoo.cli.main import run
 @needs_sglang
 def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
-    cli = Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+    cli = ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are
     # evicted.
@@ -57,8 +56,7 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
     assert (
         report["drain"]["running"] == report["drain"]["finished"] == 8 and report["drain"]["ended"]
     )
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert str(tmp_path) not in left and not list((tmp_path / "tmp").glob("oscar-zoo-*"))
+    assert not running_in(tmp_path) and not list((tmp_path / "tmp").glob("oscar-zoo-*"))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """`oscar-zoo serve` for real: the command line, stock SGLang on loopback, the example model, a
-fitted rotation."""
+fitted rotation.
+
+The server that most tests ask is started as users do. Those that say why they cannot start, or run
+in the background, are forks (`forked_commands`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from typing import Any
 
 import pytest
 from engines import MODEL, REPOSITORY, needs_sglang, recall_prompts, text_tokens
+from forked_commands import forked
 from reference_server import ReferenceServer, equal_tokens
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -33,6 +38,7 @@ from oscar_zoo.models.loading import load_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 
+PROGRAM = (sys.executable, "-c", "from oscar_zoo.cli.main import main; main()")
 NEW = 16
 KEY = "key-with-#-and-'quotes'"
 CANARY = "token-that-no-child-may-see"
@@ -63,38 +69,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def variables(folder: Path) -> dict[str, str]:
+    """Those of a user whose servers' state is in `folder`."""
+    own = {"TMPDIR": str(folder), "OSCAR_ZOO_STATE": str(folder), "OMP_NUM_THREADS": "1"}
+    return os.environ | own | {"HF_TOKEN": CANARY}
+
+
+def serve(artifact: Path, port: int, *extra: str, options: tuple[str, ...] = ()) -> list[str]:
+    """A command line."""
+    command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--json"]
+    return [*command, *options, "--", *extra]
+
+
 def start(
     artifact: Path, port: int, folder: Path, *extra: str, options: tuple[str, ...] = ()
 ) -> subprocess.Popen[str]:
-    env = os.environ | {
-        "TMPDIR": str(folder),
-        "OSCAR_ZOO_STATE": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "HF_TOKEN": CANARY,
-    }
-    command = [
-        sys.executable,
-        "-c",
-        "from oscar_zoo.cli.main import main; main()",
-        "serve",
-        str(artifact),
-    ]
-    command += ["--model", str(MODEL), "--port", str(port), "--json", *options, "--", *extra]
+    """As users do: every process is a fresh one."""
     return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*PROGRAM, *serve(artifact, port, *extra, options=options)],
+        env=variables(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def oscar_zoo(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Another command of the user whose servers' state is in `folder`."""
-    env = os.environ | {
-        "TMPDIR": str(folder),
-        "OSCAR_ZOO_STATE": str(folder),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-c", "from oscar_zoo.cli.main import main; main()", *arguments]
     return subprocess.run(
-        command, env=env, input=stdin, capture_output=True, text=True, timeout=300
+        [*PROGRAM, *arguments],
+        env=variables(folder),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -370,12 +378,10 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(
 def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> None:
     """In the background, too: the child of `--detach` fails as `serve` does, and its words are
     passed on."""
-    process = start(artifact, free_port(), tmp_path, "--oscar-group-size=48", options=("--detach",))
-    out, _ = process.communicate(timeout=300)
-    error = json.loads(out)["error"]
-    assert process.returncode == 1 and error["message"].startswith(
-        "the server ended while starting ("
-    )
+    command = serve(artifact, free_port(), "--oscar-group-size=48", options=("--detach",))
+    ended = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
+    error = ended.json["error"]
+    assert ended.code == 1 and error["message"].startswith("the server ended while starting (")
     assert error["message"].endswith(
         ": INT2 rows of this model: group_size 48 does not divide head_dim 64."
     )
@@ -386,12 +392,13 @@ def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> 
 
 def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path: Path) -> None:
     port = free_port()
-    options = ("serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--detach")
-    begun = oscar_zoo(tmp_path, *options, "--", "--served-model-name=my-model")
-    assert begun.returncode == 0, begun.stderr
-    phases = [line.rpartition(" (")[0] for line in begun.stderr.splitlines()[1:]]
+    command = serve(artifact, port, "--served-model-name=my-model", options=("--detach",))
+    command.remove("--json")
+    begun = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
+    assert begun.code == 0, begun.err
+    phases = [line.rpartition(" (")[0] for line in begun.err.splitlines()[1:]]
     assert phases[0] == "starting SGLang" and {"loading weights", "warming up"} & set(phases)
-    block = dict(line.split(maxsplit=1) for line in begun.stdout.splitlines())
+    block = dict(line.split(maxsplit=1) for line in begun.out.splitlines())
     assert (
         block["Model"].startswith("my-model, SGLang")
         and f"stop with oscar-zoo stop {port}" in block["Ready"]

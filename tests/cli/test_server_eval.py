@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from cli_child import Cli
 from engines import MODEL, environment, needs_sglang
+from forked_commands import ForkedCli
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
@@ -28,7 +28,7 @@ def test_a_server_agrees_with_this_process(tmp_path: Path) -> None:
     """One server with pages and a prefix cache: perplexity cold and after a hit, and conversations
     that reuse it."""
     (tmp_path / "tmp").mkdir()
-    cli = Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+    cli = ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     sizes = [
         "--windows=1",

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked_program import ForkedProgram
+from forked_python import ForkedPython
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.capture import engine, ranks, state
@@ -112,7 +112,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the child: to import torch takes it seconds."""
     monkeypatch.setattr(
-        engine, "subprocess", SimpleNamespace(Popen=ForkedProgram, PIPE=subprocess.PIPE)
+        engine, "subprocess", SimpleNamespace(Popen=ForkedPython, PIPE=subprocess.PIPE)
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import runpy
 import signal
 import subprocess
 import threading
@@ -20,9 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import engine_child
 from engines import text_tokens
-from forked_program import ForkedProgram
+from forked_python import ForkedPython
 from sglang_forks import shared
 
 from oscar_zoo.compute.capture import engine, state
@@ -150,16 +148,8 @@ def forked(run: Run, kills: tuple[int, ...] = ()) -> Captured:
 
 def capture(run: dict[str, Any], out: str = "", kill: int = 0, resume: bool = False) -> None:
     """In the fork: `Run.killed`, or `Run.here` with the result pickled in the file `out`."""
-    engine.subprocess = SimpleNamespace(Popen=ForkedEngine, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    engine.subprocess = SimpleNamespace(Popen=ForkedPython, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     if kill:
         Run(**run).killed(kill)
     else:
         Path(out).write_bytes(pickle.dumps(Run(**run).here(resume=resume)))
-
-
-class ForkedEngine(ForkedProgram):
-    """With SGLang, whose workers are forked too."""
-
-    def prepare(self, path: list[str]) -> None:
-        runpy.run_path(str(Path(path[0], "sitecustomize.py")))
-        engine_child.fork_workers()

@@ -44,8 +44,11 @@ needs_sglang = pytest.mark.skipif(not INSTALLED, reason="sglang is not installed
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a child: ours without anything that steers SGLang, the plugin or
-    Python."""
+    """The environment of a child: ours without anything that steers SGLang, the plugin or Python.
+
+    SGLang would compile small functions with torch in every process, which takes longer than most
+    jobs. Servers that are started as users do so (see `forked_commands`) compile them.
+    """
     from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
 
     dropped = ("SGLANG_", "OSCAR_", "INT2_TEST_", "PYTHON", "TRITON_")
@@ -55,6 +58,7 @@ def environment(**extra: str) -> dict[str, str]:
         "PYTHONPATH": str(cpu_site_dir()),
         "TRITON_INTERPRET": "1",
         "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
         **extra,
     }
 

@@ -34,6 +34,7 @@ import triton_interpreter
 PRELOADED = (
     "sglang",
     "sglang.srt.entrypoints.engine",
+    "sglang.srt.entrypoints.http_server",
     "sglang.srt.layers.attention.torch_native_backend",
     "sglang.srt.managers.scheduler",
     "sglang.srt.models.registry",
@@ -76,7 +77,7 @@ class Forks:
         **given: Any,
     ) -> int:
         """Call `MODULE:NAME` of this folder with JSON-able arguments; the exit status, 1 after an
-        exception.
+        exception that is none.
 
         Args:
             folder: where it runs.
@@ -209,6 +210,8 @@ def _run(function: str, folder: str, log: str, env: dict[str, str], given: dict[
     module, name = function.split(":")
     try:
         getattr(importlib.import_module(module), name)(**given)
+    except SystemExit as end:
+        return int(end.code or 0)
     except BaseException:
         traceback.print_exc()
         return 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from engines import INSTALLED, RELEASES, REPOSITORY, Engines, environment, needs_sglang
+from forked_commands import forked
 
 from oscar_zoo.engines.sglang.compat import releases, versions
 from oscar_zoo.engines.sglang.register import register
@@ -123,14 +123,10 @@ def test_the_table_is_true_of_the_installed_release(tmp_path: Path) -> None:
 def test_sglang_does_not_swallow_it(tmp_path: Path) -> None:
     path = f"{pretend(tmp_path, NEXT)}:{environment()['PYTHONPATH']}"
     code = "from sglang.srt.plugins import load_plugins; load_plugins()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--kv-cache-dtype=int2"],
-        env=environment(PYTHONPATH=path),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
+    command = ["-c", code, "--kv-cache-dtype=int2"]
+    done = forked(command, environment(PYTHONPATH=path), tmp_path)
+    assert done.code == 1
     said = (
         f"error: sglang {NEXT} is outside the supported range {RANGE}. Pip install 'sglang{RANGE}'"
     )
-    assert done.stderr.splitlines()[-1] == said
+    assert done.err.splitlines()[-1] == said

@@ -7,8 +7,6 @@ an attention layer.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 from engines import environment, needs_sglang
+from forked_commands import forked
 from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
@@ -314,22 +313,11 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
         "oscar-rotation-path": rotations,
         "device": "cpu",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "sglang.launch_server",
-        "--skip-tokenizer-init",
-        "--disable-cuda-graph",
-    ]
-    done = subprocess.run(
-        [*command, *(f"--{name}={value}" for name, value in flags.items())],
-        env=environment(SGLANG_PLUGINS="oscar"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "\nerror: MLA does not work with an INT2 KV cache: " in done.stderr
+    command = ["-m", "sglang.launch_server", "--skip-tokenizer-init", "--disable-cuda-graph"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    done = forked(command, environment(SGLANG_PLUGINS="oscar"), tmp_path)
+    assert done.code == 1 and "Traceback" not in done.err
+    assert "\nerror: MLA does not work with an INT2 KV cache: " in done.err
 
 
 def assert_says(name: str, error: UsageError) -> None:
