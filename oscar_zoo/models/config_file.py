@@ -14,7 +14,7 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel, MalformedFile
-from oscar_zoo.models.geometry import model_block
+from oscar_zoo.models.geometry import PER_LAYER, layer_kinds, model_block
 
 NAME = "config.json"
 DIVIDED = frozenset(("llama", "mistral", "qwen2"))
@@ -92,19 +92,15 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 def says_all(file: ConfigFile) -> bool:
     """Whether the file alone gives the geometry, without the defaults of a transformers class."""
-    config = file.as_written
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    names: tuple[str, ...] = (
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    )
-    kind = str((text or {}).get("model_type", ""))
-    if kind.startswith("gemma4"):  # has more than one default
-        names += ("global_head_dim",)
-    given = {name for name in names if isinstance((text or {}).get(name), int)}
-    if config.get("model_type") in DIVIDED:
+    text = file.get_text_config()
+    names = ["num_attention_heads", "num_key_value_heads", "head_dim"]
+    if layer_kinds(text) is None:
+        names.append("num_hidden_layers")
+    kind = str(getattr(text, "model_type", ""))
+    if kind.startswith("gemma4") and not isinstance(getattr(text, PER_LAYER, None), dict):
+        names.append("global_head_dim")  # it has a default of its own
+    given = {name for name in names if isinstance(getattr(text, name, None), int)}
+    if getattr(file, "model_type", None) in DIVIDED:
         given.add("head_dim")
     return given == set(names)
 

@@ -25,6 +25,10 @@ FULL_KINDS = frozenset((FULL_ATTENTION, "attention", "hybrid"))
 """Kinds of layers with full attention; the last two are what hybrids with Mamba layers say."""
 WINDOW_PATTERN = "hybrid_layer_pattern"
 """Where MiMo-V2 says which layers have a sliding window."""
+PER_LAYER = "per_layer_config"
+"""Where newer releases of transformers write values of single layers, in place of `GLOBAL`."""
+GLOBAL = ("global_head_dim", "num_global_key_value_heads")
+"""Where older releases write those of the full-attention layers of Gemma 4."""
 QK_NORM = frozenset(
     (
         "gemma3_text",
@@ -68,7 +72,7 @@ def model_block(
     refuse_widths((head_dim, v_head_dim), f"{model_id} ({text.model_type})")
     try:
         return ModelBlock(
-            num_layers=_required(text, "num_hidden_layers", model_id),
+            num_layers=_layers(text, model_id),
             num_q_heads=heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -150,10 +154,30 @@ def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:
 def layer_config(text: Any, layer: int) -> Any:
     """The configuration of one layer.
 
-    Newer releases of transformers have one for every layer of Gemma 4. Elsewhere it is `text`, the
-    configuration of the language model.
+    Newer releases of transformers have one for every layer of Gemma 4, and write the values in
+    which a layer differs. Elsewhere it is `text`, the configuration of the language model.
     """
-    return text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
+    if getattr(text, "is_heterogeneous", False):
+        return text.per_layer_config[layer]
+    written = getattr(text, PER_LAYER, None)
+    own = written.get(str(layer)) if isinstance(written, dict) else None
+    return OneLayer(text, own) if isinstance(own, dict) else text
+
+
+class OneLayer:
+    """The values of one layer as attributes, where a file gives them layer by layer.
+
+    Args:
+        text: configuration of the language model.
+        own: values that the layer has in place of those of `text`.
+    """
+
+    def __init__(self, text: Any, own: dict[str, Any]) -> None:
+        self._text, self._own = text, dict.fromkeys(GLOBAL) | own
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__["_own"]
+        return own[name] if name in own else getattr(self.__dict__["_text"], name)
 
 
 def covers_context(window: int, text: Any) -> bool:
@@ -208,6 +232,14 @@ def _required(text: Any, name: str, model_id: str) -> int:
     return value
 
 
+def _layers(text: Any, model_id: str) -> int:
+    """How many layers there are; a file that has a word for each may leave their number out."""
+    kinds = layer_kinds(text)
+    if kinds and getattr(text, "num_hidden_layers", None) is None:
+        return len(kinds)
+    return _required(text, "num_hidden_layers", model_id)
+
+
 def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, int]:
     """Head width and KV heads of the full-attention layers, of which `layer` is one.
 
@@ -225,7 +257,7 @@ def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, 
 def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
     kinds = layer_kinds(text)
     interval = getattr(text, "full_attention_interval", None)
-    count = _required(text, "num_hidden_layers", model_id)
+    count = _layers(text, model_id)
     if kinds is not None:
         full = full_kinds(text)
         layers = tuple(i for i, kind in enumerate(kinds) if kind in full)

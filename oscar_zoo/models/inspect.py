@@ -10,6 +10,7 @@ from typing import Any
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 from oscar_zoo.models import config_file, model_hub
+from oscar_zoo.models.config_age import refuse_misread, written_by_newer
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.model_source import (
     local_folder,
@@ -56,7 +57,7 @@ def inspect_model(
     Raises:
         PathNotFound: there is no such folder.
         InvalidModel: the folder or repository has no readable configuration.
-        UnsupportedModel: see `geometry.model_block`.
+        UnsupportedModel: see `geometry.model_block` and `config_age.refuse_misread`.
     """
     return read_model_config(path_or_id, revision, model_id)[1]
 
@@ -105,7 +106,14 @@ def read_model_config(
     except Exception as error:  # anybody may have written this file; its reader raises any type
         if file is not None:
             _refuse_unknown(file, model_id)
+            newer = written_by_newer(config_file.ConfigFile.of_folder(file.parent))
+            if newer is not None:
+                raise InvalidModel(
+                    unusable(path_or_id, "its config.json", error).message,
+                    hint=f"transformers {newer} wrote it: update transformers",
+                ) from None
         raise unusable(path_or_id, "its config.json", error) from None
+    refuse_misread(config.get_text_config(decoder=True), model_id)
     return config, model_block(
         config,
         model_id=model_id,

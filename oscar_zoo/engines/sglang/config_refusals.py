@@ -15,6 +15,7 @@ from oscar_zoo.engines.sglang.model_refusals import MODEL
 from oscar_zoo.engines.sglang.refusal import Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
+from oscar_zoo.models.config_age import refuse_misread
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_caches import refuse_other_caches
 
@@ -109,6 +110,7 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     """
     text = config.get_text_config()
     refuse_other_caches(config, text, model_id)
+    refuse_misread(text, model_id)
     if _only_windows(text):
         raise geometry.no_full_attention(text, model_id)
     for part in (text, config):
