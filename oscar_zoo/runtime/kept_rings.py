@@ -70,11 +70,13 @@ class KeptRings:
         used: number of hits that took a ring.
         lost: number of hits whose ring was gone before their first step, so that some of their last
             tokens are read as INT2.
+        not_kept: number of requests that left no ring when they ended, because more than their
+            tokens decides keys and values, or because too few of them were in the cache.
     """
 
     def __init__(self, recent: int) -> None:
         self.recent = recent
-        self.used = self.lost = 0
+        self.used = self.lost = self.not_kept = 0
         self.chosen: RingChoice | None = None
         """The ring for the request whose prefix the engine looks up at the moment."""
         self._stamps: dict[int, int] = {}
@@ -164,16 +166,18 @@ class KeptRings:
         self._expected.pop(row, None)
         length = self._lengths.pop(row, 0)
         start = self._starts.pop(row, None)
-        if scope is None or start is None or self.recent == 0:
+        if start is None or self.recent == 0:
             return
         prefilled = self._ends.get(row, 0)
         decoded = bool(said) and prefilled >= length
         end = len(asked) + len(said) - 1 if decoded else min(len(asked) + len(said), prefilled)
         first = max(start, end - self.recent + LATE)
-        if first < end:
-            ids = array("q", asked)
-            ids.extend(said)
-            self._kept[row] = _Kept(scope, ids[:end], first)
+        if scope is None or first >= end:
+            self.not_kept += 1
+            return
+        ids = array("q", asked)
+        ids.extend(said)
+        self._kept[row] = _Kept(scope, ids[:end], first)
 
 
 def _common(kept: array[int], ids: Sequence[int], window: int) -> int:

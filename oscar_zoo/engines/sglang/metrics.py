@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 PREFIX = "oscar_int2_"
@@ -64,6 +65,18 @@ METRICS = (
         "counter",
         "Prefix hits that took over the ring of a request that had ended, so that only new tokens"
         " were prefilled.",
+    ),
+    Metric(
+        "ring_misses_total",
+        "counter",
+        "Prefix hits that read some of their last tokens as INT2, because the ring that they chose"
+        " was given away before their first step.",
+    ),
+    Metric(
+        "rings_not_kept_total",
+        "counter",
+        "Requests that ended without leaving a ring, because more than their tokens decides keys"
+        " and values, or because too few of them were in the cache.",
     ),
     Metric(
         "tail_tokens_total",
@@ -133,6 +146,15 @@ def sink_sources(sinks: SinkBlocks) -> dict[str, Source]:
         "idle_sink_blocks": lambda: sinks.idle,
         "sink_hits_total": lambda: sinks.hits,
         "sink_misses_total": lambda: sinks.forced_misses + sinks.lost,
+    }
+
+
+def ring_sources(rings: KeptRings) -> dict[str, Source]:
+    """The sources of the metrics of kept rings."""
+    return {
+        "ring_hits_total": lambda: rings.used,
+        "ring_misses_total": lambda: rings.lost,
+        "rings_not_kept_total": lambda: rings.not_kept,
     }
 
 

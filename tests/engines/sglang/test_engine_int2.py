@@ -92,6 +92,8 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
         "sink_hits_total": len(hits),
         "sink_misses_total": 0,
         "ring_hits_total": 1,
+        "ring_misses_total": 0,
+        "rings_not_kept_total": 0,
         "tail_tokens_total": tails,
         "bits_per_element": 2 + 32 / 64,
         "artifact_info": 1,

@@ -20,8 +20,10 @@ from oscar_zoo.engines.sglang.metrics import (
     PREFIX,
     Exporter,
     PrefixHits,
+    ring_sources,
     sink_sources,
 )
+from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import PromptKey, SinkBlocks
 
 prometheus = pytest.importorskip("prometheus_client")
@@ -133,6 +135,32 @@ def test_sinks_are_counted_by_their_blocks() -> None:
         "sink_misses_total": 0,
     }
     assert not any(read() for read in sink_sources(SinkBlocks(0, num_blocks=4, recent=8)).values())
+
+
+def test_rings_are_counted_by_what_became_of_them() -> None:
+    """Two next turns choose one ring. The first takes it over. Its row is then given away, so the
+    second finds it gone. The first ends with more than tokens deciding its keys."""
+    rings = KeptRings(8)
+    asked, scope = list(range(40)), ("a",)
+    rings.expect(1, None, 40)
+    rings.begin({1: 0})
+    rings.launched([1], [40])
+    rings.ended(1, scope, asked, [])
+    turn = [*asked, *range(6)]
+    chosen = rings.choose(scope, turn)
+    assert chosen is not None
+    for row in (2, 3):
+        rings.expect(row, chosen, len(turn))
+    rings.begin({2: chosen.end})
+    rings.hand_out([1])
+    rings.begin({1: 0})
+    rings.begin({3: chosen.end})
+    rings.ended(2, None, turn, [])
+    assert {name: read() for name, read in ring_sources(rings).items()} == {
+        "ring_hits_total": 1,
+        "ring_misses_total": 1,
+        "rings_not_kept_total": 1,
+    }
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:

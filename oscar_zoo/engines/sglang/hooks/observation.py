@@ -45,7 +45,7 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
         "capacity_ring_rows": lambda: capacity,
         "used_ring_rows": lambda: request_rows.rows_in_use(rows),
         **exported.sink_sources(pool.windows.sinks),
-        "ring_hits_total": lambda: pool.windows.rings.used,
+        **exported.ring_sources(pool.windows.rings),
         "tail_tokens_total": lambda: hits.tail_tokens,
         "bits_per_element": lambda: described["bits_per_element"],
     }
