@@ -48,17 +48,19 @@ class Machine:
     mode: str = "int2"
     mutant: str = ""
     softmax: Softmax = PLAIN
+    specs: tuple[QuantSpec, QuantSpec] = (SPEC, SPEC)
     device: str = "cpu"
     next_slot: int = 1
     slots_of: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape = WindowShape(1, 4, HEADS, DIM, DIM, self.sink, self.recent, self.dtype)
+        dims = self.specs[0].head_dim, self.specs[1].head_dim
+        shape = WindowShape(1, 4, HEADS, *dims, self.sink, self.recent, self.dtype)
         self.windows = WindowStore(shape, self.device)
         for buffer in self.windows.buffers():
             buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
         make = exact.ExactStore if self.mode == "lossless" else SlotStore
-        self.store = make(SlotShape(1, 400, HEADS, SPEC, SPEC), self.device)
+        self.store = make(SlotShape(1, 400, HEADS, *self.specs), self.device)
         table = TransformTable.build(
             *self.sets, range(1), kv_heads=range(HEADS), device=self.device
         )
@@ -144,7 +146,7 @@ def oracle(machine: Machine, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tenso
         cut,
         pair_k,
         pair_v,
-        spec=SPEC,
+        specs=machine.specs,
         sink=machine.sink,
         recent=machine.recent,
         dtype=machine.dtype,
@@ -174,6 +176,27 @@ def test_outputs_are_those_of_the_oracle(cut: Cut, sets: tuple[RotationSet, ...]
     torch.testing.assert_close(
         machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0
     )
+
+
+def test_keys_and_values_of_two_widths() -> None:
+    """Those of MiMo-V2: two groups of 96 channels in a row of K, and one of 128 in a row of V."""
+    widths = 192, 128
+    specs = QuantSpec(192, 96, 0.96, "float32"), QuantSpec(128, 128, 0.92, "float32")
+    sets = tuple(
+        general_set(role, 1, HEADS, width, seed=4) for role, width in zip("kv", widths, strict=True)
+    )
+    g = torch.Generator().manual_seed(7)
+    rows = []
+    for one, spec in zip(sets, specs, strict=True):
+        x = torch.randn(60, HEADS, spec.head_dim, generator=g) + 0.5
+        rows.append(x[~near_a_tie(x, matrices(one, 0, HEADS), spec)])
+    cut = Cut([9, 7], 8)
+    given = torch.randn(cut.total, HEADS * GROUP, 192, generator=g), *(x[: cut.total] for x in rows)
+    machine = Machine(sets, specs=specs, softmax=Softmax(192**-0.5))
+    machine.begin(1)
+    out = machine.run(1, *given, cut)
+    assert out.shape == (cut.total, HEADS * GROUP, 128)
+    torch.testing.assert_close(out.double(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
 
 
 SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)

@@ -50,14 +50,14 @@ def expected(
     pair_k: Matrices,
     pair_v: Matrices,
     *,
-    spec: QuantSpec,
+    specs: tuple[QuantSpec, QuantSpec],
     sink: int,
     recent: int,
     dtype: torch.dtype,
     softmax: Softmax,
 ) -> Tensor:
     """Outputs of positions `cut.prefix`, ...: `[tokens, num_q_heads, d]` float64; inputs
-    `[total, heads, d]`."""
+    `[total, heads, d]`. `specs` are of rows of K and of V."""
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     keys = torch.einsum("thd,hde->the", (k.double() - pair_k.mean), pair_k.forward)
@@ -66,8 +66,8 @@ def expected(
         "exact": (keys, values),
         "window": (keys.float().to(dtype).double(), values.float().to(dtype).double()),
         "int2": (
-            fake_quantize(keys.float(), spec).double(),
-            fake_quantize(values.float(), spec).double(),
+            fake_quantize(keys.float(), specs[0]).double(),
+            fake_quantize(values.float(), specs[1]).double(),
         ),
     }
     out = []
