@@ -178,8 +178,8 @@ def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
     assert "serve on GPU works: tiny random model on an H200\n" in shown
     works = cli.json(0, "info", "Llama-4-Maverick-17B-128E-Instruct", "--offline")["works"]
     assert works["serve_gpu"]["state"] == "does not work" and "chunks" in works["serve_gpu"]["how"]
-    assert "serve on GPU not tried\n" in cli(0, "info", "OLMo-2-1124-7B-Instruct", "--offline")
-    assert cli.json(0, "info", "OLMo-2-1124-7B-Instruct", "--offline")["works"]["serve_gpu"] == {
+    assert "serve on GPU not tried\n" in cli(0, "info", "Olmo-3-7B-Instruct", "--offline")
+    assert cli.json(0, "info", "Olmo-3-7B-Instruct", "--offline")["works"]["serve_gpu"] == {
         "state": "not tried",
         "how": None,
     }
