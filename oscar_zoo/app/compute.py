@@ -16,7 +16,7 @@ from oscar_zoo.errors import UnsupportedModel
 if TYPE_CHECKING:
     from oscar_zoo.artifact.model_block import ModelBlock
     from oscar_zoo.artifact.specs import Clip
-    from oscar_zoo.compute.capture.engine import EngineProgram
+    from oscar_zoo.compute.capture.engine_session import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
     from oscar_zoo.models.loading import Dtype

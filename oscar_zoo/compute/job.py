@@ -28,6 +28,7 @@ from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture import run
 from oscar_zoo.compute.capture.base import no_progress
 from oscar_zoo.compute.capture.run import Captured, is_main_process
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.fitting import fit_or_choose
@@ -38,7 +39,14 @@ from oscar_zoo.compute.options import ComputeOptions, check_options
 from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, WRITE
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.select.decision import Choice
-from oscar_zoo.compute.subject import ENOUGH_TOKENS, Subject, load_subject, read_data, run_capture
+from oscar_zoo.compute.subject import (
+    ENOUGH_TOKENS,
+    Subject,
+    load_subject,
+    read_data,
+    run_capture,
+    running,
+)
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.memory import memory_errors
@@ -129,16 +137,18 @@ def compute_artifact(
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
     with run.kept_for_resume(work), memory_errors(subject.block.id, device):
-        with clock.phase(CAPTURE):
-            captured = run_capture(options, subject, methods, data, work, progress)
-        if not is_main_process():
-            return None
-        return _finish(options, subject, methods, data, captured, clock)
+        with running(options, subject, methods, data, work) as model:
+            with clock.phase(CAPTURE):
+                captured = run_capture(model, options, methods, data, work, progress)
+            if not is_main_process():
+                return None
+            return _finish(options, subject, model, methods, data, captured, clock)
 
 
 def _finish(
     options: ComputeOptions,
     subject: Subject,
+    model: RunningModel | None,
     methods: tuple[Method, ...],
     data: CalibrationData,
     captured: Captured | None,
@@ -147,7 +157,7 @@ def _finish(
     """Fit, choose, verify and write, given the moments."""
     with clock.phase(FIT):
         moments = captured.moments if captured else Moments(subject.block, {})
-        chosen, choice = fit_or_choose(options, methods, subject, data, moments, clock.progress)
+        chosen, choice = fit_or_choose(options, methods, model, data, moments, clock.progress)
         target = options.output_dir or _place(options, chosen.method, data)
         facts = _facts(options, chosen, subject, data, captured)
         if choice is not None:

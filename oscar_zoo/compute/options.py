@@ -11,7 +11,7 @@ from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.distributed import rank_and_size
-from oscar_zoo.compute.capture.engine import EngineProgram
+from oscar_zoo.compute.capture.engine_session import EngineProgram
 from oscar_zoo.compute.data import check_budget, check_source
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
@@ -107,16 +107,6 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
     check_source(options.calib_data)
     if options.output_dir is not None:
         check_target(options.output_dir, force=options.force)
-    if options.engine == "sglang" and auto:
-        raise UsageError(
-            "auto measures with transformers.",
-            hint="name a method with --engine sglang: --method wush",
-        )
-    if options.engine == "sglang" and any(method.tune for method in methods):
-        raise UsageError(
-            f"{options.method} reads rows with transformers.",
-            hint="with --engine sglang: --method wush",
-        )
     if options.engine == "sglang" and options.program is None:
         raise UsageError(
             "no program is given for the sglang engine.", hint="use engines.sglang.capture_program"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.compute.capture import run
-from oscar_zoo.compute.capture.run import Captured, CaptureRequest, EngineRequest
+from oscar_zoo.compute.capture.engine_job import Scalar
+from oscar_zoo.compute.capture.engine_session import open_engine
+from oscar_zoo.compute.capture.in_engine import InEngine
+from oscar_zoo.compute.capture.run import Captured, CaptureRequest
+from oscar_zoo.compute.capture.running import InProcess, RunningModel
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, sequence_length
 from oscar_zoo.compute.phases import CAPTURE
+from oscar_zoo.compute.select.trial_runner import recall_lengths
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.inspect import inspect_model
@@ -84,9 +92,56 @@ def read_data(
     return check_overlap(data, allow_overlap=options.allow_overlap)
 
 
-def run_capture(
+@contextmanager
+def running(
     options: ComputeOptions,
     subject: Subject,
+    methods: tuple[Method, ...],
+    data: CalibrationData,
+    work: Path,
+) -> Iterator[RunningModel | None]:
+    """The model of a job, ready to run; an engine of its own lives as long as the block.
+
+    Args:
+        work: folder for what an interrupted run leaves.
+
+    Returns:
+        The model, or `None` where an engine would have nothing to do.
+
+    Raises:
+        MissingDependency: the engine is not installed.
+    """
+    if subject.loaded is not None:
+        yield InProcess(subject.loaded)
+        return
+    if not any(method.needs for method in methods):
+        yield None
+        return
+    assert options.program is not None  # `check_options` refuses an engine without its program
+    given: dict[str, Scalar] = {"device": options.device.partition(":")[0], "dtype": options.dtype}
+    if options.revision is not None:
+        given["revision"] = options.revision
+    with open_engine(
+        options.program,
+        options.model,
+        _longest(options, subject.block, data),
+        tensor_parallel=options.tensor_parallel,
+        engine=given,
+        work=work,
+    ) as session:
+        yield InEngine(session, subject.block, subject.tokenizer, torch.device(options.device))
+
+
+def _longest(options: ComputeOptions, block: ModelBlock, data: CalibrationData) -> int:
+    """Tokens of the longest sequence that an engine will see."""
+    held_out = data.heldout.sequences if data.heldout else ()
+    asked = recall_lengths(options.recipe.windows, block) if options.method == AUTO else ()
+    return max(*map(len, (*data.sequences, *held_out)), *asked)
+
+
+def run_capture(
+    model: RunningModel | None,
+    options: ComputeOptions,
     methods: tuple[Method, ...],
     data: CalibrationData,
     work: Path,
@@ -98,9 +153,9 @@ def run_capture(
         work: folder that keeps the state of an interrupted run.
 
     Raises:
-        ComputeFailed: see `run.capture` and `run.capture_in_engine`.
+        ComputeFailed: see `RunningModel.capture`.
     """
-    if not any(method.needs for method in methods):
+    if model is None or not any(method.needs for method in methods):
         return None
     # Everything a fit can ask for costs little more than what one does, and the moments then serve
     # them all.
@@ -110,15 +165,4 @@ def run_capture(
         progress(done, total, CAPTURE)
 
     request = CaptureRequest(data, needs, work, options.resume, told)
-    if subject.loaded is not None:
-        return run.capture(subject.loaded, request)
-    assert options.program is not None  # `check_options` refuses an engine without its program
-    engine = EngineRequest(
-        program=options.program,
-        model=options.model,
-        revision=options.revision,
-        device=options.device,
-        dtype=options.dtype,
-        tensor_parallel=options.tensor_parallel,
-    )
-    return run.capture_in_engine(subject.block, request, engine)
+    return model.capture(request)

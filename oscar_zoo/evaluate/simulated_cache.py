@@ -71,22 +71,25 @@ class CacheSpec:
         except ValueError as error:
             raise _misfit(error) from None
 
-    def check(self, model: ModelBlock) -> None:
+    def check(self, model: Geometry) -> None:
         """Refuse a model this cache was not made for.
+
+        Args:
+            model: a `ModelBlock`, or the part of a model in one rank of an engine.
 
         Raises:
             GeometryMismatch: head size, KV heads or layers differ.
             UsageError: see `quant_spec`.
         """
-        name = model.id.rpartition("/")[2]
+        name = model.id.rpartition("/")[2] if isinstance(model, ModelBlock) else "this rank"
         if self.k is not None:
-            self.k.require_geometry("k", model.geometry, name)
+            self.k.require_geometry("k", model, name)
         if self.v is not None:
-            self.v.require_geometry("v", model.geometry, name)
+            self.v.require_geometry("v", model, name)
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
         try:
-            check_group_size(model.geometry.head_dims, self.recipe.group_size)
+            check_group_size(model.head_dims, self.recipe.group_size)
         except ValueError as error:
             raise _misfit(error) from None
 
@@ -218,14 +221,14 @@ class SimulatedCache:
 
     Args:
         spec: the cache.
-        model: of the model: geometry, and `id` for messages.
+        model: geometry of the model, or of the heads of one rank of an engine.
         device: where the model is.
 
     Raises:
         GeometryMismatch, UsageError: see `CacheSpec.check`.
     """
 
-    def __init__(self, spec: CacheSpec, model: ModelBlock, device: torch.device) -> None:
+    def __init__(self, spec: CacheSpec, model: Geometry, device: torch.device) -> None:
         spec.check(model)
         self._windows = spec.recipe.windows
         self._spec, self._model = spec, model

@@ -20,16 +20,18 @@ from typing import Any
 import pytest
 import sglang_forks
 import torch
-from capture_runs import LENGTHS, Captured, Run, forked, prompts
+from architectures import write_architecture
+from capture_models import first, softmax_attention
+from capture_runs import LENGTHS, Captured, Measured, Run, forked, prompts
 from engines import needs_sglang
 from random_qwen3 import write_model
 from tap_child import recorded_rows, site_for_shared_heads, write_exact_model
 from torch import Tensor
-from torch.nn import functional
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture.engine import discard
+from oscar_zoo.compute.capture.running import InProcess
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.models.attention import attention_scope
@@ -40,6 +42,9 @@ from oscar_zoo.models.softmax import Softmax
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
 SUMS = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
+FAMILIES = {"gemma3_text": 1e-5, "lfm2": 1e-5, "gpt_oss": 1e-4}
+"""Windows, a convolution, and windows beside learned sinks; and how far sums may be from those of
+transformers. SGLang keeps the sinks of gpt-oss in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     shared = write_model(folder / "shared", kv_heads=1)
     site = site_for_shared_heads(folder / "site", folder / "rows")
     by_name = {name: Run(str(exact), str(folder / name)) for name in ("killed", "one")}
-    by_name["two"] = Run(str(exact), str(folder / "two"), 2)
+    by_name["two"] = Run(str(exact), str(folder / "two"), 2, measure=True)
+    for family in FAMILIES:
+        model = write_architecture(family, folder / f"{family}-model", dtype="float32")
+        by_name[family] = Run(str(model), str(folder / family), measure=True)
     by_name["shared"] = Run(str(shared), str(folder / "of-shared"), 2, str(site))
     for run in by_name.values():
         Path(run.work).mkdir()
     sglang_forks.shared()  # from this thread, with which it ends
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         results = {"one": other.submit(by_name["one"].here)}
-        for name, kills in (("killed", (1, 2)), ("two", ()), ("shared", ())):
+        others = [(name, ()) for name in ("two", "shared", *FAMILIES)]
+        for name, kills in (("killed", (1, 2)), *others):
             results[name] = pool.submit(forked, by_name[name], kills)
         yield Runs(by_name, results, folder / "rows")
         pool.shutdown(wait=False, cancel_futures=True)
@@ -76,22 +85,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 def transformers_sums(model: Path) -> dict[int, LayerMoments]:
-    """The same sums from transformers, with plain attention."""
+    """The same sums from transformers, with attention in float64."""
     loaded = load_model(str(model), dtype="float32")
     sums, calls = {}, []
     for layer in loaded.block.attention_layers:
         sums[layer] = LayerMoments.zeros(
             loaded.block.num_kv_heads, loaded.block.head_dim, loaded.block.v_head_dim
         )
-        sums[layer].set_weights(loaded.model.model.layers[layer].self_attn.o_proj.weight.detach())
+        module = loaded.model.model.layers[layer].self_attn
+        sums[layer].set_weights(first(module, "o_proj", "out_proj").weight.detach())
 
     def seen(layer: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
-        output = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=softmax.scaling, enable_gqa=True
-        )
-        sums[layer].add(query[0], key[0], value[0], output[0])
+        output = softmax_attention(query[0], key[0], value[0], softmax).to(query.dtype)
+        sums[layer].add(query[0], key[0], value[0], output)
         calls.append((layer, key[0], value[0]))
-        return output
+        return output[None]
 
     with torch.inference_mode(), attention_scope(loaded, seen):
         for ids in prompts():
@@ -113,14 +121,42 @@ def assert_close(
     assert [getattr(got, name) for name in counts] == [getattr(want, name) for name in counts]
 
 
-@pytest.mark.parametrize("name", ["one", "shared"])
-def test_sums_are_those_of_transformers(runs: Runs, name: str) -> None:
-    """Two engines with kernels of their own, in float32."""
+@pytest.mark.parametrize(("name", "relative"), [("one", 1e-5), ("shared", 1e-5), *FAMILIES.items()])
+def test_sums_are_those_of_transformers(runs: Runs, name: str, relative: float) -> None:
+    """Two engines with kernels of their own, in float32. Of hybrids, the full-attention layers."""
     wanted = transformers_sums(Path(runs.by_name[name].model))
     got = runs.moments(name)
     assert got.layers.keys() == wanted.keys()
     for layer, sums in wanted.items():
-        assert_close(got.layers[layer], sums, 1e-5)
+        assert_close(got.layers[layer], sums, relative)
+
+
+@pytest.mark.parametrize(("name", "relative"), [("two", 1e-5), *FAMILIES.items()])
+def test_what_is_measured_is_what_transformers_measures(
+    runs: Runs, name: str, relative: float
+) -> None:
+    """The perplexity without a cache, with INT2, and without one again; rows, o_proj and softmax.
+    INT2 rounds a few rows the other way where the engines differ in the last bits."""
+    got = runs.results[name].result().measured
+    wanted = Measured.of(InProcess(load_model(runs.by_name[name].model, dtype="float32")))
+    assert got is not None
+    assert got.perplexities[0] == got.perplexities[2]
+    assert got.perplexities[0] == pytest.approx(wanted.perplexities[0], rel=1e-4)
+    assert got.perplexities[1] == pytest.approx(wanted.perplexities[1], rel=2e-3)
+    assert got.perplexities[1] != pytest.approx(got.perplexities[0], rel=4e-3)
+    mine, theirs = got.rows, wanted.rows
+    assert (mine.softmax.scaling, mine.softmax.cap) == pytest.approx(
+        (theirs.softmax.scaling, theirs.softmax.cap)
+    )
+    assert (mine.softmax.sinks is None) is (theirs.softmax.sinks is None)
+    if mine.softmax.sinks is not None:  # which SGLang keeps in bfloat16
+        torch.testing.assert_close(mine.softmax.sinks, theirs.softmax.sinks, rtol=4e-3, atol=0)
+    pairs = [(mine.o_proj, theirs.o_proj)]
+    for one, other in zip(mine.sequences, theirs.sequences, strict=True):
+        pairs += [(getattr(one, side), getattr(other, side)) for side in ("key", "value")]
+        pairs += [(one.even.rows, other.even.rows), (one.focused.rows, other.focused.rows)]
+    for ours, want in pairs:
+        assert float((ours - want).abs().max() / want.abs().max()) < 10 * relative
 
 
 def test_two_ranks_give_the_sums_of_one_process(runs: Runs) -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,12 @@ import torch
 from forked_python import ForkedPython
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.capture import engine, ranks, state
+from oscar_zoo.compute.capture import engine_session, ranks, state
+from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.engine import EngineFacts, capture_with_engine, discard
-from oscar_zoo.compute.layer_moments import ROW_SUMS, LayerMoments
+from oscar_zoo.compute.capture.engine_job import Scalar
+from oscar_zoo.compute.capture.engine_session import open_engine
+from oscar_zoo.compute.layer_moments import ROW_SUMS, LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.errors import (
@@ -112,25 +116,42 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the child: to import torch takes it seconds."""
     monkeypatch.setattr(
-        engine, "subprocess", SimpleNamespace(Popen=ForkedPython, PIPE=subprocess.PIPE)
+        engine_session, "subprocess", SimpleNamespace(Popen=ForkedPython, PIPE=subprocess.PIPE)
     )
 
 
 def capture(
-    folder: Path, body: str = "pass", *, save: str = "pass", saved: str = "pass", **options: Any
+    folder: Path,
+    body: str = "pass",
+    *,
+    save: str = "pass",
+    saved: str = "pass",
+    model: str = "org/model",
+    sequences: Sequence[Sequence[int]] = SEQUENCES,
+    needs: frozenset[Need] = frozenset({"rows"}),
+    work: Path | None = None,
+    engine: Mapping[str, Scalar] | None = None,
+    tensor_parallel: int = 1,
+    geometry: Geometry | None = None,
+    progress: Progress = no_progress,
+    resume: bool = False,
 ) -> Result:
     text = ENGINE.replace("BODY", body).replace("SAVED", saved).replace("SAVE", save)
     (folder / "sglang.py").write_text(text)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("OSCAR_")
     }
-    given = {
-        "model": "org/model",
-        "needs": frozenset({"rows"}),
-        "program": capture_program(environment),
-        "work": folder,
-    }
-    return capture_with_engine(**{"data": SimpleNamespace(sequences=SEQUENCES), **given, **options})
+    with open_engine(
+        capture_program(environment),
+        model,
+        max(map(len, sequences)),
+        tensor_parallel=tensor_parallel,
+        engine=engine,
+        work=folder if work is None else work,
+    ) as session:
+        return capture_with_engine(
+            session, sequences, needs=needs, geometry=geometry, progress=progress, resume=resume
+        )
 
 
 def left(folder: Path) -> list[Path]:
@@ -351,7 +372,7 @@ def test_only_the_same_capture_is_gone_on_with(stand_in: Path, always_saving: No
         "needs": {"needs": frozenset({"rows", "outputs"})},
         "tensor parallel": {"tensor_parallel": 2},
         "engine arguments": {"engine": {"dtype": "float16"}},
-        "data": {"data": SimpleNamespace(sequences=((1, 2, 3, 4, 5), (6, 8)))},
+        "data": {"sequences": ((1, 2, 3, 4, 5), (6, 8))},
     }
     for what, changed in changes.items():
         with pytest.raises(OutputExists, match=f"a capture with {what} "):

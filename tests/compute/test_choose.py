@@ -11,6 +11,7 @@ import pytest
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.cli.render.choice import print_choice
+from oscar_zoo.compute.capture.running import InProcess
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, HeldOut, load_calibration
 from oscar_zoo.compute.fit import Fits, fit_all
@@ -60,7 +61,8 @@ def chosen(loaded: LoadedModel, data: CalibrationData, moments: Moments) -> Choi
     filler."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trial_runner, "RECALL_ANSWERS", 16)
-        return choose(loaded, held(data, 4), only(moments, "identity", "hadamard", "wush"), RECIPE)
+        fits = only(moments, "identity", "hadamard", "wush")
+        return choose(InProcess(loaded), held(data, 4), fits, RECIPE)
 
 
 def test_on_outlier_channels_wush_is_kept_and_costs_little(chosen: Choice) -> None:
@@ -139,7 +141,12 @@ def test_fast_measures_no_perplexity(
     seen: list[tuple[int, int, str]] = []
     fits = only(moments, "hadamard", "wush")
     found = choose(
-        loaded, held(data), fits, RECIPE, fast=True, progress=lambda *news: seen.append(news)
+        InProcess(loaded),
+        held(data),
+        fits,
+        RECIPE,
+        fast=True,
+        progress=lambda *news: seen.append(news),
     )
     assert found.chosen.method == "wush"
     assert found.reason == "the lowest output error on held-out text"
@@ -159,9 +166,9 @@ def test_a_poor_best_is_refused_unless_it_is_wanted(
 ) -> None:
     fits = only(moments, "hadamard")
     with pytest.raises(ComputeFailed, match="hadamard") as caught:
-        choose(loaded, held(data, 1), fits, RECIPE, fixed_clip=True)
+        choose(InProcess(loaded), held(data, 1), fits, RECIPE, fixed_clip=True)
     assert "--allow-poor" in (caught.value.hint or "")
-    found = choose(loaded, held(data, 1), fits, RECIPE, fixed_clip=True, allow_poor=True)
+    found = choose(InProcess(loaded), held(data, 1), fits, RECIPE, fixed_clip=True, allow_poor=True)
     assert found.chosen.gate == "fail"
     assert len(found.trials) == 1
     assert found.questions.remark is not None  # too little text for questions
@@ -177,7 +184,7 @@ def test_a_model_that_recalls_nothing_is_not_judged_by_it(
         loaded,
         tokenizer=lambda text, **options: {"input_ids": mute(text, **options)["input_ids"][::-1]},
     )
-    found = choose(odd, held(data, 4), only(moments, "wush"), RECIPE, fixed_clip=True)
+    found = choose(InProcess(odd), held(data, 4), only(moments, "wush"), RECIPE, fixed_clip=True)
     assert found.questions.own is not None
     assert found.questions.own.value < 0.5
     assert "recall was not judged" in (found.questions.remark or "")
@@ -190,4 +197,4 @@ def test_short_held_out_text_is_refused(
 ) -> None:
     short = HeldOut(tuple(sequence[:300] for sequence in held(data).sequences))
     with pytest.raises(UsageError, match="320 tokens"):
-        choose(loaded, short, only(moments, "hadamard"), RECIPE)
+        choose(InProcess(loaded), short, only(moments, "hadamard"), RECIPE)

@@ -14,7 +14,7 @@ from random_qwen3 import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import TaskPrompt, measure
+from oscar_zoo.evaluate.tasks.base import Predictions, TaskPrompt, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -71,9 +71,13 @@ def test_perplexity_equals_the_models_own_loss(
 
 def test_uniform_logits_have_the_perplexity_of_the_vocabulary() -> None:
     task = Perplexity.from_tokens(torch.arange(600), windows=1, length=600)
-    total, number = task.count(task.prompts[0], torch.zeros(599, VOCABULARY))
+    total, number = task.count(*said(task.prompts[0], torch.zeros(599, VOCABULARY)))
     assert task.result(total, number) == pytest.approx(VOCABULARY, rel=1e-6)
     assert task.result(1e6, 1) == math.inf
+
+
+def said(prompt: TaskPrompt, logits: torch.Tensor) -> tuple[TaskPrompt, Predictions]:
+    return prompt, Predictions.of_logits(prompt, logits)
 
 
 def oracle_logits(prompt: TaskPrompt) -> torch.Tensor:
@@ -121,11 +125,11 @@ def test_recall_is_one_for_a_perfect_model_and_falls_by_answer_or_token(
     by_answer, by_token = make(ids, encode), make(ids, encode, unit="token")
     prompt = by_answer.prompts[0]
     logits = oracle_logits(prompt)
-    assert by_answer.count(prompt, logits) == (8.0, 8)
+    assert by_answer.count(*said(prompt, logits)) == (8.0, 8)
     logits[2] = 0.0
     logits[2, 7] = 1.0
-    assert by_answer.count(prompt, logits) == (7.0, 8)
-    assert by_token.count(prompt, logits) == (47.0, 48)
+    assert by_answer.count(*said(prompt, logits)) == (7.0, 8)
+    assert by_token.count(*said(prompt, logits)) == (47.0, 48)
 
 
 def test_the_seed_decides_the_prompts(

@@ -127,7 +127,7 @@ def try_layers(out: str) -> None:
 def refusals(radix: Any) -> dict[str, str]:
     """What the tap says to models that it must not calibrate."""
     from oscar_zoo.engines.sglang import tap
-    from oscar_zoo.engines.sglang.compat import radix_attention
+    from oscar_zoo.engines.sglang.compat import geometry, radix_attention
     from oscar_zoo.errors import OscarZooError
 
     def layer(layer_id: int = 0, **changes: Any) -> Any:
@@ -137,16 +137,23 @@ def refusals(radix: Any) -> dict[str, str]:
     cases: dict[str, tuple[list[Any], dict[str, Any]]] = {
         "mla": ([layer()], {"attention_arch": mla}),
         "window": ([layer(0), layer(1, sliding_window_size=128)], {}),
-        "cap": ([layer(logit_cap=30.0)], {}),
         "twice": ([layer(3), layer(3)], {}),
         "cache": ([layer()], {"kv_cache_dtype": torch.float8_e4m3fn}),
     }
     said = {}
+    geometry.full_layers = lambda _: tuple(range(8))  # type: ignore[assignment]
     for name, (layers, changes) in cases.items():
-        config = SimpleNamespace(dtype=torch.bfloat16, **changes)
+        config = SimpleNamespace(
+            dtype=torch.bfloat16,
+            num_hidden_layers=8,
+            **changes,
+        )
         cache = changes.get("kv_cache_dtype", torch.bfloat16)
         runner = SimpleNamespace(
-            model=torch.nn.ModuleList(layers), model_config=config, kv_cache_dtype=cache
+            model=torch.nn.ModuleList(layers),
+            model_config=config,
+            kv_cache_dtype=cache,
+            layer_info=SimpleNamespace(start_layer=0, end_layer=8),
         )
         scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
         try:

@@ -7,7 +7,7 @@ at a limit. Moments do not hold rows, so a second pass over this text collects t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,6 +46,40 @@ class CalibrationRows:
         return self.kept[role, layer_id].to(self.device)
 
 
+@dataclass(frozen=True)
+class RowsOfSequences:
+    """K and V rows of one sequence after the other, until they are joined."""
+
+    parts: dict[tuple[Role, int], list[Tensor]] = field(default_factory=dict)
+
+    def add(self, layer_id: int, key: Tensor, value: Tensor) -> None:
+        """Take the rows `[num_kv_heads, T, ..]` of one sequence in one layer.
+
+        Raises:
+            ComputeFailed: a row is not finite.
+        """
+        sides: tuple[tuple[Role, Tensor], ...] = (("k", key), ("v", value))
+        for role, rows in sides:
+            if not bool(torch.isfinite(rows).all()):
+                raise ComputeFailed(
+                    f"layer {layer_id} gives {role.upper()} rows that are not finite.",
+                    next_step=AddOption("--dtype", "float32"),
+                )
+            self.parts.setdefault((role, layer_id), []).append(rows.cpu().clone())
+
+    def joined(self, device: torch.device, group_size: int) -> CalibrationRows:
+        """All rows; nothing is left here.
+
+        Args:
+            device, group_size: as of `CalibrationRows`.
+        """
+        kept = {}
+        while self.parts:
+            at, rows = self.parts.popitem()
+            kept[at] = torch.cat(rows, 1)
+        return CalibrationRows(device, group_size, kept)
+
+
 def collect_rows(
     loaded: LoadedModel,
     sequences: Sequence[Sequence[int]],
@@ -62,27 +96,23 @@ def collect_rows(
         ComputeFailed: rows that are not finite.
         UnsupportedModel: attention that cannot be seen.
     """
-    chosen = pick(
-        sequences, most_tokens(loaded.block, torch.finfo(getattr(torch, loaded.dtype)).bits // 8)
-    )
-    parts: dict[tuple[Role, int], list[Tensor]] = {}
+    seen = RowsOfSequences()
 
     def see(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> None:
-        sides: tuple[tuple[Role, Tensor], ...] = (("k", key), ("v", value))
-        for role, rows in sides:
-            if not bool(torch.isfinite(rows).all()):
-                raise ComputeFailed(
-                    f"layer {layer_id} gives {role.upper()} rows that are not finite.",
-                    next_step=AddOption("--dtype", "float32"),
-                )
-            parts.setdefault((role, layer_id), []).append(rows.cpu().clone())
+        seen.add(layer_id, key, value)
 
-    watch(loaded, chosen, see, tick=tick)
-    kept = {}
-    while parts:
-        at, rows = parts.popitem()
-        kept[at] = torch.cat(rows, 1)
-    return CalibrationRows(loaded.device, group_size, kept)
+    watch(loaded, cut(sequences, loaded.block, loaded.dtype), see, tick=tick)
+    return seen.joined(loaded.device, group_size)
+
+
+def cut(sequences: Sequence[Sequence[int]], block: ModelBlock, dtype: str) -> list[Sequence[int]]:
+    """The part of `sequences` whose rows are kept.
+
+    Args:
+        block: the model.
+        dtype: of its rows, such as `bfloat16`.
+    """
+    return pick(sequences, most_tokens(block, torch.finfo(getattr(torch, dtype)).bits // 8))
 
 
 def most_tokens(block: ModelBlock, bytes_each: int) -> int:

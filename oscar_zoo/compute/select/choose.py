@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from oscar_zoo.artifact.specs import ServingRecipe, Windows
-from oscar_zoo.compute.capture.held_out_rows import collect
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import Fits
 from oscar_zoo.compute.methods.table import TABLE
@@ -28,12 +28,11 @@ from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.evaluate.tasks.base import TaskPrompt
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
-from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.next_step import AddOption
 
 
 def choose(
-    loaded: LoadedModel,
+    model: RunningModel,
     heldout: HeldOut,
     fits: Fits,
     recipe: ServingRecipe,
@@ -46,7 +45,7 @@ def choose(
     """Measure every fit with the clips worth it, and keep the best.
 
     Args:
-        loaded: the model.
+        model: the model.
         heldout: no sequence of it was calibrated on.
         fits: at least one of them publishable.
         recipe: the settings of the caches; its windows decide which positions count.
@@ -63,10 +62,10 @@ def choose(
     task = _task(heldout, recipe.windows)
     meter = Meter(progress)
     meter.start(HELD_OUT, len(task.prompts))
-    rows = collect(
-        loaded, [prompt.ids.tolist() for prompt in task.prompts], recipe.windows, tick=meter.at
+    rows = model.held_out_rows(
+        [prompt.ids.tolist() for prompt in task.prompts], recipe.windows, tick=meter.at
     )
-    runner = TrialRunner(loaded, rows, fits, recipe, meter)
+    runner = TrialRunner(model, rows, fits, recipe, meter)
     errors = runner.errors(fixed_clip=fixed_clip)
     trials = [
         Trial(name, one)

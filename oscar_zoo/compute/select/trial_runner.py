@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture.held_out_rows import HeldOutRows
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import Fits
 from oscar_zoo.compute.methods.table import TABLE, main_method
@@ -22,9 +24,8 @@ from oscar_zoo.compute.select.meter import Meter
 from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
+from oscar_zoo.evaluate.tasks.base import Measurement, Task
 from oscar_zoo.evaluate.tasks.recall import Recall
-from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.next_step import AddOption
 
 FINER_CLIPS = (0.94, 0.925, 0.9)
@@ -36,11 +37,18 @@ RECALL_LEAST = 0.5
 """Recall is not gated when the BF16 model itself scores below this value."""
 
 
+def recall_lengths(windows: Windows, block: ModelBlock) -> tuple[int, ...]:
+    """Tokens of a recall prompt, in the order in which they are tried."""
+    longest = (block.rope and block.rope.max_position) or math.inf
+    both = windows.sink + windows.recent
+    return tuple(int(min(times * both, longest)) for times in RECALL_WINDOWS)
+
+
 @dataclass(frozen=True)
 class TrialRunner:
     """Everything that candidates are measured with."""
 
-    loaded: LoadedModel
+    model: RunningModel
     rows: HeldOutRows
     fits: Fits
     recipe: ServingRecipe
@@ -52,7 +60,7 @@ class TrialRunner:
         shown = [name for name in self.fits.results if not TABLE[name].publishable]
         offered = [name for name in self.fits.results if TABLE[name].publishable]
         parts = ((shown, plain, True), (offered, self.recipe, fixed_clip))
-        self.meter.start(ERRORS, len(self.loaded.block.attention_layers), share=2 * len(parts))
+        self.meter.start(ERRORS, len(self.model.block.attention_layers), share=2 * len(parts))
         found: dict[str, Fidelity] = {}
         for names, recipe, fixed in parts:
             found |= self._fidelity(names, recipe, fixed_clip=fixed, tick=self.meter.tick)
@@ -134,7 +142,7 @@ class TrialRunner:
 
     def _recall_task(self, heldout: HeldOut) -> Recall | None:
         def encode(text: str) -> list[int]:
-            ids: list[int] = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)[
+            ids: list[int] = self.model.tokenizer(text, add_special_tokens=False, verbose=False)[
                 "input_ids"
             ]
             return ids
@@ -142,18 +150,15 @@ class TrialRunner:
         text = torch.tensor(
             [token for sequence in heldout.sequences for token in sequence], device="cpu"
         )
-        windows, rope = self.recipe.windows, self.loaded.block.rope
-        for times in RECALL_WINDOWS:
-            length = min(
-                times * (windows.sink + windows.recent), (rope and rope.max_position) or math.inf
-            )
+        windows = self.recipe.windows
+        for length in recall_lengths(windows, self.model.block):
             try:
                 return Recall.from_tokens(
                     text,
                     encode,
                     windows=windows,
                     answers=RECALL_ANSWERS,
-                    length=int(length),
+                    length=length,
                     unit="token",
                 )
             except UsageError:
@@ -170,7 +175,7 @@ class TrialRunner:
     ) -> dict[str, Fidelity]:
         pairs = {name: (self.fits.results[name].k, self.fits.results[name].v) for name in names}
         return measure_fits(
-            self.rows, self.loaded.block, pairs, recipe, fixed_clip=fixed_clip, tick=tick
+            self.rows, self.model.block, pairs, recipe, fixed_clip=fixed_clip, tick=tick
         )
 
     def _trial(self, name: str, clip: Clip) -> Trial:
@@ -192,11 +197,11 @@ class TrialRunner:
         """The indices at which a clip clips; two ratios may mean the same index."""
         cache, block = (
             CacheSpec(None, None, self.recipe.model_copy(update={"clip": clip})),
-            self.loaded.block,
+            self.model.block,
         )
         return index_of(cache.quant_spec("k", block.head_dim)), index_of(
             cache.quant_spec("v", block.v_head_dim)
         )
 
     def _measure(self, task: Task, cache: CacheSpec | None) -> Measurement:
-        return measure(self.loaded, task, cache, tick=self.meter.tick)
+        return self.model.measure(task, cache, tick=self.meter.tick)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from oscar_zoo.compute.capture.engine import EngineProgram
 from oscar_zoo.compute.capture.engine_job import Scalar
+from oscar_zoo.compute.capture.engine_session import EngineProgram
 from oscar_zoo.engines.sglang import capture_process
 from oscar_zoo.errors import UsageError
 
@@ -58,6 +58,7 @@ def engine_arguments(
         "disable_cuda_graph": True,
         "disable_radix_cache": True,
         "disable_overlap_schedule": True,
+        "sleep_on_idle": True,  # fits are made and measured between its jobs
         "chunked_prefill_size": longest + ROOM,
         "max_prefill_tokens": longest + ROOM,
         "max_total_tokens": longest + ROOM,

@@ -19,6 +19,8 @@ from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
 
+LOSS_BLOCK = 256
+
 
 @dataclass(frozen=True)
 class TaskPrompt:
@@ -36,6 +38,39 @@ class TaskPrompt:
     scored: Tensor
     answers: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def targets(self) -> Tensor:
+        """`[n]` int64: the true next tokens at the scored positions."""
+        return self.ids[self.scored + 1]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says at the scored positions of a prompt.
+
+    Attributes:
+        losses: `[n]` float64, negative log-likelihood of the true next token in nats.
+        right: `[n]` bool, whether that token is the most likely one.
+    """
+
+    losses: Tensor
+    right: Tensor
+
+    @classmethod
+    def of_logits(cls, prompt: TaskPrompt, logits: Tensor) -> Predictions:
+        """From `[n, vocabulary]` at the scored positions.
+
+        Logits become float32 block by block, to save memory.
+        """
+        wanted = prompt.targets.to(logits.device)
+        losses = [
+            torch.nn.functional.cross_entropy(block.float(), target, reduction="none").double()
+            for block, target in zip(
+                logits.split(LOSS_BLOCK), wanted.split(LOSS_BLOCK), strict=True
+            )
+        ]
+        return cls(torch.cat(losses).cpu(), (logits.argmax(-1) == wanted).cpu())
+
 
 class Task(Protocol):
     """Something to measure."""
@@ -48,11 +83,9 @@ class Task(Protocol):
     def prompts(self) -> Sequence[TaskPrompt]:
         """The sequences."""
 
-    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Sum and number of the values to average over one prompt.
-
-        `logits` are `[n, vocabulary]` at the positions `prompt.scored`.
-        """
+    def count(self, prompt: TaskPrompt, said: Predictions) -> tuple[float, int]:
+        """Sum and number of the values to average over one prompt, from what was said at the
+        positions `prompt.scored`."""
 
     def result(self, total: float, number: int) -> float:
         """The reported number, from the sums over all prompts."""
@@ -72,6 +105,13 @@ class Measurement:
 
     value: float
     parts: tuple[tuple[float, int], ...]
+
+    @classmethod
+    def of(cls, task: Task, parts: Sequence[tuple[float, int]]) -> Measurement:
+        """From what `task.count` gave for every prompt."""
+        return cls(
+            task.result(sum(total for total, _ in parts), sum(n for _, n in parts)), tuple(parts)
+        )
 
 
 def measure(
@@ -99,11 +139,9 @@ def measure(
     parts = []
     with scope, torch.inference_mode():
         for prompt, logits in zip(task.prompts, _all_logits(model, task.prompts), strict=True):
-            parts.append(task.count(prompt, logits))
+            parts.append(task.count(prompt, Predictions.of_logits(prompt, logits)))
             tick()
-    return Measurement(
-        task.result(sum(t for t, _ in parts), sum(n for _, n in parts)), tuple(parts)
-    )
+    return Measurement.of(task, parts)
 
 
 def _all_logits(model: LoadedModel, prompts: Sequence[TaskPrompt]) -> Iterator[Tensor]:

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import TaskPrompt
-
-LOSS_BLOCK = 256
+from oscar_zoo.evaluate.tasks.base import Predictions, TaskPrompt
 
 
 @dataclass(frozen=True)
@@ -60,21 +58,9 @@ class Perplexity:
         scored = torch.arange(skip, length - 1, device="cpu")
         return cls(tuple(TaskPrompt(ids[start : start + length], scored) for start in starts))
 
-    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Summed negative log-likelihood in nats, and the number of predictions.
-
-        Logits become float32 block by block, to save memory.
-        """
-        targets = prompt.ids[prompt.scored + 1].to(logits.device)
-        total = sum(
-            torch.nn.functional.cross_entropy(block.float(), target, reduction="sum")
-            .double()
-            .item()
-            for block, target in zip(
-                logits.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True
-            )
-        )
-        return total, len(targets)
+    def count(self, prompt: TaskPrompt, said: Predictions) -> tuple[float, int]:
+        """Summed negative log-likelihood in nats, and the number of predictions."""
+        return float(said.losses.sum()), len(said.losses)
 
     def result(self, total: float, number: int) -> float:
         """`exp(mean)`; infinite when the exponential overflows."""

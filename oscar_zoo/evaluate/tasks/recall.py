@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import TaskPrompt
+from oscar_zoo.evaluate.tasks.base import Predictions, TaskPrompt
 
 Unit = Literal["answer", "token"]
 Encode = Callable[[str], list[int]]
@@ -87,13 +87,13 @@ class Recall:
             tuple(writer.table() if i % 2 else writer.passkeys() for i in range(number)), seed, unit
         )
 
-    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
+    def count(self, prompt: TaskPrompt, said: Predictions) -> tuple[float, int]:
         """Number of right answers and of all answers.
 
         An answer is right when each of its tokens is predicted. With the unit
         `token`, both numbers count tokens of answers.
         """
-        right = logits.argmax(-1).cpu() == prompt.ids[prompt.scored + 1]
+        right = said.right
         if self.unit == "token":
             return float(right.sum()), len(right)
         return float(sum(bool(right[first:last].all()) for first, last in prompt.answers)), len(

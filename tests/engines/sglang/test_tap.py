@@ -16,15 +16,19 @@ from engines import needs_sglang
 from sglang_forks import shared
 from torch import Tensor
 
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture import ranks
+from oscar_zoo.compute.capture.rank_rows import OwnRows, read_rows
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.engines.sglang import tap
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention
-from oscar_zoo.engines.sglang.tap import LayerTap
+from oscar_zoo.engines.sglang.tap_layer import LayerTap
 from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists, UnsupportedModel
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.models.softmax import Softmax
 
-Q_HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 6
+Q_HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 4
 WIDTHS = ((Q_HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, V_DIM), (Q_HEADS, V_DIM))
 
 
@@ -155,6 +159,17 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
+def layer(tapped: LayerTap | None = None, **changes: Any) -> Any:
+    """SGLang's module of an attention layer, as far as the tap reads it."""
+    heads = {"tp_q_head_num": Q_HEADS, "tp_k_head_num": KV_HEADS, "tp_v_head_num": KV_HEADS}
+    widths = {"qk_head_dim": DIM, "v_head_dim": V_DIM, "scaling": 0.3}
+    plain = {"logit_cap": 0.0, "sliding_window_size": -1}
+    found = SimpleNamespace(**{**heads, **widths, **plain, **changes})
+    if tapped is not None:
+        found.oscar_tap = tapped
+    return found
+
+
 def call(layer: Any, data: list[Tensor], forward_batch: Any, **kwargs: Any) -> Any:
     """Attention of a layer whose result is o."""
     return tap.attention(lambda *_, **__: data[3], layer, *data[:3], forward_batch, **kwargs)
@@ -162,32 +177,124 @@ def call(layer: Any, data: list[Tensor], forward_batch: Any, **kwargs: Any) -> A
 
 def test_the_hook_returns_what_attention_returns(eager: SimpleNamespace) -> None:
     data = rows(5)
-    assert call(SimpleNamespace(), data, batch(5)) is data[3]
-    layer = SimpleNamespace(oscar_tap=new_tap())
-    assert call(layer, data, batch(5), save_kv_cache=False, sinks=None) is data[3]
-    assert layer.oscar_tap.report().lengths == (5,)
+    assert call(layer(), data, batch(5)) is data[3]
+    one = layer(new_tap())
+    assert call(one, data, batch(5), save_kv_cache=False, sinks=None) is data[3]
+    assert one.oscar_tap.report().lengths == (5,)
+
+
+@pytest.mark.parametrize("changes", [{"logit_cap": 0.5}, {"sliding_window_size": 2}, {}])
+def test_a_cpu_computes_caps_windows_and_sinks_here(
+    eager: SimpleNamespace, changes: dict[str, Any]
+) -> None:
+    """SGLang's backend of a CPU knows no cap and no sinks: its result is not asked for."""
+    data, one = rows(7), layer(new_tap(), **changes)
+    sinks = None if changes else torch.tensor([0.5, -1.0, 2.0, 0.0])
+    found = call(one, data, batch(7), sinks=sinks)
+    query, key, value = (x.transpose(0, 1).double() for x in data[:3])
+    logits = 0.3 * query @ key.repeat_interleave(2, 0).mT
+    if "logit_cap" in changes:
+        logits = 0.5 * (logits / 0.5).tanh()
+    places = torch.arange(7)
+    seen = (places <= places[:, None]) & (
+        places >= places[:, None] - changes.get("sliding_window_size", 7)
+    )
+    logits = logits.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, 7, 1)
+        weights = torch.cat([logits, column], -1).softmax(-1)[..., :-1]
+    else:
+        weights = logits.softmax(-1)
+    wanted = (weights @ value.repeat_interleave(2, 0)).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    assert one.oscar_tap.error is None
+    torch.testing.assert_close(
+        one.oscar_tap.sums.oo[0].tril(),
+        sum(x.T @ x for x in wanted.unflatten(1, (Q_HEADS, -1)).unbind(1)[:2]).tril(),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_rows_of_a_whole_sequence_are_kept_for_the_parent(
+    eager: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Two ranks with heads of their own, joined."""
+    sinks = [torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.5, 0.6, 0.7, 0.8])]
+    parts = [rows(6, seed) for seed in (0, 1)]
+    for rank, (data, own) in enumerate(zip(parts, sinks, strict=True)):
+        one = new_tap()
+        one.summing = False
+        q_heads = range(4 * rank, 4 * rank + 4)
+        one.keep = OwnRows(tmp_path, f"tp{rank}", q_heads, [2 * rank, 2 * rank + 1]).write
+        call(layer(one, logit_cap=9.0), data, batch(6), sinks=own)
+        assert one.error is None and one.report().lengths == ()
+    found = read_rows(tmp_path, 7)
+    assert found.query is not None
+    for place, name in enumerate(("query", "key", "value")):
+        wanted = torch.cat([data[place] for data in parts], 1).transpose(0, 1)
+        assert torch.equal(getattr(found, name), wanted)
+    assert (found.softmax.scaling, found.softmax.cap) == (0.3, 9.0)
+    assert found.softmax.sinks is not None
+    assert torch.equal(found.softmax.sinks, torch.cat(sinks))
+    (tmp_path / "layer-0007.tp0").unlink()
+    with pytest.raises(ComputeFailed, match="layer 7 has sinks rows of heads"):
+        read_rows(tmp_path, 7)
+
+
+@pytest.mark.parametrize("lengths", [[4, 2], [6]])
+def test_rows_of_pieces_or_several_sequences_are_not_kept(
+    tmp_path: Path, lengths: list[int]
+) -> None:
+    one = new_tap()
+    one.summing, one.keep = False, OwnRows(tmp_path, "tp0", range(4), [2, 3]).write
+    one.observe(rows(6), [0] * (len(lengths) - 1) + [5], lengths, lambda: Softmax(0.3))
+    assert isinstance(one.error, ComputeFailed) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_cache_stands_in_the_place_of_attention(eager: SimpleNamespace, padding: int) -> None:
+    recipe = ServingRecipe(group_size=2, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=2, recent=3))
+    shape = Geometry(
+        num_layers=8,
+        num_q_heads=Q_HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        v_head_dim=V_DIM,
+        attention_layers=(7,),
+    )
+    cache = SimulatedCache(CacheSpec(None, None, recipe), shape, torch.device("cpu"))
+    data, one = rows(12), layer(new_tap())
+    one.oscar_tap.cache, one.oscar_tap.summing = cache, False
+    wide = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, padding)) for x in data]
+    found = call(one, wide, batch(12))
+    query, key, value = (x.transpose(0, 1)[None] for x in data[:3])
+    wanted = cache(7, query, key, value, Softmax(0.3))[0].transpose(0, 1).flatten(1)
+    assert found.shape == (12 + padding, Q_HEADS * V_DIM)
+    assert torch.equal(found[:12], wanted)
+    assert one.oscar_tap.error is None and one.oscar_tap.report().lengths == ()
 
 
 @pytest.mark.parametrize("mode", ["DECODE", "IDLE", "MIXED", "TARGET_VERIFY"])
 def test_only_prefill_is_summed(eager: SimpleNamespace, mode: str) -> None:
-    layer = SimpleNamespace(oscar_tap=new_tap())
-    call(layer, rows(5), batch(5, mode))
-    assert layer.oscar_tap.report().lengths == ()
+    one = layer(new_tap())
+    call(one, rows(5), batch(5, mode))
+    assert one.oscar_tap.report().lengths == ()
 
 
 def test_a_recorded_graph_is_not_summed(eager: SimpleNamespace) -> None:
-    layer = SimpleNamespace(oscar_tap=new_tap())
+    one = layer(new_tap())
     eager.capturing = True
-    call(layer, rows(5), batch(5))
-    assert layer.oscar_tap.report().lengths == ()
+    call(one, rows(5), batch(5))
+    assert one.oscar_tap.report().lengths == ()
 
 
 def test_attention_that_is_more_than_softmax_is_refused(eager: SimpleNamespace) -> None:
-    layer = SimpleNamespace(oscar_tap=new_tap())
-    call(layer, rows(5), batch(5), sinks=torch.zeros(4))
-    assert isinstance(layer.oscar_tap.error, UnsupportedModel)
-    assert "layer 7 takes sinks" in layer.oscar_tap.error.message
-    assert layer.oscar_tap.report().lengths == ()
+    one = layer(new_tap())
+    call(one, rows(5), batch(5), k_rope=torch.zeros(4))
+    assert isinstance(one.oscar_tap.error, UnsupportedModel)
+    assert "layer 7 takes k_rope" in one.oscar_tap.error.message
+    assert one.oscar_tap.report().lengths == ()
 
 
 def test_a_failure_is_raised_by_the_next_call_and_left_for_the_parent(
@@ -318,10 +425,6 @@ def test_nothing_is_installed_unless_the_environment_asks(child: dict[str, Any])
     [
         ("mla", "unsupported.model: MLA does not work with an INT2 KV cache"),
         ("window", "unsupported.model: layer 1: sliding_window_size does not work"),
-        (
-            "cap",
-            "unsupported.model: the SGLang engine does not measure attention with capped logits",
-        ),
         ("twice", "unsupported.model: one decoder layer has several attention layers"),
         (
             "cache",

@@ -150,6 +150,13 @@ def local_q_heads(model_config: Any) -> int:
     return int(model_config.num_attention_heads) // int(get_parallel().attn_tp_size)
 
 
+def attention_rank() -> int:
+    """Index of this worker among those that divide the heads of a layer."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().attn_tp_rank)
+
+
 def rank_name() -> str:
     """Name of this worker among those that hold one copy of the model."""
     from sglang.srt.runtime_context import get_parallel

@@ -8,8 +8,9 @@ from typing import Any
 
 from oscar_zoo.errors import UnsupportedModel
 
-ATTENTION_ARGUMENTS = frozenset({"save_kv_cache", "key_value_num_tokens"})
-"""Optional arguments of `RadixAttention.forward` that leave plain softmax attention as it is."""
+ATTENTION_ARGUMENTS = frozenset({"save_kv_cache", "key_value_num_tokens", "sinks"})
+"""Optional arguments of `RadixAttention.forward` that ask for nothing that `Softmax` does not
+know."""
 
 
 def attention_layers(model: Any) -> Iterator[Any]:

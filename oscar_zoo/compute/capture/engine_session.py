@@ -1,0 +1,226 @@
+"""An inference engine in a process group of its own, which runs one job after the other.
+
+This module knows no engine. It is given an `EngineProgram`, starts it, sends it the jobs of
+`engine_job`, and reads its news. An engine may kill the process that holds it when it breaks, so
+this process must be another one to report the reason. The program ends when this process ends,
+whatever the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact import durable
+from oscar_zoo.compute.capture import ranks
+from oscar_zoo.compute.capture.base import Progress, no_progress
+from oscar_zoo.compute.capture.engine_job import EndJob, EngineSetup, Job, Scalar
+from oscar_zoo.errors import ComputeFailed, MissingDependency, OscarZooError
+
+_LOG = "engine.log"
+TAIL_BYTES = 65_536
+NAMES_ERROR = re.compile(
+    r"(?:\[[^\]]*\] )?(?:Exception: )?([\w.]*(?:Error|Exception|Mismatch)\b: .+)"
+)
+"""The last line of a traceback in a log."""
+
+
+@dataclass(frozen=True)
+class EngineProgram:
+    """A program that holds an inference engine and runs the jobs of `engine_job`.
+
+    Attributes:
+        engine: name of the engine's distribution, recorded in manifests.
+        title: the engine's name in messages.
+        command: starts the program; the path of the file with its `EngineSetup` is appended.
+        environment: the whole environment of the program.
+        arguments: `(model, tokens of the longest sequence, ranks, given) -> EngineSetup.engine`;
+            raises `UsageError` when `given` sets what the capture must decide.
+    """
+
+    engine: str
+    title: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    arguments: Callable[[str, int, int, Mapping[str, Scalar]], dict[str, Scalar]]
+
+
+@dataclass(frozen=True)
+class EngineSession:
+    """A running engine with a model.
+
+    Attributes:
+        program: what was started.
+        model: local folder or Hugging Face id.
+        arguments: of the engine.
+        tensor_parallel: number of ranks.
+        kept: folder for what is worth keeping after an interrupt.
+        folder: private folder, removed afterwards.
+    """
+
+    program: EngineProgram
+    model: str
+    arguments: Mapping[str, Scalar]
+    tensor_parallel: int
+    kept: Path
+    folder: Path
+    _child: subprocess.Popen[bytes]
+
+    def run(self, job: Job, progress: Progress = no_progress) -> Any:
+        """Run a job to its end; returns its result.
+
+        Raises:
+            UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: as reported
+                by a rank, by the engine, or in its log. The engine is gone then.
+        """
+        news: dict[str, Any] = {}
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its log says why
+            self._child.stdin.write(job.model_dump_json().encode() + b"\n")
+            self._child.stdin.flush()
+        for line in self._child.stdout or ():
+            news = json.loads(line)
+            if "progress" not in news:
+                break
+            progress(*news["progress"])
+        ranks.raise_failure(self.folder)
+        if "done" in news:
+            return news["done"]
+        cause = news.get("error") or _cause(self.folder / _LOG) or "no error in its log"
+        raise ComputeFailed(
+            f"{self.program.title} could not run {self.model}: {cause}.",
+            hint=_hint(self.program, cause),
+        )
+
+    def new_folder(self) -> Path:
+        """An empty folder inside `folder`.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        with durable.storage_errors(f"cannot write to {self.folder}"):
+            return Path(tempfile.mkdtemp(dir=self.folder))
+
+
+@contextlib.contextmanager
+def open_engine(
+    program: EngineProgram,
+    model: str,
+    longest: int,
+    *,
+    tensor_parallel: int = 1,
+    engine: Mapping[str, Scalar] | None = None,
+    work: Path | None = None,
+) -> Iterator[EngineSession]:
+    """Start an engine; it ends with the block.
+
+    Args:
+        program: the engine.
+        model: local folder or Hugging Face id.
+        longest: tokens of the longest sequence of all jobs.
+        tensor_parallel: number of ranks; may be above the number of KV heads.
+        engine: further arguments of the engine, such as `device`, `dtype`, `revision`.
+        work: `EngineSession.kept`; `None` keeps nothing.
+
+    Raises:
+        MissingDependency: the engine is not installed.
+        UsageError: `engine` sets an argument that the capture must decide.
+        StorageError: the disk refused.
+    """
+    if importlib.util.find_spec(program.engine) is None:
+        raise MissingDependency.for_extra(program.engine, "serve")
+    local = Path(model).expanduser()
+    where = (
+        str(local.resolve()) if local.is_dir() else model
+    )  # the child runs in a folder of its own
+    arguments = program.arguments(where, longest, tensor_parallel, engine or {})
+    with _folders(work) as (kept, folder):
+        place, log = folder / "setup.json", folder / _LOG
+        setup = EngineSetup(folder=str(folder), engine=arguments)
+        place.write_text(setup.model_dump_json(), encoding="utf-8")
+        env = {**program.environment, ranks.VARIABLE: "1"}
+        command = [*program.command, str(place)]
+        with log.open("wb") as stream, _child(command, env, folder, stream.fileno()) as child:
+            session = EngineSession(program, where, arguments, tensor_parallel, kept, folder, child)
+            yield session
+            with contextlib.suppress(OscarZooError):  # all that was wanted is here
+                session.run(EndJob())
+
+
+@contextlib.contextmanager
+def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
+    """The folder that is kept, and a private folder that is removed when the block ends."""
+    with contextlib.ExitStack() as stack:
+        if work is None:
+            base = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="oscar-zoo-capture-"))
+            )
+        else:
+            base = work.absolute()
+            with durable.storage_errors(f"cannot write to {base}"):
+                durable.make_folders(base)
+        # when both processes are killed the private folder stays, and `discard` removes it
+        prefix = f"{durable.TEMP_PREFIX}capture-"
+        private = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True)
+        )
+        yield base, Path(private)
+
+
+@contextlib.contextmanager
+def _child(
+    command: list[str], env: Mapping[str, str], folder: Path, log: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The started program; its whole process group is killed when the block ends."""
+    pipe = subprocess.PIPE
+    # the end of standard input tells the child that this process is gone
+    child = subprocess.Popen(
+        command,
+        env=dict(env),
+        cwd=folder,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        for end in (child.stdin, child.stdout):
+            if end is not None:
+                end.close()
+
+
+def _cause(log: Path) -> str:
+    """The last error in the log, without a full stop; empty when there is none."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = stream.read().decode("utf-8", "replace").splitlines()
+    errors = [match[1] for line in lines if (match := NAMES_ERROR.match(line.strip()))]
+    return errors[-1][:400].rstrip(".") if errors else ""
+
+
+def _hint(program: EngineProgram, cause: str) -> str:
+    if "memory" in cause.lower():
+        return (
+            "use more GPUs (tensor parallel), shorter sequences, or a smaller mem_fraction_static"
+        )
+    if "oscar_tap" in cause:
+        return (
+            "the plugin was not loaded: pip install oscar-zoo beside a supported version of"
+            f" {program.engine}"
+        )
+    return f"try to serve the model with this {program.title} first"

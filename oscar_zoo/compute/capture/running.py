@@ -1,0 +1,134 @@
+"""A model that runs, wherever it does: what is captured from it and measured with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute import coverage
+from oscar_zoo.compute.capture import transformers as with_transformers
+from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
+from oscar_zoo.compute.capture.held_out_rows import HeldOutRows, collect
+from oscar_zoo.compute.capture.run import Captured, CaptureRequest
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
+from oscar_zoo.models.loading import LoadedModel
+
+Ticks = Callable[[int, int], None]
+"""Called with `(sequences done, sequences in all)`."""
+
+
+class RunningModel(Protocol):
+    """A model in this process, or in an engine."""
+
+    @property
+    def block(self) -> ModelBlock:
+        """The model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of transformers."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes with the rows of the model."""
+
+    def capture(self, request: CaptureRequest) -> Captured:
+        """Sums over rows; the first thing that is asked.
+
+        Raises:
+            ComputeFailed: a head, layer or token was missed.
+        """
+
+    def held_out_rows(
+        self, sequences: Sequence[Sequence[int]], windows: Windows, *, tick: Ticks
+    ) -> HeldOutRows:
+        """Rows to measure fits on; see `held_out_rows`.
+
+        Raises:
+            ComputeFailed: rows that are not finite.
+        """
+
+    def calibration_rows(
+        self, sequences: Sequence[Sequence[int]], group_size: int, *, tick: Ticks
+    ) -> CalibrationRows:
+        """Rows to tune methods on; see `calibration_rows`.
+
+        Raises:
+            ComputeFailed: rows that are not finite.
+        """
+
+    def measure(
+        self, task: Task, cache: CacheSpec | None, *, tick: Callable[[], None]
+    ) -> Measurement:
+        """Run every prompt of `task`; see `evaluate.tasks.base.measure`.
+
+        Args:
+            task: what to measure.
+            cache: the INT2 cache to simulate at every position; `None` for the model's own.
+            tick: called after each prompt.
+
+        Raises:
+            GeometryMismatch, UsageError: `cache` does not fit the model.
+        """
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """A model in this process, with transformers: a `RunningModel`."""
+
+    loaded: LoadedModel
+
+    @property
+    def block(self) -> ModelBlock:
+        """The model."""
+        return self.loaded.block
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of transformers."""
+        return self.loaded.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.loaded.device
+
+    def capture(self, request: CaptureRequest) -> Captured:
+        """See `RunningModel`; on all processes that `torchrun` started."""
+        moments = with_transformers.capture(
+            self.loaded,
+            request.data,
+            needs=request.needs,
+            progress=request.progress,
+            work=request.work,
+            resume=request.resume,
+        )
+        moments = replace(moments, geometry=self.block.geometry)
+        coverage.check(moments, request.needs)
+        seen = coverage.observed(moments, dp=int(os.environ.get("WORLD_SIZE", "1")))
+        return Captured(moments, with_transformers.numerics(self.loaded), seen)
+
+    def held_out_rows(
+        self, sequences: Sequence[Sequence[int]], windows: Windows, *, tick: Ticks
+    ) -> HeldOutRows:
+        """See `RunningModel`."""
+        return collect(self.loaded, sequences, windows, tick=tick)
+
+    def calibration_rows(
+        self, sequences: Sequence[Sequence[int]], group_size: int, *, tick: Ticks
+    ) -> CalibrationRows:
+        """See `RunningModel`."""
+        return collect_rows(self.loaded, sequences, group_size, tick=tick)
+
+    def measure(
+        self, task: Task, cache: CacheSpec | None, *, tick: Callable[[], None]
+    ) -> Measurement:
+        """See `RunningModel`."""
+        return measure(self.loaded, task, cache, tick=tick)
