@@ -73,7 +73,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     by_name["shared"] = Run(str(shared), str(folder / "of-shared"), 2, str(site))
     for run in by_name.values():
         Path(run.work).mkdir()
-    sglang_forks.shared()  # from this thread, with which it ends
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         results = {"one": other.submit(by_name["one"].here)}
         others = [(name, ()) for name in ("two", "shared", *FAMILIES)]

@@ -46,7 +46,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         "int2",
         env=env,
         job={"engine": {**INT2, "enable_metrics": True}, "groups": groups},
-        spawn=True,  # prometheus_client looks at the environment when it is imported
     )
     runs.start(
         "clip",

@@ -1,0 +1,173 @@
+"""The process behind `sglang_forks`: it imports SGLang, then forks for every client, and there for
+every call."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton_interpreter
+
+PRELOADED = (
+    "sglang",
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+    "oscar_zoo.engines.sglang.hooks.installation",
+)
+"""Importing them has no effect on SGLang."""
+POLL_SECONDS = 2.0
+"""This long after its last client the process ends."""
+
+
+def serve(listener: socket.socket) -> None:
+    """Import SGLang, then serve everybody who connects; ends after the last client."""
+    failure = ""
+    try:
+        _preload()
+    except Exception:
+        failure = traceback.format_exc()
+    sessions: set[int] = set()
+    listener.settimeout(POLL_SECONDS)
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            sessions -= {child for child in sessions if os.waitpid(child, os.WNOHANG)[0]}
+            if not sessions:
+                return
+            continue
+        child = os.fork()
+        if child == 0:
+            listener.close()
+            _end_with_parent()
+            _session(connection, failure)
+            os._exit(0)
+        connection.close()
+        sessions.add(child)
+
+
+def _preload() -> None:
+    for module in PRELOADED:
+        importlib.import_module(module)
+    triton_interpreter.patch_once()
+    triton_interpreter.without_overflow_checks()
+    _find_bindings_once()
+    gc.collect()
+    gc.freeze()  # or every collection of a call would walk all that was imported
+
+
+def _session(connection: socket.socket, failure: str) -> None:
+    """The calls of one client, one after the other, until it is gone; before them, why there can be
+    none."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if struct.unpack("3i", peer)[1] != os.getuid():
+        return
+    connection.setblocking(True)
+    stream = connection.makefile("rw")
+
+    def tell(what: object) -> None:
+        stream.write(json.dumps(what) + "\n")
+        stream.flush()
+
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        tell(failure)
+        for line in stream:
+            child = os.fork()
+            if child == 0:
+                stream.close()
+                connection.close()
+                os._exit(_run(**json.loads(line)))
+            tell(child)
+            tell(_status(child, connection))
+
+
+def _status(child: int, connection: socket.socket) -> int:
+    """Wait for the end of a call, or end it if nobody waits for it any more: its exit status."""
+    handle = os.pidfd_open(child)
+    if handle not in select.select([handle, connection], [], [])[0]:
+        for kill in (os.killpg, os.kill):  # it may not have its group yet
+            with contextlib.suppress(ProcessLookupError):
+                kill(child, signal.SIGKILL)
+    os.close(handle)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _find_bindings_once() -> None:
+    """From now on, in this process and its forks, SGLang does not walk through all modules for each
+    of its hooks, to find where else a function is bound: that took a second of every call.
+
+    Bindings of today are found in a table. Modules that are imported later are walked through.
+    """
+    from sglang.srt.plugins import hook_registry
+
+    known = {*sys.modules}
+    table: dict[int, list[tuple[ModuleType, str]]] = {}
+    for module, name, value in _bindings(known):
+        table.setdefault(id(value), []).append((module, name))
+
+    def propagate(original: object, wrapped: object, source: object) -> int:
+        later = _bindings(sys.modules.keys() - known)
+        places = table.get(id(original), []) + [(module, name) for module, name, _ in later]
+        stale = [(m, n) for m, n in places if m is not source and vars(m).get(n) is original]
+        for module, name in stale:
+            setattr(module, name, wrapped)
+        return len(stale)
+
+    assert hasattr(hook_registry, "_propagate_patch")
+    hook_registry._propagate_patch = propagate
+
+
+def _bindings(modules: Iterable[str]) -> list[tuple[ModuleType, str, object]]:
+    found = [sys.modules[name] for name in modules]
+    return [
+        (module, name, value)
+        for module in found
+        if isinstance(module, ModuleType)
+        for name, value in [*vars(module).items()]
+    ]
+
+
+def _run(function: str, folder: str, log: str, env: dict[str, str], given: dict[str, Any]) -> int:
+    _end_with_parent()
+    os.setsid()
+    os.chdir(folder)
+    with Path(log).open("ab") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(env)
+    module, name = function.split(":")
+    try:
+        getattr(importlib.import_module(module), name)(**given)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends; SGLang's workers do
+    the same."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
