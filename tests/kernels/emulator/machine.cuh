@@ -7,6 +7,7 @@
 // around it wait for all lanes here. For that there is compute-sanitizer.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -46,10 +48,10 @@ struct Product {
   u64 b;
   bool more;
 };
+constexpr size_t STACK = 1 << 16;
 struct Thread {
-  ucontext_t context;
-  std::vector<char> stack;
-  bool done = false;
+  jmp_buf place;  // where it goes on
+  bool begun = false, done = false;
   std::vector<u32> unfenced_copies;
   std::function<bool()> waits;
   std::vector<std::vector<Copy>> copies;
@@ -69,7 +71,8 @@ inline std::vector<Thread> threads;
 inline std::vector<Exchange> warps;
 inline Barrier barrier;  // of the block
 inline std::vector<u8> shared;
-inline ucontext_t scheduler;
+inline std::vector<std::unique_ptr<char[]>> stacks;  // of the threads, for one block after the other
+inline jmp_buf scheduler;
 inline int current, block;
 inline bool eager;
 inline long long_ways;  // that warps took
@@ -77,17 +80,35 @@ inline std::string failure;
 
 [[noreturn]] inline void fail(const std::string& what);
 inline Thread& self() { return threads[current]; }
-inline void wait(std::function<bool()> until) {
+// Fibers switch by jumps: swapcontext would ask the kernel for the signal mask every time.
+inline void leave() {
+  if (!_setjmp(self().place)) _longjmp(scheduler, 1);
+}
+inline void begin(void (*fiber)()) {
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks[current].get();
+  context.uc_stack.ss_size = STACK;
+  makecontext(&context, fiber, 0);
+  setcontext(&context);
+}
+inline void go_on(void (*fiber)()) {
+  if (_setjmp(scheduler)) return;
+  if (self().begun) _longjmp(self().place, 1);
+  self().begun = true;
+  begin(fiber);
+}
+template <class Until>
+void wait(Until until) {
   if (until()) return;
-  Thread& t = self();
-  t.waits = until;
-  swapcontext(&t.context, &scheduler);
+  self().waits = until;
+  leave();
 }
 inline void fail(const std::string& what) {
   if (failure.empty())
     failure = what + " (block " + std::to_string(block) + ", thread " + std::to_string(current) + ")";
   self().done = true;
-  swapcontext(&self().context, &scheduler);
+  leave();
   throw std::logic_error("unreachable");
 }
 inline void check(bool good, const char* what) {
@@ -187,19 +208,8 @@ inline std::string run(int count, int size, u32 bytes, bool at_once, u32 seed, c
     barrier = {};
     threads = std::vector<Thread>(size);
     std::vector<int> order(size);
-    for (int i = 0; i < size; i++) {
-      Thread& t = threads[order[i] = i];
-      t.stack.resize(1 << 16);
-      t.copies.resize(1);
-      getcontext(&t.context);
-      t.context.uc_stack.ss_sp = t.stack.data();
-      t.context.uc_stack.ss_size = t.stack.size();
-      t.context.uc_link = &scheduler;
-      makecontext(&t.context, +[] {
-        (*body)();
-        self().done = true;
-      }, 0);
-    }
+    while ((int)stacks.size() < size) stacks.emplace_back(new char[STACK]);
+    for (int i = 0; i < size; i++) threads[order[i] = i].copies.resize(1);
     std::vector<bool> still(size / 32);
     for (auto warp = still.begin(); warp != still.end(); ++warp) *warp = random() % 2;
     int turn = 1;
@@ -213,7 +223,11 @@ inline std::string run(int count, int size, u32 bytes, bool at_once, u32 seed, c
         t.waits = nullptr;
         current = i;
         moved = true;
-        swapcontext(&scheduler, &t.context);
+        go_on([] {
+          (*body)();
+          self().done = true;
+          leave();
+        });
         if (!failure.empty()) return failure;
       }
       if (moved ? turn > 0 : !alive) continue;
