@@ -61,6 +61,8 @@ def build(
                 check=True,
             )
             made[variant] = ctypes.CDLL(str(target))
+            for function in (made[variant].emulate, made[variant].emulate_clip):
+                function.restype = ctypes.c_bool  # as an int it would be true whatever was returned
             assert made[variant].parameters_size() == ctypes.sizeof(parameters.Params)
         return made[variant]
 
@@ -321,3 +323,9 @@ def test_a_broken_row_harms_no_other(build: Any, step: bool) -> None:
     spared[job.targets.out_loc[[4, 6, 9]].long()] = False
     assert torch.equal(got.codes[spared], good.codes[spared])
     assert torch.equal(bits(got.affine[spared]), bits(good.affine[spared]))
+
+
+def test_a_mistake_in_a_launch_is_told(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants.WriteVariant, "shared_bytes", lambda *_, **__: 1024)
+    with pytest.raises(AssertionError, match="address outside of shared memory"):
+        bfloat16_job(*PLAIN).write(Emulated(build, step=False))
