@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from architectures import write_architecture
+from architectures import shorten_chunks, write_architecture
 
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
@@ -26,7 +26,7 @@ def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LoadedModel]:
     folder = write_architecture(request.param, tmp_path_factory.mktemp("model"), dtype="float32")
-    yield load_model(str(folder), dtype="float32")
+    yield load_model(str(shorten_chunks(folder)), dtype="float32")
 
 
 def prompt(model: LoadedModel) -> torch.Tensor:

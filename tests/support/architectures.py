@@ -17,7 +17,7 @@ from random_qwen3 import EXAMPLE, TOKENIZER
 from safetensors.torch import load_file, save_file
 from saved_models import change_config
 
-__all__ = ["ARCHITECTURES", "write_architecture", "write_config"]
+__all__ = ["ARCHITECTURES", "shorten_chunks", "write_architecture", "write_config"]
 
 
 def write_config(name: str, folder: Path) -> Path:
@@ -63,6 +63,17 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         shutil.copyfile(EXAMPLE / file, folder / file)
     for processor in tiny.processors:
         getattr(transformers, processor)().save_pretrained(folder)
+    return folder
+
+
+def shorten_chunks(folder: Path) -> Path:
+    """Let Mamba layers compute chunks of 32 tokens, with which the sums stay the same.
+
+    Transformers fills up every forward pass to whole chunks, of 256 tokens by default. Nemotron-H
+    keeps its chunks, because there the logits depend on them.
+    """
+    if b"mamba_chunk_size" in (folder / "config.json").read_bytes():
+        change_config(folder, mamba_chunk_size=32)
     return folder
 
 
