@@ -24,6 +24,7 @@ from oscar_kernels.spec import QuantSpec
 
 HEADS = Heads(QuantSpec(128, 128), QuantSpec(128, 128), num_kv_heads=8, group=4)
 SCRIPTS = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,26 @@ def test_flashinfer_computes_what_the_reference_does() -> None:
     baselines.check(cases.QWEN3_8B, baseline)
 
 
+FAST = """
+import os, runpy, sys
+sys.path.append(sys.argv[1])
+import triton_interpreter
+triton_interpreter.patch_once()
+del sys.argv[:2]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""As `python SCRIPT ...`."""
+
+
 def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A script of kernels/benchmarks, run as a user does, from elsewhere."""
-    command = [sys.executable, str(SCRIPTS / name), *arguments]
+    """A script of kernels/benchmarks, run as a user does, from elsewhere; without a GPU in half the
+    time."""
+    fast = ("-c", FAST, str(SUPPORT)) if os.environ.get("TRITON_INTERPRET") == "1" else ()
+    command = [sys.executable, *fast, str(SCRIPTS / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env=environment, cwd="/"
+        command, capture_output=True, text=True, timeout=600, env=environment, cwd="/"
     )
 
 

@@ -67,7 +67,6 @@ def _preload() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     triton_interpreter.patch_once()
-    triton_interpreter.without_overflow_checks()
     _find_bindings_once()
     gc.collect()
     gc.freeze()  # or every collection of a call would walk all that was imported
