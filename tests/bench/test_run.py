@@ -82,11 +82,11 @@ def test_the_process_can_say_why_itself(run: Run) -> None:
 def test_the_limit_is_per_case_and_names_what_took_so_long(
     run: Run, news: tuple[object, ...], what: str
 ) -> None:
-    result = run(*news, then="time.sleep(60)", limit=1)
+    result = run(*news, then="time.sleep(60)", limit=3)
     assert (
         result.error is not None
         and result.error.startswith(what)
-        and result.error.endswith("took longer than 1 s")
+        and result.error.endswith("took longer than 3 s")
     )
 
 
@@ -98,8 +98,8 @@ def test_the_job_after_the_cases_is_kept_and_named(run: Run, tmp_path: Path) -> 
         (TurnResult(2.5, 0.0), TurnResult(0.5, 0.9))
     )
     assert done.bulk.seconds == 3.0
-    late = run(UP, *cases, then="time.sleep(60)", limit=1, bulk=True)
-    assert late.error == "the job took longer than 1 s" and late.bulk is None
+    late = run(UP, *cases, then="time.sleep(60)", limit=3, bulk=True)
+    assert late.error == "the job took longer than 3 s" and late.bulk is None
 
 
 def test_nothing_it_started_survives(run: Run, tmp_path: Path) -> None:

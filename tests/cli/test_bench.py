@@ -129,11 +129,11 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
     child = cli.start("bench", "serve", *DUMMY, "--batch=1", "--context=64")
     log = cli.folder / "state" / "logs" / "bench-bf16.log"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not log.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=300)
     finally:
         child.kill()
     assert (child.returncode, out) == (130, "")

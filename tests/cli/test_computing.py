@@ -317,7 +317,7 @@ def test_serve_asks_on_a_terminal(tmp_path: Path) -> None:
         while b"[Y/n]" not in seen:
             seen += os.read(ours, 4096)
         os.write(ours, b"n\n")
-        assert child.wait(timeout=60) == 3
+        assert child.wait(timeout=300) == 3
     finally:
         child.kill()
         child.wait()

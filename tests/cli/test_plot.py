@@ -85,7 +85,7 @@ def test_a_report_needs_no_torch(report: Path) -> None:
         [sys.executable, "-c", code, "plot", str(report)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

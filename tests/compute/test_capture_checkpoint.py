@@ -50,7 +50,7 @@ def run_child(jobs: list[dict[str, Any]], folder: Path) -> list[int]:
     place = folder / "job.json"
     place.write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, str(CHILD), str(place)], capture_output=True, text=True, timeout=200
+        [sys.executable, str(CHILD), str(place)], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
     codes: list[int] = json.loads(Path(f"{place}.codes").read_text())

@@ -60,7 +60,7 @@ class Runs:
         command = [sys.executable, *(torchrun if processes > 1 else ()), str(CHILD), str(place)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
             try:
-                _, errors = child.communicate(timeout=120)
+                _, errors = child.communicate(timeout=500)
             finally:
                 child.terminate()  # torchrun ends its processes then
         assert child.returncode == 0, errors[-3000:]

@@ -68,7 +68,7 @@ def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_an
     def handle(connection: socket.socket, seen: Seen) -> None:
         connection.sendall(whole[:first])
         asked.set()
-        resume.wait(60)
+        resume.wait(300)
         taken.wait(0.2)  # the process runs again before the rest arrives
         connection.sendall(whole[first:])
 
@@ -79,12 +79,12 @@ def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_an
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
         )
         try:
-            assert asked.wait(60)
+            assert asked.wait(300)
             os.kill(child.pid, signal.SIGSTOP)
             taken.wait(1.5)  # longer than every limit
             os.kill(child.pid, signal.SIGCONT)
             resume.set()
-            out, err = child.communicate(timeout=60)
+            out, err = child.communicate(timeout=300)
         finally:
             child.kill()
             child.communicate()

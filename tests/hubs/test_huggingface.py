@@ -295,7 +295,7 @@ def test_processes_that_start_together_fetch_each_small_file_once(
     several = [
         subprocess.Popen([sys.executable, "-c", NEEDS], env=environment, cwd=ROOT) for _ in range(6)
     ]
-    assert [each.wait(120) for each in several] == [0] * 6
+    assert [each.wait(300) for each in several] == [0] * 6
     asked = [record.path for record in server.requests if record.path != "/api/models/org/name"]
     assert len(asked) == len(set(asked)) == 3  # the listing, one manifest, the index
 

@@ -69,7 +69,7 @@ def child(
     )
     command = [sys.executable, "-c", START + code + END, *arguments]
     done = subprocess.run(
-        command, env=environment, cwd=home, capture_output=True, text=True, timeout=120
+        command, env=environment, cwd=home, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "" and len(done.stdout.splitlines()) == 1

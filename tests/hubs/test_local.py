@@ -327,10 +327,10 @@ def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
         process.start()
     told: dict[int, dict[int, str]] = defaultdict(dict)
     for _ in range(2 * rounds):
-        number, who, answer = answers.get(timeout=60)
+        number, who, answer = answers.get(timeout=300)
         told[number][who] = answer
     for process in processes:
-        process.join(60)
+        process.join(300)
     hub = LocalHub(tmp_path)
     for number in range(rounds):
         assert sorted(told[number].values()) == ["new", "stale"]

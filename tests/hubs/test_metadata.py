@@ -236,14 +236,14 @@ def test_threads_that_need_the_same_fetch_it_once() -> None:
     got: list[bytes] = []
 
     def need() -> None:
-        start.wait(30)
+        start.wait(300)
         got.append(MetadataCache("hub").listing(COMMIT, hub))
 
     threads = [threading.Thread(target=need) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert got == [b"content"] * 8
     assert hub.asked == 1
 
@@ -267,6 +267,6 @@ MetadataCache("hub").listing("%s", lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def test_a_process_killed_while_it_fetches_holds_up_nobody() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED % COMMIT], cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED % COMMIT], cwd=ROOT, timeout=300)
     assert done.returncode == -9
     assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"

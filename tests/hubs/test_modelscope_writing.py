@@ -114,7 +114,7 @@ def test_an_artifact_is_published_in_one_commit_silently_and_without_the_saved_l
     def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         child = [sys.executable, "-W", "error::FutureWarning", "-c", code]
         return subprocess.run(
-            child, env=environment | variables, capture_output=True, text=True, timeout=60
+            child, env=environment | variables, capture_output=True, text=True, timeout=300
         )
 
     done = run(PUBLISH, MODELSCOPE_API_TOKEN=CANARY, MODELSCOPE_LOG_LEVEL="DEBUG")

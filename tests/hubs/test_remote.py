@@ -150,14 +150,14 @@ def test_threads_share_one_question() -> None:
     hub, got = RemoteHub(source), []
 
     def ask() -> None:
-        start.wait(30)
+        start.wait(300)
         got.append(hub.artifacts())
 
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert len(got) == 6 and source.asked == ["resolve None", "listing"]
 
 

@@ -59,7 +59,7 @@ def run(*path: Path) -> dict[str, str]:
     folders = (*path, ROOT, ROOT / "tests" / "support")
     environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(map(str, folders))}
     child = subprocess.run(
-        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=300
     )
     assert child.returncode == 0, child.stderr
     assert "canary" not in child.stdout + child.stderr

@@ -109,7 +109,7 @@ def test_every_module_is_importable_where_oscar_kernels_is_not(variant: Path) ->
         [sys.executable, "-c", IMPORT_EVERYTHING, str(variant)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

@@ -16,7 +16,7 @@ def test_importing_the_package_loads_neither_torch_nor_triton() -> None:
         "import sys, oscar_kernels; oscar_kernels.QuantSpec(128, 64); sys.exit('torch' in"
         " sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
 def test_every_name_is_there_and_listed() -> None:

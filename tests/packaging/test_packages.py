@@ -125,4 +125,4 @@ def test_the_registry_works_where_torch_cannot_be_imported() -> None:
         "import sys; sys.modules['torch'] = None; import oscar_zoo.registry.pull,"
         " oscar_zoo.registry.publish"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -35,7 +35,7 @@ def corrupted(folder: Path, count: int, scheme: str, version: int = 1) -> dict[s
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

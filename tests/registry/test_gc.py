@@ -300,9 +300,9 @@ def test_it_runs_beside_processes_that_store_and_open(store: Store, locks: str) 
             worker.stdin.write("go\n")
             worker.stdin.flush()
         for worker in workers:
-            assert (worker.communicate(timeout=120)[1], worker.returncode) == ("", 0)
+            assert (worker.communicate(timeout=300)[1], worker.returncode) == ("", 0)
     finally:
-        assert (cleaner.communicate("stop\n", timeout=60)[1], cleaner.returncode) == ("", 0)
+        assert (cleaner.communicate("stop\n", timeout=300)[1], cleaner.returncode) == ("", 0)
     names = {record.id.tag for record in store.installed()}
     assert names == {
         f"{role}-{number}" for role in ("a", "b", "c", "shared") for number in range(20)

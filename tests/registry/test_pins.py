@@ -168,6 +168,6 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(300)
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert len(PinFile(path).read().artifacts) == 40

@@ -380,9 +380,9 @@ def test_two_processes_that_publish_to_one_folder(tmp_path: Path) -> None:
     ]
     for process in processes:
         process.start()
-    told = [answers.get(timeout=100) for _ in range(2 * rounds)]
+    told = [answers.get(timeout=300) for _ in range(2 * rounds)]
     for process in processes:
-        process.join(60)
+        process.join(300)
     hub = LocalHub(tmp_path / "hub")
     index = index_of(hub)
     for number in range(rounds):

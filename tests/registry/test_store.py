@@ -367,7 +367,7 @@ def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None
         child.stdin.write(b"go\n")
         child.stdin.flush()
     for child in children:
-        _, said = child.communicate(timeout=120)
+        _, said = child.communicate(timeout=300)
         assert child.returncode == 0, said.decode()
     assert len(store.installed()) == 30
     assert not list(store.root.rglob(".tmp.*"))

@@ -143,7 +143,7 @@ def scrape() -> list[dict[str, Any]]:
     a row any more."""
     from prometheus_client import CollectorRegistry, multiprocess
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)
@@ -256,7 +256,7 @@ def table_bytes() -> float:
 
 def empty(engine: Any) -> None:
     """Drop what the prefix cache holds, as soon as the scheduler has nothing left to do."""
-    for _ in range(100):
+    for _ in range(3000):
         if engine.flush_cache().success:
             return
         time.sleep(0.1)

@@ -29,7 +29,7 @@ def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any)
     for number in range(rounds):
         hub.refresh()
         parent = hub.revision
-        barrier.wait(60)
+        barrier.wait(300)
         index = {INDEX_NAME: f"round {number} of {who}".encode()}
         try:
             hub.commit(
@@ -39,7 +39,7 @@ def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any)
         except StaleRevision:
             answer = "stale"
         answers.put((number, who, answer))
-        barrier.wait(60)
+        barrier.wait(300)
 
 
 def publish_folders(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
@@ -50,7 +50,7 @@ def publish_folders(root: str, who: int, rounds: int, barrier: Any, answers: Any
         files = artifact_files(artifact=f"tiny-qwen3-hard/{tag}", seed=who)
         folder = write_folder(Path(root) / str(who) / str(number), files)
         hub = LocalHub(Path(root) / "hub", must_exist=False)
-        barrier.wait(60)
+        barrier.wait(300)
         try:
             answer = "exists" if publish(folder, hub).already_published else "new"
         except VersionExists:

@@ -55,7 +55,7 @@ class Publisher:
 
     def close(self) -> None:
         """End the child."""
-        self._child.communicate(timeout=30)
+        self._child.communicate(timeout=300)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
 from oscar_zoo.engines.sglang.launch import denied_flags, plan, server
 from oscar_zoo.registry.store import Store
 
-pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAME = "tiny-qwen3-hard:seq512_prompt2_group64"

@@ -15,7 +15,7 @@ from engines import RELEASES, Engines, needs_sglang
 
 from oscar_zoo.models.geometry import model_block
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), needs_sglang]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
 COMMON: dict[str, Any] = {
     "num_hidden_layers": 4,

@@ -194,4 +194,4 @@ observation.prefix_hits(SimpleNamespace(), None)
 assert "metrics" not in fired_hooks.FIRED
 assert "prometheus_client" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
