@@ -60,6 +60,8 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Hundreds of processes start, and none should have to compile our modules again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
