@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import ipaddress
 import os
@@ -29,6 +30,7 @@ if MEMORY.is_dir():
     place = os.statvfs(MEMORY)
     if place.f_bavail * place.f_frsize > 6 * 2**30 and not place.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+gc.set_threshold(50_000)  # what the tests import stays; there is little garbage among it
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -85,6 +87,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in skips.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """From here on, no collection walks through what was imported and collected."""
+    gc.freeze()
 
 
 def _has_gpu() -> bool:
