@@ -3,6 +3,7 @@ imported they need not import."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -85,7 +86,7 @@ def _become(asked: SimpleNamespace, how: str, what: str, arguments: list[str]) -
         if asked.env is not None:
             os.environ.clear()
             os.environ.update(asked.env)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _close_files()
         _follow_path(os.environ)
         _fork_workers()
         sys.argv = [what if how == "-m" else how, *arguments]
@@ -96,6 +97,13 @@ def _become(asked: SimpleNamespace, how: str, what: str, arguments: list[str]) -
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _close_files() -> None:
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (no paths)
+        if number > 2:
+            with contextlib.suppress(OSError):  # that of this list
+                os.close(number)
 
 
 def _default_signals() -> None:
@@ -111,7 +119,7 @@ def _follow_path(environment: Mapping[str, str]) -> None:
     path = [Path(place) for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:0] = map(str, path)
     places: dict[str, Path] = {}
-    for folder in path:
+    for folder in filter(Path.is_dir, path):
         for found in folder.iterdir():
             places.setdefault(found.stem, folder)
     for name, folder in places.items():

@@ -26,10 +26,13 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+"""The same in all processes of a run of the tests, and in no other run."""
 SECONDS = 600
 """A call takes five to twenty seconds on two idle cores, and minutes on busy ones."""
 
@@ -102,7 +105,7 @@ class Forks:
     def _reply(self) -> Any:
         line = self._stream.readline()
         if not line:
-            raise EOFError
+            raise EOFError("the process that imported SGLang is gone")
         return json.loads(line)
 
 
@@ -115,8 +118,7 @@ def shared(front: Path | None = None) -> Forks:
     env = environment()
     if front is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(front), env["PYTHONPATH"]])
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    forks = _connect(f"\0oscar-zoo {run} {front}", env)
+    forks = _connect(f"\0oscar-zoo {RUN} {front.name if front else 'installed'}", env)
     atexit.register(forks.close)
     return forks
 
