@@ -110,6 +110,7 @@ ARCHITECTURES = (
             "ernie4_5_moe",
             "falcon_h1",
             "granitemoehybrid",
+            "nemotron_h",
             "qwen3_5",
             "qwen3_5_text",
             "qwen3_next",
@@ -119,7 +120,6 @@ ARCHITECTURES = (
         NEEDS_CUDA,
         TINY_H200,
     ),
-    Architecture(("nemotron_h",), TINY, TINY, NEEDS_CUDA, UNTRIED),
     Architecture(
         ("minimax_m2", "qwen3_5_moe", "qwen3_5_moe_text"), TINY, TINY, NEEDS_CUDA, DUMMY_H200
     ),
