@@ -24,6 +24,9 @@ HEADS = frozenset(((64, 64), (128, 128), (192, 128), (256, 256)))
 wrongly when they are no multiples of 64, or does not compile when they are wider."""
 
 LN2 = math.log(2)
+MERGE_THREADS, MERGE_VECTOR = 512, 8
+"""`merge_state` gives a thread 8 channels of a head and puts all heads of a token into one block.
+A block has at most 1,024 threads; half of that leaves them registers."""
 
 
 class FlashInferPrefill:
@@ -97,5 +100,24 @@ class FlashInferPrefill:
         self, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """See `Prefill`."""
-        out, lse = self._library.merge_state(*(part.contiguous() for part in (*one, *other)))
-        return out, lse
+        heads, dim = one[0].shape[1:]
+        fewer = heads_of_a_block(heads, dim)
+
+        def folded(rows: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+            rows, sums = rows.reshape(-1, fewer, dim), sums.reshape(-1, fewer)
+            return rows.contiguous(), sums.contiguous()
+
+        out, lse = self._library.merge_state(*folded(*one), *folded(*other))
+        return out.view(-1, heads, dim), lse.view(-1, heads)
+
+
+def heads_of_a_block(num_heads: int, head_dim: int) -> int:
+    """How many heads of a token FlashInfer's merge takes at a time: the largest divisor of
+    `num_heads` that one block of threads has room for.
+
+    Heads are merged one by one, so that a token of 96 heads is as good as two tokens of 48.
+    """
+    most = max(1, MERGE_THREADS * MERGE_VECTOR // head_dim)
+    return max(
+        count for count in range(1, num_heads + 1) if num_heads % count == 0 and count <= most
+    )

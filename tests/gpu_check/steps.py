@@ -282,6 +282,7 @@ def kernel_tests(check: Check) -> str:
 TESTS = (
     "tests/kernels",
     "tests/runtime/test_reference_executor.py",
+    "tests/runtime/test_flashinfer_prefill.py",
     "tests/compute/test_products.py",
     "tests/compute/test_capture_transformers.py",
 )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kv_write_jobs import STORES, assert_same, bits, integers, make_job
 
 from oscar_kernels.cache import TokenTargets
-from oscar_kernels.kv_write import launcher, reference
+from oscar_kernels.kv_write import dispatch, launcher, reference
 from oscar_kernels.spec import QuantSpec
 
 SHAPES = [
@@ -217,6 +217,15 @@ def test_bfloat16_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head
         alone, slots = some.write(launcher)[0], some.targets.out_loc.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
         assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("k_dim", "v_dim"), [(96, 96), (192, 128), (128, 128), (512, 512)])
+def test_a_server_prepares_and_writes_any_width(k_dim: int, v_dim: int) -> None:
+    job = make_job(QuantSpec(k_dim, k_dim), QuantSpec(v_dim, v_dim), dtype=torch.bfloat16)
+    dispatch.prepare(job.transforms)
+    values = len(job.key) * job.key.shape[1] * (k_dim + v_dim)
+    assert_same(dispatch, job, error=2**-16, allowed=2 + values // 5000, rows=2**-7)
 
 
 @pytest.mark.gpu

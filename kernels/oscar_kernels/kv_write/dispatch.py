@@ -18,6 +18,7 @@ from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write import reference
 from oscar_kernels.kv_write.cuda import launcher as cuda_launcher
 from oscar_kernels.kv_write.cuda.prepared import prepared
+from oscar_kernels.kv_write.cuda.variant import has_matrices
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +54,9 @@ def prepare(transforms: Transforms) -> None:
     """Allocate now what the first write with these transforms would allocate.
 
     On a GPU that is at most the size of the transforms, and 32 bytes for each channel of a K
-    matrix. On a CPU it is nothing.
+    matrix. On a CPU, and for channels that Triton writes, it is nothing.
     """
-    if transforms.k_forward.is_cuda and wanted():
+    if transforms.k_forward.is_cuda and wanted() and has_matrices(transforms):
         prepared(transforms)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import LayerCache, TokenTargets
+from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.tuning import WARPGROUPS
 from oscar_kernels.spec import QuantSpec
@@ -79,6 +79,12 @@ def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROU
         _INTEGER[x.dtype] for x in (targets.out_loc, targets.rows, targets.positions, targets.ends)
     )
     return WriteVariant(cache.k_spec, cache.v_spec, (slots, rows, positions, ends), warpgroups)
+
+
+def has_matrices(transforms: Transforms) -> bool:
+    """Whether the kernel has room for matrices of these sizes."""
+    dims = {transforms.k_forward.shape[-1], transforms.v_forward.shape[-1]}
+    return dims <= set(HEAD_DIMS)
 
 
 def misfit(
