@@ -1,0 +1,88 @@
+"""The executor on a GPU with heads as real models have them: kernels and FlashInfer against the
+references, through prefills in chunks, a shared prefix and decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from executor_pair import Both, PairShape
+from plain_prefill import PlainPrefill
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.runtime.flashinfer_prefill import HEADS, FlashInferPrefill
+from oscar_zoo.runtime.prefill import Prefill
+from oscar_zoo.runtime.softmax import Softmax
+
+MODELS = {
+    "Qwen3-8B": (32, 8, 128, 128),
+    "Qwen2.5-7B, group 7": (28, 4, 128, 128),
+    "Qwen2.5-32B, group 5": (40, 8, 128, 128),
+    "GLM-4.7": (96, 8, 128, 128),
+    "GLM-4.7, 8 GPUs": (12, 1, 128, 128),
+    "Llama-3.1-405B": (128, 8, 128, 128),
+    "gpt-oss": (64, 8, 64, 64),
+    "Qwen3.5-397B-A17B": (32, 2, 256, 256),
+    "Gemma 3 27B": (32, 16, 128, 128),
+    "MiMo-V2": (64, 4, 192, 128),
+    "Phi-3.5-mini": (32, 32, 96, 96),
+    "Gemma 4": (32, 4, 512, 512),
+}
+"""Query heads, KV heads, channels of K and of V."""
+
+
+def shape_of(model: str) -> PairShape:
+    """Served as by default, in bfloat16."""
+    num_q_heads, num_kv_heads, k_dim, v_dim = MODELS[model]
+    specs = QuantSpec(k_dim, k_dim, 0.96), QuantSpec(v_dim, v_dim, 0.92)
+    return PairShape(
+        num_kv_heads,
+        num_q_heads // num_kv_heads,
+        specs,
+        sink=64,
+        recent=256,
+        piece=300,
+        rows=5,
+        slots=4000,
+        longest=2000,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+
+
+def prefill_of(shape: PairShape, softmax: Softmax) -> Callable[[], Prefill]:
+    """FlashInfer, or for other heads, which an engine prefills, plain PyTorch."""
+    if shape.dims not in HEADS:
+        return PlainPrefill
+    return lambda: FlashInferPrefill(
+        num_q_heads=shape.num_q_heads,
+        num_kv_heads=shape.heads,
+        head_dims=shape.dims,
+        softmax=softmax,
+        dtype=shape.dtype,
+        device=shape.device,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", MODELS)
+def test_heads_of_real_models(model: str) -> None:
+    shape = shape_of(model)
+    softmax = Softmax(shape.dims[0] ** -0.5)
+    both = Both(shape, prefill_of(shape, softmax), seed=3, softmax=softmax)
+
+    def check(new: dict[int, int], *, decode: bool = False) -> None:
+        want, got = (x.float() for x in both.outputs(new, decode=decode))
+        error = float((got - want).norm() / want.norm())
+        assert error < 0.02, (new, decode, error)
+
+    for row in (1, 3):
+        both.begin(row)
+    check({1: 900, 3: 40})
+    check({3: 500, 1: 300})  # pieces of a prefix, merged
+    both.begin(4, shared_with=1, prefix=1000)
+    check({4: 30, 1: 1})
+    for _ in range(3):
+        check({1: 1, 3: 1, 4: 1}, decode=True)

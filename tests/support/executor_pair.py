@@ -1,0 +1,225 @@
+"""An executor with kernels beside one with their references, fed the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from cache_oracle import general_set
+from torch import Tensor
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.runtime.batch import BatchTables, decode_batch, extend_batch
+from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
+from oscar_zoo.runtime.engine import SlotTable
+from oscar_zoo.runtime.executor import Executor
+from oscar_zoo.runtime.prefill import Prefill
+from oscar_zoo.runtime.sink_blocks import PromptKey
+from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """What both executors serve.
+
+    Attributes:
+        heads: KV heads.
+        group: query heads of each.
+        specs: of a row of K and of V.
+        sink, recent: tokens of the windows.
+        piece: tokens of a piece of a prefix.
+        rows, slots, longest: requests, tokens of all, tokens of one.
+        dtype, device: of the rows.
+    """
+
+    heads: int
+    group: int
+    specs: tuple[QuantSpec, QuantSpec]
+    sink: int
+    recent: int
+    piece: int
+    rows: int
+    slots: int
+    longest: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    @property
+    def num_q_heads(self) -> int:
+        """All query heads."""
+        return self.heads * self.group
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Channels of K and of V."""
+        return self.specs[0].head_dim, self.specs[1].head_dim
+
+
+class Machine:
+    """An executor with stores of its own."""
+
+    def __init__(
+        self, shape: PairShape, table: TransformTable, ops: Ops, prefill: Prefill | None
+    ) -> None:
+        self.windows = WindowStore(
+            WindowShape(
+                1,
+                shape.rows,
+                shape.heads,
+                *shape.dims,
+                shape.sink,
+                shape.recent,
+                shape.dtype,
+                idle=2,
+            ),
+            shape.device,
+        )
+        for ring in (
+            self.windows.ring_k,
+            self.windows.ring_v,
+            self.windows.sink_k,
+            self.windows.sink_v,
+        ):
+            ring.fill_(float("nan"))  # what was never written must not be read
+        self.slots = SlotStore(SlotShape(1, shape.slots, shape.heads, *shape.specs), shape.device)
+        self.tables = BatchTables(3, shape.longest, shape.device)
+        self.executor = Executor(
+            [self.slots.layer(0, self.windows)],
+            self.windows.state,
+            table.layers,
+            ops,
+            prefill,
+            num_q_heads=shape.num_q_heads,
+            max_batch=3,
+            scratch_tokens=shape.piece if prefill else 0,
+        )
+
+
+class Both:
+    """Two machines, one with the references and one with the kernels, fed the same steps.
+
+    Args:
+        shape: of both.
+        prefill: of the kernels.
+        seed: of transforms, slots and tokens.
+        kernels: may be broken ones.
+        softmax: of all steps.
+    """
+
+    def __init__(
+        self,
+        shape: PairShape,
+        prefill: Callable[[], Prefill],
+        *,
+        seed: int,
+        softmax: Softmax,
+        kernels: Ops = KERNELS,
+    ) -> None:
+        self.shape, self.softmax = shape, softmax
+        sets = [
+            general_set(role, 1, shape.heads, dim, seed=seed)
+            for role, dim in zip("kv", shape.dims, strict=True)
+        ]
+        if softmax.cap:  # does not go with centred keys
+            layers = tuple(replace(layer, mean=None) for layer in sets[0].layers)
+            sets[0] = replace(sets[0], centered=False, layers=layers)
+        self.table = TransformTable.build(
+            *sets, range(1), kv_heads=range(shape.heads), device=shape.device
+        )
+        self.plain = Machine(shape, self.table, REFERENCES, None)
+        self.kernels = Machine(shape, self.table, kernels, prefill())
+        self.machines = (self.plain, self.kernels)
+        self.random = torch.Generator().manual_seed(seed)
+        order = torch.randperm(shape.slots - 1, generator=self.random).int() + 1
+        self.order = order.to(shape.device)
+        self.next, self.lengths = 0, [0] * shape.rows
+        self.slots = torch.zeros(shape.rows, shape.longest, dtype=torch.int32, device=shape.device)
+
+    def begin(self, row: int, shared_with: int | None = None, prefix: int = 0) -> None:
+        """A new owner, perhaps of tokens that another row has cached; it shares the first ones."""
+        if shared_with is not None:
+            self.slots[row, :prefix] = self.slots[shared_with, :prefix]
+        self.lengths[row] = prefix
+        first = (row if shared_with is None else shared_with,) * self.shape.sink
+        for machine in self.machines:
+            windows = machine.windows
+            windows.sinks.admit([row], [PromptKey((), first, self.shape.longest)])
+            windows.begin({row: prefix})
+            if shared_with is not None:
+                block = windows.sink_block[row]
+                assert block == windows.sink_block[shared_with] != 0 == windows.sink_from[row]
+
+    def step(self, new: dict[int, int], *, decode: bool = False) -> float:
+        """One step; the largest difference of outputs."""
+        want, got = self.outputs(new, decode=decode)
+        return float((got - want).abs().max())
+
+    def outputs(self, new: dict[int, int], *, decode: bool = False) -> tuple[Tensor, Tensor]:
+        """One step in which requests bring `new` tokens; outputs of the references and of the
+        kernels, `[T, num_q_heads, v_head_dim]`."""
+        rows, counts = list(new), list(new.values())
+        prefixes = [self.lengths[row] for row in rows]
+        for machine in self.machines:
+            machine.windows.sinks.launched(
+                rows, [p + n for p, n in zip(prefixes, counts, strict=True)]
+            )
+        total = sum(counts)
+        written = self.order[self.next : self.next + total]
+        self.next += total
+        at = 0
+        for row, prefix, count in zip(rows, prefixes, counts, strict=True):
+            self.slots[row, prefix : prefix + count] = written[at : at + count]
+            at += count
+            self.lengths[row] += count
+        shape = self.shape
+        rows_of = [
+            torch.randn(total, heads, dim, generator=self.random).to(shape.device, shape.dtype)
+            for heads, dim in zip(
+                (shape.num_q_heads, shape.heads, shape.heads),
+                (shape.dims[0], *shape.dims),
+                strict=True,
+            )
+        ]
+        want, got = (
+            self._run(machine, rows, prefixes, counts, written, rows_of, decode=decode)
+            for machine in self.machines
+        )
+        return want, got
+
+    def _run(
+        self,
+        machine: Machine,
+        rows: list[int],
+        prefixes: list[int],
+        counts: list[int],
+        written: Tensor,
+        rows_of: list[Tensor],
+        *,
+        decode: bool,
+    ) -> Tensor:
+        made, state = machine.executor, machine.windows.state
+        source = SlotTable(self.slots, made.ops.pack)
+        on_device = torch.tensor(rows, device=self.shape.device)
+        if decode:
+            lengths = torch.tensor([self.lengths[row] for row in rows], device=self.shape.device)
+            machine.tables.fill(source, on_device, lengths)
+            batch = decode_batch(machine.tables, on_device, lengths, written.long(), state)
+        else:
+            pieces = self.shape.piece if made.prefill else 0
+            batch = extend_batch(
+                source, on_device, written.long(), prefixes, counts, state, piece_tokens=pieces
+            )
+            made.begin(batch)
+        return made.forward(0, *rows_of, batch, self.softmax)
+
+    def check_stores(self) -> None:
+        """Codes and windows agree; a code may differ by one where a value lies on a tie."""
+        one, other = self.machines
+        assert (one.slots.codes[0] != other.slots.codes[0]).float().mean() < 0.005
+        for name in ("ring_k", "sink_v"):
+            mine, theirs = getattr(one.windows, name), getattr(other.windows, name)
+            torch.testing.assert_close(mine, theirs, equal_nan=True, atol=1e-5, rtol=1e-5)
