@@ -11,7 +11,7 @@ from executor_pair import Both, PairShape
 from plain_prefill import PlainPrefill
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.runtime.flashinfer_prefill import HEADS, FlashInferPrefill
+from oscar_zoo.runtime.flashinfer_prefill import FlashInferPrefill
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.softmax import Softmax
 
@@ -52,8 +52,8 @@ def shape_of(model: str) -> PairShape:
 
 
 def prefill_of(shape: PairShape, softmax: Softmax) -> Callable[[], Prefill]:
-    """FlashInfer, or for other heads, which an engine prefills, plain PyTorch."""
-    if shape.dims not in HEADS:
+    """FlashInfer for 128 channels. It compiles minutes for others, which go through PyTorch."""
+    if shape.dims != (128, 128):
         return PlainPrefill
     return lambda: FlashInferPrefill(
         num_q_heads=shape.num_q_heads,
@@ -76,7 +76,8 @@ def test_heads_of_real_models(model: str) -> None:
     def check(new: dict[int, int], *, decode: bool = False) -> None:
         want, got = (x.float() for x in both.outputs(new, decode=decode))
         error = float((got - want).norm() / want.norm())
-        assert error < 0.02, (new, decode, error)
+        assert error < 0.01, (new, decode, error)
+        assert both.adopt_codes() < 0.001
 
     for row in (1, 3):
         both.begin(row)
