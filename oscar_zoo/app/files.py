@@ -14,11 +14,16 @@ def check_file(path: Path | None) -> None:
     Raises:
         UsageError: it is a folder.
         PathNotFound: its folder does not exist.
+        StorageError: its folder takes no files.
     """
-    if path is not None and path.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
         raise UsageError(f"{path} is a folder.", hint="name a file")
-    if path is not None and not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise PathNotFound.for_path(path.parent, "folder")
+    with durable.storage_errors(f"cannot write {path}"):
+        durable.check_writable(path.parent)
 
 
 def write_file(path: Path, content: bytes) -> None:

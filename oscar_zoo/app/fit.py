@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.devices import require_compute
+from oscar_zoo.app.files import check_file
 from oscar_zoo.app.progress import SILENT, Observer, phase_progress
 
 if TYPE_CHECKING:
@@ -158,11 +159,12 @@ def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResul
         MissingDependency: torch is not installed.
         UsageError: the files do not go together.
         MalformedFile, PathNotFound: one of them is not a moments file.
-        StorageError: the disk refused.
+        StorageError: `output` cannot be written.
     """
     require_compute()
     from oscar_zoo.compute.merging import merge_files
 
+    check_file(Path(output))
     merged = merge_files([Path(path) for path in paths], Path(output))
     tokens = sum(sequence.tokens for sequence in merged.info.sequences)
     return MergeResult(

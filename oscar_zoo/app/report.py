@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oscar_zoo.app.files import check_file, write_file
 from oscar_zoo.errors import PathNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -79,15 +80,13 @@ def draw(request: ReportRequest) -> Drawn:
         MissingDependency: a moments file needs torch.
         StorageError: the disk refused.
     """
-    from oscar_zoo.artifact import durable
     from oscar_zoo.compute.report.page import render_html, render_png
 
     source = _find_source(request.source)
     target = _check_output(request.output or source.with_suffix(".html"))
     data = _read(source)
     content = render_html(data) if target.suffix.lower() == ".html" else render_png(data)
-    with durable.storage_errors(f"cannot write {target}"):
-        durable.replace_file(target, content)
+    write_file(target, content)
     return Drawn(source, target, data)
 
 
@@ -115,15 +114,12 @@ def _find_source(text: str) -> Path:
 
 
 def _check_output(path: Path) -> Path:
-    """`path`, if it names a format and its folder exists."""
+    """`path`, if it names a format and can be written."""
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(
             f"--output {path} says no format.", hint=f"end it in {' or '.join(_FORMATS)}"
         )
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder.", hint="name a file")
-    if not path.parent.is_dir():
-        raise PathNotFound.for_path(path.parent, "folder")
+    check_file(path)
     return path
 
 

@@ -57,6 +57,18 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def check_writable(folder: Path) -> None:
+    """Raise `OSError` where `folder` takes no new file; nothing is left in it.
+
+    A file is created and removed, because rights alone do not tell what a file system refuses.
+    """
+    probe = temp_path(folder)
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Force the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

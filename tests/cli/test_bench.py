@@ -4,6 +4,7 @@ it refuses."""
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
@@ -192,6 +193,39 @@ def test_a_signal_keeps_the_side_that_was_measured(
     ]
 
 
+REMOVES_ITS_FOLDER = STAND_IN.replace(
+    'if "bf16" in sys.argv[1] else []', "; import shutil; shutil.rmtree(sys.argv[3], True)"
+).replace("time.sleep(60)", "")
+
+
+@needs_sglang
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_result_is_printed_before_it_cannot_be_saved(
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def command(cache: str, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
+        program = (sys.executable, "-c", REMOVES_ITS_FOLDER, str(place), "0", str(folder))
+        return LaunchPlan(program, dict(environ), "")
+
+    monkeypatch.setattr(sides, "command", command)
+    files = [f"--csv={folder / 'a.csv'}", f"--plot={folder / 'a.png'}"]
+    options = ["--batch=1", "--context=64", "--device=cpu", *files, *more]
+    assert run(["bench", "serve", *DUMMY, *options]) == 1
+    out, err = capsys.readouterr()
+    if more:
+        assert [len(side["cases"]) for side in json.loads(out)["sides"].values()] == [1, 1]
+    else:
+        assert out.count("100.00 ms") == 2
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2 and all("cannot write" in line for line in errors)
+
+
 @pytest.mark.parametrize(
     ("arguments", "seen", "code"),
     [
@@ -211,6 +245,8 @@ def test_a_signal_keeps_the_side_that_was_measured(
         ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
         ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
         ([*DUMMY, "--csv", "."], ". is a folder", 2),
+        ([*DUMMY, "--csv", "/proc/a.csv"], "cannot write /proc/a.csv", 1),
+        ([*DUMMY, "--plot", "/proc/a.png"], "cannot write /proc/a.png", 1),
         ([*DUMMY, "--", "--attention-backend=triton"], "use --baseline", 2),
         ([*DUMMY, "--", "--tp", "2", "--host=0.0.0.0"], "--host is not allowed", 2),
     ],

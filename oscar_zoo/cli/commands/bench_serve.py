@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from oscar_zoo.cli import options, parsing
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.saving import save_after_result
 from oscar_zoo.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -134,17 +136,12 @@ def serve_command(
     _check_files(csv, plot)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         report = bench.compare(request, observer)
-    _save(report, csv, plot)
-    if as_json:
-        terminal.emit_json(report.to_json())
-    else:
-        print_report(report)
-        for path in (csv, plot):
-            terminal.note(f"Saved {path}", quiet=quiet or path is None)
+    terminal.emit_json(report.to_json()) if as_json else print_report(report)
+    saved = save_after_result(_files(report, csv, plot), quiet=quiet or as_json)
     print_failures(report)
     if report.stopped is not None:
         return 128 + signal.Signals[report.stopped]
-    return 1 if report.errors else 0
+    return 1 if report.errors else saved
 
 
 def _check_files(csv: Path | None, plot: Path | None) -> None:
@@ -160,12 +157,15 @@ def _check_files(csv: Path | None, plot: Path | None) -> None:
     check_file(plot)
 
 
-def _save(report: Report, csv: Path | None, plot: Path | None) -> None:
-    from oscar_zoo.app.files import write_file
-
+def _files(
+    report: Report, csv: Path | None, plot: Path | None
+) -> dict[Path, Callable[[], bytes]]:
+    """What to write where."""
+    files: dict[Path, Callable[[], bytes]] = {}
     if csv is not None:
-        write_file(csv, report.to_csv().encode())
+        files[csv] = lambda: report.to_csv().encode()
     if plot is not None:
         from oscar_zoo.bench.chart import render_png
 
-        write_file(plot, render_png(report))
+        files[plot] = lambda: render_png(report)
+    return files

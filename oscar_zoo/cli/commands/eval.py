@@ -138,21 +138,21 @@ def _eval_servers(
 ) -> int:
     """`eval --engine sglang`; 1 when a server failed or differs from the reference."""
     from oscar_zoo.app import evaluate_server
-    from oscar_zoo.app.files import check_file, write_file
+    from oscar_zoo.app.files import check_file
     from oscar_zoo.cli.render import server_evaluation
+    from oscar_zoo.cli.saving import save_after_result
 
     request = eval_options.server_request(given, server, flags)
     csv = server["csv"]
     check_file(csv)
     found = evaluate_server.evaluate(request, observer)
     observer.close()
-    if csv is not None:
-        write_file(csv, server_evaluation.to_csv(found.rows).encode())
     if as_json:
         terminal.emit_json(server_evaluation.to_json(found))
     else:
         server_evaluation.print_rows(found.model, found.rows)
-        terminal.note(f"Saved {csv}", quiet=quiet or csv is None)
+    files = {} if csv is None else {csv: lambda: server_evaluation.to_csv(found.rows).encode()}
+    saved = save_after_result(files, quiet=quiet or as_json)
     if quiet or as_json:  # otherwise the observer has printed them
         server_evaluation.print_failures(found.failures)
-    return 0 if found.passed else 1
+    return saved if found.passed else 1
