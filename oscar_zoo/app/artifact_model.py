@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
+from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
@@ -48,6 +49,7 @@ class ArtifactModel:
         """
         folder = Path(choice.source)
         if not folder.is_dir():
+            check_served(choice)
             known = choice.recipe.geometry if choice.recipe else None
             return cls.with_geometry(artifact, choice, known)
         from oscar_zoo.engines.sglang.launch import preflight

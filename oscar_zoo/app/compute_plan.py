@@ -155,6 +155,7 @@ def plan_instead(
         command: the command line that computes it.
 
     Raises:
+        UnsupportedModel: no command takes the model.
         OscarZooError: `error` when nothing shall be computed, with `command` as the next step
             unless the model cannot be fetched either; else as `plan_computing`.
     """
@@ -163,8 +164,10 @@ def plan_instead(
         plan = plan_computing(choice, wish, error, observer)
         if wish.compute or observer.confirm(plan.question):
             return plan
+    from oscar_zoo.app.refused_models import check_used
     from oscar_zoo.models.model_hub import is_here
 
+    check_used(choice, wish.revision)
     unasked = isinstance(error, NetworkError | ArtifactNotAsked)
     if not unasked or is_here(choice.source):
         error.next_step = Compute(choice.name, command)

@@ -15,6 +15,7 @@ from oscar_zoo.app.compute_plan import (
 )
 from oscar_zoo.app.obtain import obtain
 from oscar_zoo.app.progress import Observer
+from oscar_zoo.app.refused_models import check_served, model_of
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, PathTarget, Target
 from oscar_zoo.artifact.names import path_text
@@ -41,9 +42,11 @@ def open_to_serve(
         wish: what to do where nobody has an artifact.
 
     Raises:
+        UnsupportedModel: no server takes the model.
         PathNotFound, ArtifactNotFound, AmbiguousName: `target` means nothing, or too much.
         OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
+    check_served(model or model_of(target), wish.revision)
     if isinstance(target, PathTarget):
         folder = _one_of_tree(target, model)
         return open_folder(folder)

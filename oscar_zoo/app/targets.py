@@ -186,10 +186,12 @@ def _suggest_path(place: Path, error: OscarZooError) -> None:
 
 
 def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:
-    return UsageError(
-        f"{target} is a path; this takes a name.",
-        hint=f"oscar-zoo verify {shlex.quote(target.text)}",
-    )
+    hint = f"oscar-zoo verify {shlex.quote(target.text)}"
+    if isinstance(target, ModelTarget):
+        known = target.choice.recipe is not None
+        make = f"oscar-zoo compute {shlex.quote(target.text)} makes a rotation for this model"
+        hint = f"the name of this model: {target.choice.name}" if known else make
+    return UsageError(f"{target} is a path; this takes a name.", hint=hint)
 
 
 def _is_model_folder(path: Path) -> bool:

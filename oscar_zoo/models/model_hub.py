@@ -69,14 +69,19 @@ def search_limits() -> dict[str, bool]:
 def is_here(source: str, revision: str | None = None) -> bool:
     """Whether the model `source` is a folder, or at least part of it is in the cache of Hugging
     Face's client."""
-    if Path(source).is_dir():
-        return True
+    return Path(source).is_dir() or kept_config(source, revision) is not None
+
+
+def kept_config(source: str, revision: str | None = None) -> Path | None:
+    """The folder in the cache of Hugging Face's client that holds the `config.json` of the model
+    `source`, or `None`; no hub is asked."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
     except ValueError:  # it cannot be the id of a model there
-        return False
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _offline() -> bool:

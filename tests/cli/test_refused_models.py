@@ -50,6 +50,22 @@ def test_every_command_says_what_the_document_says(
     if row.compute.outcome == "refused":
         assert said("compute", model, "--output-dir", tmp_path / "made") == row.compute.said
         assert said("eval", artifact, "--model", model) == row.compute.said
+    for more in ("--print", "--device=cpu"):  # also when the folder is the target itself
+        assert said("serve", model, more) == row.serve.said
+    if row.compute.said == row.serve.said:  # what the file alone tells
+        assert said("eval", model) == said("pull", model) == row.compute.said
     known = architecture(ARCHITECTURES[name].model_type)
     if known is not None and row.serve.said != row.compute.said:  # of `serve` alone: as `info`
         assert known.serve_gpu.reason and known.serve_gpu.reason in row.serve.said
+
+
+@pytest.mark.parametrize("more", ["--print", "--device=cpu"])
+def test_a_name_that_no_server_takes_is_refused_before_anything_is_looked_for(more: str) -> None:
+    reason = "SGLang masks chunks in its FlashAttention backend alone"
+    for name in ("Llama-4-Scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"):
+        assert reason in said("serve", name, more) and "compute" not in said("serve", name, more)
+
+
+def test_info_of_a_folder_says_what_is_wrong_with_its_model(tmp_path: Path) -> None:
+    model = write_config(REFUSED[0], tmp_path / "model")
+    assert said("info", model) == RECORDS[REFUSED[0]].serve.said

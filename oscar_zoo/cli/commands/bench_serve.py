@@ -157,9 +157,7 @@ def _check_files(csv: Path | None, plot: Path | None) -> None:
     check_file(plot)
 
 
-def _files(
-    report: Report, csv: Path | None, plot: Path | None
-) -> dict[Path, Callable[[], bytes]]:
+def _files(report: Report, csv: Path | None, plot: Path | None) -> dict[Path, Callable[[], bytes]]:
     """What to write where."""
     files: dict[Path, Callable[[], bytes]] = {}
     if csv is not None:

@@ -31,11 +31,15 @@ def command(
       oscar-zoo info Qwen3-8B:seq20000_prompt83_group128 --json
     """
     from oscar_zoo.app.browse import describe
+    from oscar_zoo.app.refused_models import check_served
     from oscar_zoo.app.sources import Sources
-    from oscar_zoo.app.targets import parse_name
+    from oscar_zoo.app.targets import ModelTarget, parse, parse_name
     from oscar_zoo.cli.render.described import facts_of, print_facts
 
     memory = None if gpu_memory is None else parsing.parse_memory(gpu_memory)
+    target = parse(name)
+    if isinstance(target, ModelTarget):
+        check_served(target.choice)
     found = describe(parse_name(name), Sources(hubs, offline=offline), gpu_memory=memory)
     facts = facts_of(found)
     if as_json:

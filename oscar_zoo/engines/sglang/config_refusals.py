@@ -96,6 +96,19 @@ OWN_CODE = ("mimo_v2", "mimo_v2_flash")
 reads wrongly with the class of transformers."""
 
 
+def check_cache(config: ConfigFile, model_id: str) -> None:
+    """Refuse a model whose cache no command works with, in the sentence of `compute` and `eval`.
+
+    Raises:
+        UnsupportedModel: as `check_config`.
+    """
+    text = config.get_text_config()
+    refuse_other_caches(config, text, model_id)
+    refuse_misread(text, model_id)
+    if _only_windows(text):
+        raise geometry.no_full_attention(text, model_id)
+
+
 def check_config(config: ConfigFile, model_id: str) -> None:
     """Refuse a model by its `config.json`; the part about the language model comes first.
 
@@ -108,11 +121,8 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     Raises:
         UnsupportedModel: names the property, the reason and what to use in its place.
     """
+    check_cache(config, model_id)
     text = config.get_text_config()
-    refuse_other_caches(config, text, model_id)
-    refuse_misread(text, model_id)
-    if _only_windows(text):
-        raise geometry.no_full_attention(text, model_id)
     for part in (text, config):
         check_rows(part, CONFIG, UnsupportedModel)
     check_rows(config, WHOLE, UnsupportedModel)

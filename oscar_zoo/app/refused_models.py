@@ -1,0 +1,64 @@
+"""Models that are refused, known before an artifact, weights or an answer of the user are wanted.
+
+What decides is the `config.json` of a model that is on this machine, or what the zoo knows about
+the architecture of a name. No hub is asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oscar_zoo.app.targets import ModelTarget, NameTarget, Target
+from oscar_zoo.engines.sglang import config_refusals
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.model_hub import kept_config
+from oscar_zoo.registry.architectures import architecture
+from oscar_zoo.registry.model_names import ModelChoice, holds_model, model_called
+
+
+def model_of(target: Target) -> ModelChoice | None:
+    """The model that a target stands for, or `None` where a look-up has to tell."""
+    if isinstance(target, ModelTarget):
+        return target.choice
+    return model_called(target.reference.name) if isinstance(target, NameTarget) else None
+
+
+def check_served(choice: ModelChoice | None, revision: str | None = None) -> None:
+    """Refuse a model that no server takes.
+
+    Args:
+        choice: the model; `None` is never refused.
+        revision: commit of a model on a hub.
+
+    Raises:
+        UnsupportedModel: why, as `serve` says it of the `config.json`.
+        InvalidModel: the `config.json` cannot be read.
+    """
+    if choice is None:
+        return
+    config = _config(choice, revision)
+    if config is not None:
+        config_refusals.check_config(config, choice.model_id)
+        return
+    known = architecture(choice.recipe.model_type) if choice.recipe else None
+    if known is not None and known.serve_gpu.reason is not None and choice.recipe is not None:
+        raise UnsupportedModel(
+            f"oscar-zoo cannot serve {choice.name} ({choice.recipe.model_type}):"
+            f" {known.serve_gpu.reason}.",
+            hint=f"what works with it: oscar-zoo info {choice.name}",
+        )
+
+
+def check_used(choice: ModelChoice | None, revision: str | None = None) -> None:
+    """Refuse a model that no command takes, neither `compute` nor `eval`; as `check_served`."""
+    config = None if choice is None else _config(choice, revision)
+    if choice is not None and config is not None:
+        config_refusals.check_cache(config, choice.model_id)
+
+
+def _config(choice: ModelChoice, revision: str | None) -> ConfigFile | None:
+    """The `config.json` of a model on this machine, or `None`."""
+    folder = Path(choice.source)
+    path = folder if holds_model(folder) else kept_config(choice.source, revision)
+    return None if path is None else ConfigFile.of_folder(path)
