@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
-from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.errors import UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.model_block import ModelBlock
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.capture.engine_session import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
+    from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
     from oscar_zoo.models.loading import Dtype
     from oscar_zoo.registry.model_names import ModelChoice
 
@@ -39,6 +41,7 @@ def compute_artifact(
     dtype: Dtype = ComputeRequest.dtype,
     engine: Literal["transformers", "sglang"] = ComputeRequest.engine,
     tensor_parallel: int = ComputeRequest.tensor_parallel,
+    engine_flags: Sequence[str] = ComputeRequest.engine_flags,
     stream_weights: bool | None = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -70,6 +73,7 @@ def compute_artifact(
         dtype: type of the weights in memory; `auto` keeps the stored one.
         engine: what runs the model.
         tensor_parallel: ranks of the sglang engine.
+        engine_flags: flags of SGLang, such as `--attention-backend=flashinfer`.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
         output: the artifact's folder; `None` for `./<Model>/<tag>`. Moments and report are written
             beside it.
@@ -110,6 +114,7 @@ def compute_artifact(
         dtype=dtype,
         engine=engine,
         tensor_parallel=tensor_parallel,
+        engine_flags=tuple(engine_flags),
         stream_weights=stream_weights,
         output=None if output is None else Path(output),
         force=force,
@@ -140,6 +145,7 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
     from oscar_zoo.app.devices import require_compute
     from oscar_zoo.app.targets import parse_model
 
+    read_engine_flags(request)
     require_compute()
     options, block = options_of(request, parse_model(request.model, observer))
     refused = serving_refusal(options.model, options.revision, options.model_id)
@@ -150,6 +156,22 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
 
         cost = estimate(options, block)
     return run(options, observer, cost=cost, notes=early)
+
+
+def read_engine_flags(request: ComputeRequest) -> UserFlags:
+    """SGLang's flags of `request`.
+
+    Raises:
+        UsageError: a flag that the capture decides, or flags for another engine.
+    """
+    from oscar_zoo.engines.sglang.launch.capture_flags import read_flags
+
+    if request.engine_flags and request.engine != "sglang":
+        raise UsageError(
+            f"{request.engine_flags[0]} is for an engine.",
+            hint="add --engine sglang, or leave it out",
+        )
+    return read_flags(request.engine_flags)
 
 
 def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOptions, ModelBlock]:
@@ -165,8 +187,10 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         NetworkError: the model is not on this machine and cannot be fetched now.
         PathNotFound: there is no such calibration text.
         OutputExists: the output folder is taken.
+        UsageError: engine flags that make no sense here.
         OscarZooError: there is no such model or device.
     """
+    flags = read_engine_flags(request)
     from oscar_zoo.app.devices import pick_device
     from oscar_zoo.models.model_hub import check_fetchable
     from oscar_zoo.registry.model_names import check_model_id, serving_recipe
@@ -207,7 +231,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         stream_weights=request.stream_weights,
         engine=request.engine,
         tensor_parallel=request.tensor_parallel,
-        program=_engine_program(device) if request.engine == "sglang" else None,
+        program=_engine_program(device, flags) if request.engine == "sglang" else None,
         force=request.force,
         resume=request.resume,
         seed=request.seed,
@@ -291,11 +315,12 @@ def _remark(observer: Observer, told: list[str], text: str) -> None:
     observer.note(Note("compute.remark", text))
 
 
-def _engine_program(device: str) -> EngineProgram:
+def _engine_program(device: str, flags: UserFlags) -> EngineProgram:
     """The SGLang engine that calibrates, in the environment of `serve` without an INT2 cache."""
     from oscar_zoo.engines.sglang.capture_program import capture_program
     from oscar_zoo.engines.sglang.launch.environment import child_environment
     from oscar_zoo.engines.sglang.launch.staging import kernels_folder
 
     cpu = "cpu" if device == "cpu" else None
-    return capture_program(child_environment(os.environ, device=cpu, kernels=kernels_folder()))
+    environment = child_environment(os.environ, device=cpu, kernels=kernels_folder())
+    return capture_program(environment, flags)

@@ -37,6 +37,7 @@ class ComputeRequest:
         dtype: type of the weights in memory; `auto` keeps the stored one.
         engine: what runs the model.
         tensor_parallel: ranks of the sglang engine.
+        engine_flags: flags of SGLang for it.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
@@ -62,6 +63,7 @@ class ComputeRequest:
     dtype: Dtype = "auto"
     engine: Literal["transformers", "sglang"] = "transformers"
     tensor_parallel: int = 1
+    engine_flags: tuple[str, ...] = ()
     stream_weights: bool | None = None
     output: Path | None = None
     force: bool = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 import click
 
 from oscar_zoo.errors import UsageError
 
-OURS = {
+Ours = Mapping[str, tuple[str | None, str | None]]
+OURS: Ours = {
     "--host": ("--expose", "other addresses than loopback need an API key"),
     "--model-path": ("--model", None),
     "--kv-cache-dtype": (None, "serve always runs the INT2 cache"),
@@ -21,6 +22,12 @@ OURS = {
     "--daemon": ("--detach", None),
 }
 """Flags of other programs: our option that does the same, and a remark."""
+OURS_OF_COMPUTE: Ours = {
+    "--tp": ("--tensor-parallel", None),
+    "--tp-size": ("--tensor-parallel", None),
+    "--tensor-parallel-size": ("--tensor-parallel", None),
+}
+"""The same for `compute`."""
 SWITCHES = (
     "--enable-",
     "--disable-",
@@ -47,7 +54,21 @@ suggested."""
 
 
 class EngineCommand(click.Command):
-    """A command whose arguments behind `--` go to SGLang."""
+    """A command whose arguments behind `--` go to SGLang.
+
+    Attributes:
+        ours: flags for which the command has an option.
+        needs: an option and its value, without which it starts no engine.
+    """
+
+    ours: Ours = OURS
+    needs: tuple[str, ...] = ()
+
+    def check(self, words: Sequence[str]) -> None:
+        """Raise `UsageError` when `words` hold a flag that is refused behind `--`."""
+        from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+
+        check_extra_flags(words)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; the error for an unknown option shows the command line that was meant."""
@@ -57,7 +78,7 @@ class EngineCommand(click.Command):
         except click.NoSuchOption as error:
             flag = _whole(error.option_name)
             if not flag.startswith("--") or (
-                error.possibilities and flag not in KNOWN | OURS.keys()
+                error.possibilities and flag not in KNOWN | self.ours.keys()
             ):
                 raise
             options = {
@@ -65,21 +86,43 @@ class EngineCommand(click.Command):
                 for param in self.get_params(ctx)
                 for name in (*param.opts, *param.secondary_opts)
             }
-            raise _refusal(ctx.command_path, flag, given, options) from None
+            raise self._refusal(ctx.command_path, flag, given, options) from None
 
-
-def _refusal(command: str, flag: str, given: Sequence[str], options: Set[str]) -> UsageError:
-    """The error for `flag`, which is not among the `options` of `command`."""
-    if flag in OURS:
-        option, remark = OURS[flag]
+    def _refusal(
+        self, command: str, flag: str, given: Sequence[str], options: Set[str]
+    ) -> UsageError:
+        """The error for `flag`, which is not among the `options` of `command`."""
+        if self.needs and self.needs[0] not in map(_name, given):
+            cut = given.index("--") if "--" in given else len(given)
+            given = [*given[:cut], *self.needs, *given[cut:]]
+        if flag not in self.ours:
+            front, moved = _sorted(given, options)
+            self.check(moved)
+            return _behind(command, flag, given, front, moved)
+        option, remark = self.ours[flag]
         what = f"{command} has no {flag}{f': {remark}' if remark else ''}."
         if option is None:
             return UsageError(what, hint=f"{command} --help")
         return UsageError(what, hint=_line(command, _renamed(given, flag, option)))
-    from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 
-    front, moved = _sorted(given, options)
-    check_extra_flags(moved)
+
+class ComputeCommand(EngineCommand):
+    """A command that calibrates, with SGLang where `--engine` says so."""
+
+    ours = OURS_OF_COMPUTE
+    needs = ("--engine", "sglang")
+
+    def check(self, words: Sequence[str]) -> None:
+        """Raise `UsageError` when `words` hold a flag that is refused behind `--`."""
+        from oscar_zoo.engines.sglang.launch.capture_flags import read_flags
+
+        read_flags(words)
+
+
+def _behind(
+    command: str, flag: str, given: Sequence[str], front: Sequence[str], moved: Sequence[str]
+) -> UsageError:
+    """The error for `flag`, which belongs behind `--`, as all of `moved` do."""
     behind = given[given.index("--") + 1 :] if "--" in given else ()
     unknown = next(
         (

@@ -118,7 +118,10 @@ def running(
         yield None
         return
     assert options.program is not None  # `check_options` refuses an engine without its program
-    given: dict[str, Scalar] = {"device": options.device.partition(":")[0], "dtype": options.dtype}
+    kind, _, number = options.device.partition(":")
+    given: dict[str, Scalar] = {"device": kind, "dtype": options.dtype}
+    if number:
+        given["base_gpu_id"] = int(number)
     if options.revision is not None:
         given["revision"] = options.revision
     with open_engine(

@@ -67,6 +67,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     site = site_for_shared_heads(folder / "site", folder / "rows")
     by_name = {name: Run(str(exact), str(folder / name)) for name in ("killed", "one")}
     by_name["two"] = Run(str(exact), str(folder / "two"), 2, measure=True)
+    by_name["triton"] = Run(
+        str(exact), str(folder / "triton"), flags=("--attention-backend=triton",)
+    )
     for family in FAMILIES:
         model = write_architecture(family, folder / f"{family}-model", dtype="float32")
         by_name[family] = Run(str(model), str(folder / family), measure=True)
@@ -75,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         Path(run.work).mkdir()
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         results = {"one": other.submit(by_name["one"].here)}
-        others = [(name, ()) for name in ("two", "shared", *FAMILIES)]
+        others = [(name, ()) for name in ("two", "shared", "triton", *FAMILIES)]
         for name, kills in (("killed", (1, 2)), *others):
             results[name] = pool.submit(forked, by_name[name], kills)
         yield Runs(by_name, results, folder / "rows")
@@ -164,6 +167,16 @@ def test_two_ranks_give_the_sums_of_one_process(runs: Runs) -> None:
     for layer, sums in one.layers.items():
         assert two.layers[layer].heads == (0, 1)
         assert_close(two.layers[layer], sums, 1e-10)
+
+
+def test_sums_do_not_depend_on_the_attention_backend(runs: Runs) -> None:
+    """Taps get rows before a backend does. Its rounding reaches its outputs and later layers."""
+    usual, other = runs.moments("one"), runs.moments("triton")
+    assert not torch.equal(other.layers[0].oo, usual.layers[0].oo)  # it did run
+    before = tuple(name for name in SUMS if name != "oo")
+    assert_close(other.layers[0], usual.layers[0], 0.0, before)
+    for layer, sums in usual.layers.items():
+        assert_close(other.layers[layer], sums, 1e-6)
 
 
 def test_ranks_that_share_a_kv_head_give_the_sums_of_all_their_rows(runs: Runs) -> None:

@@ -2,12 +2,13 @@
 parent.
 
 A stand-in for sglang, on the path of the child, plays the engine; what it does is the body of
-`Engine.generate`. The child is started as users get it where the start is what is tested, and
-forked where it is what comes after.
+`Engine.generate`, and its parser looks at one flag. The child is started as users get it where the
+start is what is tested, and forked where it is what comes after.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ from oscar_zoo.compute.capture.engine_session import open_engine
 from oscar_zoo.compute.layer_moments import ROW_SUMS, LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.engines.sglang.capture_program import capture_program
+from oscar_zoo.engines.sglang.launch.capture_flags import REFUSED_FLAGS, read_flags
 from oscar_zoo.errors import (
     ComputeFailed,
     GeometryMismatch,
@@ -39,7 +41,6 @@ from oscar_zoo.errors import (
     MissingDependency,
     OutputExists,
     UnsupportedModel,
-    UsageError,
 )
 
 GEOMETRY = Geometry(
@@ -58,13 +59,14 @@ from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.compute.layer_moments import LayerMoments
 
 __version__ = "9.9.9"
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 class Engine:
-    def __init__(self, **arguments):
+    def __init__(self, server_args):
         print("a line that SGLang prints")
-        (HERE / "seen.json").write_text(json.dumps({"arguments": arguments, "environment": dict(os.environ)}))
+        START
+        (HERE / "seen.json").write_text(json.dumps({"arguments": server_args, "environment": dict(os.environ)}))
         self.sums, self.lengths = LayerMoments.zeros(1, 4, 4), []
 
     def generate(self, input_ids, sampling_params):
@@ -97,6 +99,16 @@ class Engine:
     def shutdown(self):
         (HERE / "closed").touch()
 """  # noqa: E501
+PARSER = """
+import argparse
+
+
+def prepare_server_args(words):
+    parser = argparse.ArgumentParser(prog="sglang serve")
+    parser.add_argument("--page-size", type=int)
+    parser.parse_known_args(words)
+    return words
+"""
 
 
 Result = tuple[Moments, EngineFacts]
@@ -124,6 +136,7 @@ def capture(
     folder: Path,
     body: str = "pass",
     *,
+    start: str = "pass",
     save: str = "pass",
     saved: str = "pass",
     model: str = "org/model",
@@ -134,15 +147,20 @@ def capture(
     tensor_parallel: int = 1,
     geometry: Geometry | None = None,
     progress: Progress = no_progress,
+    flags: Sequence[str] = (),
     resume: bool = False,
 ) -> Result:
-    text = ENGINE.replace("BODY", body).replace("SAVED", saved).replace("SAVE", save)
-    (folder / "sglang.py").write_text(text)
+    bodies = {"BODY": body, "START": start, "SAVED": saved, "SAVE": save}
+    text = functools.reduce(lambda text, name: text.replace(name, bodies[name]), bodies, ENGINE)
+    files = {"__init__": text, "srt/server_args": PARSER, "srt/plugins": "load_plugins = dict"}
+    (folder / "sglang/srt").mkdir(parents=True, exist_ok=True)
+    for name, code in files.items():
+        (folder / f"sglang/{name}.py").write_text(code)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("OSCAR_")
     }
     with open_engine(
-        capture_program(environment),
+        capture_program(environment, read_flags(flags)),
         model,
         max(map(len, sequences)),
         tensor_parallel=tensor_parallel,
@@ -166,29 +184,42 @@ def test_an_engine_is_told_to_run_each_sequence_whole_and_alone(
     model = Path("model")
     model.mkdir()
     moments, facts = capture(
-        stand_in, model="model", engine={"dtype": "bfloat16"}, geometry=GEOMETRY, work=Path()
+        stand_in,
+        model="model",
+        engine={"dtype": "bfloat16"},
+        flags=("--attention-backend=triton",),
+        geometry=GEOMETRY,
+        work=Path(),
     )
     assert (moments.tokens, moments.geometry) == (7, GEOMETRY)
     assert (facts.numerics.engine.version, facts.numerics.device) == ("9.9.9", "GPU X")
     seen = json.loads((stand_in / "seen.json").read_text())
-    arguments, environment = seen["arguments"], seen["environment"]
-    assert (arguments["model_path"], arguments["tp_size"]) == (str(stand_in / "model"), 1)
-    assert arguments["dtype"] == "bfloat16"
+    words, environment = seen["arguments"], seen["environment"]
+    assert words[-1] == "--attention-backend=triton"  # the last one wins
+    values = dict(word.split("=") for word in words if "=" in word)
+    assert (values["--model-path"], values["--tp-size"]) == (str(stand_in / "model"), "1")
+    assert (values["--dtype"], values["--kv-cache-dtype"]) == ("bfloat16", "auto")
+    assert {
+        "--disable-cuda-graph",
+        "--disable-radix-cache",
+        "--skip-tokenizer-init",
+        "--disable-overlap-schedule",
+    } <= set(words)
     for name in (
-        "disable_cuda_graph",
-        "disable_radix_cache",
-        "skip_tokenizer_init",
-        "disable_overlap_schedule",
+        "--chunked-prefill-size",
+        "--max-prefill-tokens",
+        "--max-total-tokens",
+        "--context-length",
     ):
-        assert arguments[name] is True
-    for name in (
-        "chunked_prefill_size",
-        "max_prefill_tokens",
-        "max_total_tokens",
-        "context_length",
-    ):
-        assert arguments[name] > 5
-    assert (arguments["kv_cache_dtype"], arguments["trust_remote_code"]) == ("auto", False)
+        assert int(values[name]) > 5
+    assert (
+        not {word.partition("=")[0] for word in words[:-1]}
+        - REFUSED_FLAGS.keys()
+        - {
+            "--random-seed",
+            "--watchdog-timeout",
+        }
+    )
     assert (environment[ranks.VARIABLE], environment["SGLANG_PLUGINS"]) == ("1", "oscar")
     assert (stand_in / "closed").exists() and not left(stand_in)
 
@@ -218,7 +249,7 @@ OTHER_RANK = """
             DYING,
             ComputeFailed,
             "OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB.",
-            "tensor parallel",
+            "--tensor-parallel",
         ),
         (SILENT, ComputeFailed, "could not run org/model: no error in its log.", "serve the model"),
         (OTHER_RANK, UnsupportedModel, "layer 3 takes sinks.", "another"),
@@ -249,12 +280,31 @@ def test_another_model_than_expected_is_refused(stand_in: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["kv_cache_dtype", "tp_size", "disable_radix_cache", "trust_remote_code"]
+    ("error", "hint"),
+    [
+        ("ImportError: Can not import FA3 in sgl_kernel", "-- --attention-backend=flashinfer"),
+        ("RuntimeError: Not enough memory", "-- --mem-fraction-static="),
+    ],
 )
-def test_what_the_capture_needs_cannot_be_changed(stand_in: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=f"calibration sets {name}"):
-        capture(stand_in, engine={name: "x"})
-    assert not (stand_in / "seen.json").exists()
+@pytest.mark.usefixtures("forked")
+def test_an_engine_that_does_not_start_names_flags_that_may_help(
+    stand_in: Path, error: str, hint: str
+) -> None:
+    """What a worker logged counts, and not what its parent makes of it."""
+    start = f"""print("{error}", file=sys.stderr)
+        raise RuntimeError("Initialization failed. Please see the error messages above.")"""
+    with pytest.raises(ComputeFailed) as caught:
+        capture(stand_in, start=start)
+    assert caught.value.message.endswith(f"{error}.") and hint in str(caught.value.hint)
+    assert not left(stand_in)
+
+
+@pytest.mark.usefixtures("forked")
+def test_what_the_parser_of_the_engine_says_is_passed_on(stand_in: Path) -> None:
+    with pytest.raises(ComputeFailed) as caught:
+        capture(stand_in, flags=("--page-size=x",))
+    assert "argument --page-size: invalid int value: 'x'" in caught.value.message
+    assert "launch_server --help" in str(caught.value.hint)
 
 
 def test_without_sglang_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -371,7 +421,7 @@ def test_only_the_same_capture_is_gone_on_with(stand_in: Path, always_saving: No
         "model": {"model": "org/other"},
         "needs": {"needs": frozenset({"rows", "outputs"})},
         "tensor parallel": {"tensor_parallel": 2},
-        "engine arguments": {"engine": {"dtype": "float16"}},
+        "engine arguments": {"flags": ("--attention-backend=triton",)},
         "data": {"sequences": ((1, 2, 3, 4, 5), (6, 8))},
     }
     for what, changed in changes.items():

@@ -37,6 +37,7 @@ from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.engines.sglang import tapped_engine
 from oscar_zoo.engines.sglang.capture_program import capture_program
+from oscar_zoo.engines.sglang.launch.capture_flags import read_flags
 from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import TaskPrompt
@@ -99,6 +100,7 @@ class Run:
         tensor_parallel: number of ranks.
         site: folder with a `sitecustomize` for the engine's processes.
         measure: whether to measure with the same engine afterwards.
+        flags: flags of a user for the engine.
     """
 
     model: str
@@ -106,6 +108,7 @@ class Run:
     tensor_parallel: int = 1
     site: str = ""
     measure: bool = False
+    flags: tuple[str, ...] = ()
 
     @contextmanager
     def opened(self) -> Iterator[EngineSession]:
@@ -119,7 +122,7 @@ class Run:
         if self.tensor_parallel > 1:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join("01"[: self.tensor_parallel])
         with open_engine(
-            capture_program(env),
+            capture_program(env, read_flags(self.flags)),
             self.model,
             max(LENGTHS),
             tensor_parallel=self.tensor_parallel,

@@ -9,12 +9,14 @@ import click
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
 from oscar_zoo.app.progress import Note
 from oscar_zoo.cli import completing, options, parsing
+from oscar_zoo.cli.engine_flags import ComputeCommand
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
 
 
-@click.command("compute")
+@click.command("compute", cls=ComputeCommand)
 @click.argument("model", required=False, shell_complete=completing.models)
+@options.engine_flags_argument
 @click.option("--model-path", metavar="MODEL", help="Another way to give MODEL.")
 @click.option(
     "--calib-data",
@@ -111,6 +113,7 @@ from oscar_zoo.errors import UsageError
 @options.json_option
 def command(
     model: str | None,
+    engine_flags: tuple[str, ...],
     model_path: str | None,
     method: str,
     compat: bool,
@@ -131,10 +134,14 @@ def command(
     verified artifact. Beside it: the moments, from which `oscar-zoo fit` makes other methods
     without the model, and a report.
 
+    With --engine sglang everything after -- goes to SGLang, except flags that the calibration
+    decides itself.
+
     \b
     Examples:
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
+      oscar-zoo compute ./my-model --engine sglang -- --attention-backend=flashinfer
     """
     from oscar_zoo.app.compute import compute
     from oscar_zoo.cli.render.computing import next_steps, print_result, result_facts
@@ -142,10 +149,16 @@ def command(
 
     if offline:
         options.go_offline()
+    model, engine_flags = parsing.apart(model, engine_flags)
     chosen = _one_model(model, model_path)
     method = "oscar" if compat else method
     request = ComputeRequest(
-        chosen, method=method, tune=not no_tune, clip=parsing.parse_clip(clip), **choices
+        chosen,
+        engine_flags=engine_flags,
+        method=method,
+        tune=not no_tune,
+        clip=parsing.parse_clip(clip),
+        **choices,
     )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         result = compute(request, observer)

@@ -149,7 +149,7 @@ def _facts(
     ranks compare the weights themselves.
     """
     engine = session.program.engine
-    arguments = sha256_hex(strict_json.canonical_bytes(dict(session.arguments)))
+    arguments = sha256_hex(strict_json.canonical_bytes(list(session.arguments)))
     return {
         "engine": f"{engine} {_version(engine)}",
         "torch": _version("torch"),

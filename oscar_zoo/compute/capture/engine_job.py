@@ -4,8 +4,8 @@
 as its argument. Then it sends jobs, one JSON object per line on the standard input of the program,
 and the next one only after the answer to the last. The program answers with one JSON object per
 line on its standard output: `progress` (the arguments of `Progress`), and at the end of a job
-`done` (its result), `failed` (a rank or the program left a report, see `ranks.write_failure`) or
-`error` (one line). After the last two the program ends.
+`done` (its result) or `failed`. After the last one the program ends. Then a rank or the program
+left a report (`ranks.write_failure`), or its log says why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 from oscar_zoo.artifact.specs import Spec
 from oscar_zoo.compute.capture.rank_store import Done
 
-Scalar = str | int | float | bool | None
+Scalar = str | int | float
 Tokens = tuple[int, ...]
 
 
@@ -27,11 +27,11 @@ class EngineSetup(Spec):
     Attributes:
         folder: private folder for the log, for reports of failures and for rows; removed
             afterwards.
-        engine: arguments of the engine's constructor.
+        arguments: the engine's settings, as the command line of its server.
     """
 
     folder: str
-    engine: dict[str, Scalar]
+    arguments: tuple[str, ...]
 
 
 class CaptureJob(Spec):

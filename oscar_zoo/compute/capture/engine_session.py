@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -28,11 +27,6 @@ from oscar_zoo.compute.capture.engine_job import EndJob, EngineSetup, Job, Scala
 from oscar_zoo.errors import ComputeFailed, MissingDependency, OscarZooError
 
 _LOG = "engine.log"
-TAIL_BYTES = 65_536
-NAMES_ERROR = re.compile(
-    r"(?:\[[^\]]*\] )?(?:Exception: )?([\w.]*(?:Error|Exception|Mismatch)\b: .+)"
-)
-"""The last line of a traceback in a log."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +38,18 @@ class EngineProgram:
         title: the engine's name in messages.
         command: starts the program; the path of the file with its `EngineSetup` is appended.
         environment: the whole environment of the program.
-        arguments: `(model, tokens of the longest sequence, ranks, given) -> EngineSetup.engine`;
-            raises `UsageError` when `given` sets what the capture must decide.
+        arguments: `(model, tokens of the longest sequence, ranks, given)` to
+            `EngineSetup.arguments`.
+        cause: from the log of the program to why it failed, one line without a full stop, and the
+            next step.
     """
 
     engine: str
     title: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    arguments: Callable[[str, int, int, Mapping[str, Scalar]], dict[str, Scalar]]
+    arguments: Callable[[str, int, int, Mapping[str, Scalar]], tuple[str, ...]]
+    cause: Callable[[Path], tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class EngineSession:
     Attributes:
         program: what was started.
         model: local folder or Hugging Face id.
-        arguments: of the engine.
+        arguments: as of `EngineSetup`.
         tensor_parallel: number of ranks.
         kept: folder for what is worth keeping after an interrupt.
         folder: private folder, removed afterwards.
@@ -70,7 +67,7 @@ class EngineSession:
 
     program: EngineProgram
     model: str
-    arguments: Mapping[str, Scalar]
+    arguments: tuple[str, ...]
     tensor_parallel: int
     kept: Path
     folder: Path
@@ -96,11 +93,8 @@ class EngineSession:
         ranks.raise_failure(self.folder)
         if "done" in news:
             return news["done"]
-        cause = news.get("error") or _cause(self.folder / _LOG) or "no error in its log"
-        raise ComputeFailed(
-            f"{self.program.title} could not run {self.model}: {cause}.",
-            hint=_hint(self.program, cause),
-        )
+        cause, step = self.program.cause(self.folder / _LOG)
+        raise ComputeFailed(f"{self.program.title} could not run {self.model}: {cause}.", hint=step)
 
     def new_folder(self) -> Path:
         """An empty folder inside `folder`.
@@ -129,12 +123,11 @@ def open_engine(
         model: local folder or Hugging Face id.
         longest: tokens of the longest sequence of all jobs.
         tensor_parallel: number of ranks; may be above the number of KV heads.
-        engine: further arguments of the engine, such as `device`, `dtype`, `revision`.
+        engine: what else is decided for the engine, such as `device`, `dtype`, `revision`.
         work: `EngineSession.kept`; `None` keeps nothing.
 
     Raises:
         MissingDependency: the engine is not installed.
-        UsageError: `engine` sets an argument that the capture must decide.
         StorageError: the disk refused.
     """
     if importlib.util.find_spec(program.engine) is None:
@@ -146,7 +139,7 @@ def open_engine(
     arguments = program.arguments(where, longest, tensor_parallel, engine or {})
     with _folders(work) as (kept, folder):
         place, log = folder / "setup.json", folder / _LOG
-        setup = EngineSetup(folder=str(folder), engine=arguments)
+        setup = EngineSetup(folder=str(folder), arguments=arguments)
         place.write_text(setup.model_dump_json(), encoding="utf-8")
         env = {**program.environment, ranks.VARIABLE: "1"}
         command = [*program.command, str(place)]
@@ -202,25 +195,3 @@ def _child(
         for end in (child.stdin, child.stdout):
             if end is not None:
                 end.close()
-
-
-def _cause(log: Path) -> str:
-    """The last error in the log, without a full stop; empty when there is none."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        lines = stream.read().decode("utf-8", "replace").splitlines()
-    errors = [match[1] for line in lines if (match := NAMES_ERROR.match(line.strip()))]
-    return errors[-1][:400].rstrip(".") if errors else ""
-
-
-def _hint(program: EngineProgram, cause: str) -> str:
-    if "memory" in cause.lower():
-        return (
-            "use more GPUs (tensor parallel), shorter sequences, or a smaller mem_fraction_static"
-        )
-    if "oscar_tap" in cause:
-        return (
-            "the plugin was not loaded: pip install oscar-zoo beside a supported version of"
-            f" {program.engine}"
-        )
-    return f"try to serve the model with this {program.title} first"

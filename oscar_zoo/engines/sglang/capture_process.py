@@ -14,12 +14,14 @@ import shutil
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.capture.engine_job import JOB, EndJob, EngineSetup
+from oscar_zoo.engines.sglang.compat import offline_engine
 from oscar_zoo.engines.sglang.tapped_engine import TappedEngine
 from oscar_zoo.errors import OscarZooError
 
@@ -41,7 +43,10 @@ def _main() -> None:
             ranks.write_failure(Path(setup.folder), "engine", error)
             tell(failed=True)
         except Exception as error:  # the engine's own error types are not public
-            tell(error=" ".join(f"{type(error).__name__}: {error}".split())[:400].rstrip("."))
+            traceback.print_exc()
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            print(line, file=sys.stderr, flush=True)  # the parent looks for a cause in the log
+            tell(failed=True)
 
 
 def _receive(folder: str, jobs: queue.Queue[bytes]) -> None:
@@ -61,11 +66,9 @@ def _receive(folder: str, jobs: queue.Queue[bytes]) -> None:
 
 def _serve(setup: EngineSetup, jobs: queue.Queue[bytes], tell: Callable[..., None]) -> None:
     """Start the engine and run the jobs until the last one."""
-    import sglang
-
-    engine = sglang.Engine(**setup.engine)
+    engine = offline_engine.open_engine(setup.arguments)
     try:
-        tapped = TappedEngine(engine, setup.folder, str(sglang.__version__))
+        tapped = TappedEngine(engine, setup.folder, offline_engine.release())
         while not isinstance(job := JOB.validate_json(jobs.get()), EndJob):
             tell(done=tapped.run(job, lambda *state: tell(progress=state)))
     finally:

@@ -1,25 +1,51 @@
-"""The SGLang engine that calibrates: which program to start, and how it runs its sequences."""
+"""The SGLang engine that calibrates: which program to start, how it runs its sequences, and what to
+do when it fails."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
-from oscar_zoo.compute.capture.engine_job import Scalar
 from oscar_zoo.compute.capture.engine_session import EngineProgram
 from oscar_zoo.engines.sglang import capture_process
-from oscar_zoo.errors import UsageError
+from oscar_zoo.engines.sglang.launch.capture_flags import command_line
+from oscar_zoo.engines.sglang.launch.failure_cause import cause_in
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 
-ROOM = 512
-"""Tokens of context and cache beyond the longest sequence. SGLang needs a few for itself, and it
-allocates whole pages of up to 128 tokens."""
+NEXT_STEPS = (
+    (
+        r"memory",
+        "use more GPUs (--tensor-parallel), shorter sequences (--seq-len), or another share of the"
+        " memory: -- --mem-fraction-static=0.8",
+    ),
+    (
+        r"import FA3|FlashAttention|flash_?attn|flash_?infer|attention backend",
+        "choose an attention backend that runs here: -- --attention-backend=flashinfer (or triton)",
+    ),
+    (
+        r"oscar_tap",
+        "the plugin was not loaded: pip install oscar-zoo beside a supported version of sglang",
+    ),
+    (
+        r": error: ",
+        "see the flags of this release: python -m sglang.launch_server --help",
+    ),
+    (r"", "try to serve the model with this SGLang first"),
+)
+"""What to do about a cause, by words in it; the first row whose words are found counts."""
 
 
-def capture_program(environment: Mapping[str, str]) -> EngineProgram:
+def capture_program(
+    environment: Mapping[str, str], flags: UserFlags | None = None
+) -> EngineProgram:
     """The program for `compute`.
 
     Args:
         environment: of a server; see `launch.environment.child_environment`.
+        flags: SGLang's flags of a user; see `launch.capture_flags.read_flags`.
     """
     variables = {
         "SGLANG_PLUGINS": "oscar",
@@ -31,43 +57,13 @@ def capture_program(environment: Mapping[str, str]) -> EngineProgram:
         title="SGLang",
         command=(sys.executable, "-P", "-m", capture_process.__name__),
         environment={**environment, **variables},
-        arguments=engine_arguments,
+        arguments=partial(command_line, flags=flags or UserFlags()),
+        cause=_cause_and_step,
     )
 
 
-def engine_arguments(
-    model: str, longest: int, tensor_parallel: int, given: Mapping[str, Scalar]
-) -> dict[str, Scalar]:
-    """Arguments of `sglang.Engine`: every sequence alone, in one piece, without graphs or caches.
-
-    Args:
-        model: folder or Hugging Face id.
-        longest: tokens of the longest sequence.
-        tensor_parallel: number of ranks.
-        given: further arguments, such as `device`, `dtype`, `revision`, `mem_fraction_static`.
-
-    Raises:
-        UsageError: `given` sets an argument that the capture must decide.
-    """
-    fixed: dict[str, Scalar] = {
-        "model_path": model,
-        "tp_size": tensor_parallel,
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "kv_cache_dtype": "auto",
-        "disable_cuda_graph": True,
-        "disable_radix_cache": True,
-        "disable_overlap_schedule": True,
-        "sleep_on_idle": True,  # fits are made and measured between its jobs
-        "chunked_prefill_size": longest + ROOM,
-        "max_prefill_tokens": longest + ROOM,
-        "max_total_tokens": longest + ROOM,
-        "max_running_requests": 1,
-        "context_length": longest + ROOM,
-        "log_level": "info",
-    }
-    if refused := sorted(fixed.keys() & given.keys()):
-        raise UsageError(
-            f"calibration sets {refused[0]} of the engine itself.", hint="leave it out"
-        )
-    return {"random_seed": 0, "watchdog_timeout": 3600, **fixed, **given}
+def _cause_and_step(log: Path) -> tuple[str, str]:
+    """Why the engine that wrote `log` failed, and what to do about it."""
+    cause, step = cause_in(log)
+    known = next(step for words, step in NEXT_STEPS if re.search(words, cause, re.IGNORECASE))
+    return cause, step or known

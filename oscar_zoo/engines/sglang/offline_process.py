@@ -55,7 +55,7 @@ def _main() -> None:
 
 def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
     began = time.perf_counter()
-    engine = offline_engine.open_engine_of_command_line(job.arguments)
+    engine = offline_engine.open_engine(job.arguments)
     try:
         info = engine.get_server_info()
         state = (info.get("internal_states") or [{}])[0]

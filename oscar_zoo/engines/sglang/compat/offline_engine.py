@@ -5,18 +5,11 @@ The only door to `import sglang` for the programs that measure or calibrate with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
-def open_engine(options: Mapping[str, Any]) -> Any:
-    """An engine with `options`, the keyword arguments of `sglang.Engine`."""
-    import sglang
-
-    return sglang.Engine(**options)
-
-
-def open_engine_of_command_line(arguments: Sequence[str]) -> Any:
+def open_engine(arguments: Sequence[str]) -> Any:
     """An engine with the settings of a server's command line, `--oscar-*` flags included."""
     import sglang
     from sglang.srt.plugins import load_plugins
