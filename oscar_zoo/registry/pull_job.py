@@ -17,7 +17,6 @@ from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.errors import (
     DigestMismatchError,
-    MalformedFile,
     NotLocked,
     RevisionGone,
     RevisionNotFound,
@@ -106,7 +105,7 @@ class PullJob:
             record = find_installed(self.reference, self.store, self.catalog)
         else:
             return None
-        stored = _open_intact(self.store, record)
+        stored = self.store.intact(record)
         return None if stored is None else _present(stored, stored.record.source)
 
     def remember_copy(self, record: Record) -> None:
@@ -145,9 +144,8 @@ class PullJob:
         offer = self.offer(hub)
         with locks.held(f"pull {offer.resolved.id.key}", root=self.store.root):
             known = self.store.find(offer.resolved.id)
-            stored = (
-                _open_intact(self.store, known) if known and _same(offer.resolved, known) else None
-            )
+            same = known if known and _same(offer.resolved, known) else None
+            stored = self.store.intact(same)
             if stored is not None:
                 result = _present(stored, hub.name, offer.resolved.warnings)
             else:
@@ -249,17 +247,6 @@ def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) ->
         first_seen=pins.now(),
         source=source,
     )
-
-
-def _open_intact(store: Store, record: Record | None) -> StoredArtifact | None:
-    """The stored copy, or `None` when there is none or it rotted; its record stays, which says what
-    is expected."""
-    if record is None:
-        return None
-    try:
-        return store.open(record.digest, record.id)
-    except (DigestMismatchError, MalformedFile):
-        return None
 
 
 def _same(resolved: ResolvedArtifact, known: Record) -> bool:

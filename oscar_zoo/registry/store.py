@@ -153,6 +153,16 @@ class Store:
             )
         return self._read(record)
 
+    def intact(self, record: Record | None) -> StoredArtifact | None:
+        """The entry of `record`, every file hashed again; `None` when there is none or it rotted.
+        Its record stays, which says what is expected."""
+        if record is None:
+            return None
+        try:
+            return self.open(record.digest, record.id)
+        except (DigestMismatchError, MalformedFile):
+            return None
+
     def find(self, artifact: ArtifactId) -> Record | None:
         """The record of `artifact` (the latest, if several digests are stored), not yet hashed."""
         found = [record for record in self.installed() if record.id.key == artifact.key]

@@ -17,7 +17,7 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, MalformedFile
-from oscar_zoo.hubs.base import Hub, HubFile
+from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.index import IndexEntry, IndexFile, Summary
 
 
@@ -51,7 +51,13 @@ class Version:
             MalformedFile: a file is longer than listed.
         """
         listing = {file.path: file for file in hub.files(artifact)}
-        data = _manifest(hub, artifact, listing.get(FILE_NAME))
+        data = None
+        if FILE_NAME in listing:
+            data = hub.fetch(artifact, FILE_NAME, limit=strict_json.MAX_BYTES)
+            want, got = listing[FILE_NAME].sha256, sha256_hex(data)
+            if want not in (None, got):
+                what = f"{FILE_NAME} of {artifact} on {hub.title}"
+                raise DigestMismatchError.for_content(what, want=want, got=got)
         manifest = _parsed(data)
         names = (
             [f.path for f in manifest.files if f.path in listing]
@@ -63,9 +69,14 @@ class Version:
                 f"{artifact} on {hub.title} has no rotation files.",
                 hint="the version is incomplete; tell its owner",
             )
-        return cls(
-            artifact, tuple(sorted(_digest(hub, artifact, listing[name]) for name in names)), data
-        )
+        payload = []
+        for file in (listing[name] for name in names):
+            if file.sha256 is not None:
+                payload.append(FileDigest(file.path, file.sha256, file.size))
+            else:
+                content = hub.fetch(artifact, file.path, limit=file.size)
+                payload.append(file_digest(file.path, content))
+        return cls(artifact, tuple(sorted(payload)), data)
 
     @property
     def digest(self) -> str:
@@ -129,23 +140,6 @@ class Version:
             )
         except ValidationError as error:
             raise MalformedFile("index.entry", f"{self.id}: {error.errors()[0]['msg']}.") from None
-
-
-def _manifest(hub: Hub, artifact: ArtifactId, file: HubFile | None) -> bytes | None:
-    if file is None:
-        return None
-    data = hub.fetch(artifact, FILE_NAME, limit=strict_json.MAX_BYTES)
-    if file.sha256 not in (None, sha256_hex(data)):
-        raise DigestMismatchError.for_content(
-            f"{FILE_NAME} of {artifact} on {hub.title}", want=str(file.sha256), got=sha256_hex(data)
-        )
-    return data
-
-
-def _digest(hub: Hub, artifact: ArtifactId, file: HubFile) -> FileDigest:
-    if file.sha256 is not None:
-        return FileDigest(file.path, file.sha256, file.size)
-    return file_digest(file.path, hub.fetch(artifact, file.path, limit=file.size))
 
 
 def _parsed(data: bytes | None) -> Manifest | None:
