@@ -15,12 +15,13 @@ from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.model_block import ModelBlock
     from oscar_zoo.artifact.specs import Clip
     from oscar_zoo.compute.capture.engine_session import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
     from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.inspect import ModelConfig
     from oscar_zoo.models.loading import Dtype
     from oscar_zoo.registry.model_names import ModelChoice
 
@@ -147,14 +148,14 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
 
     read_engine_flags(request)
     require_compute()
-    options, block = options_of(request, parse_model(request.model, observer))
-    refused = serving_refusal(options.model, options.revision, options.model_id)
+    options, model = options_of(request, parse_model(request.model, observer))
+    refused = serving_refusal(model.written, model.block.id)
     early = (not_served_note(refused),) if refused is not None else ()
     cost = None
     if observer is not SILENT and _is_first():
         from oscar_zoo.compute.estimate import estimate
 
-        cost = estimate(options, block)
+        cost = estimate(options, model)
     return run(options, observer, cost=cost, notes=early)
 
 
@@ -174,7 +175,7 @@ def read_engine_flags(request: ComputeRequest) -> UserFlags:
     return read_flags(request.engine_flags)
 
 
-def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOptions, ModelBlock]:
+def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOptions, ModelConfig]:
     """Everything that `request` leaves open is decided here: recipe, device and amounts.
 
     Args:
@@ -207,17 +208,15 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     check_fetchable(choice.source, request.revision)
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.compute.options import ComputeOptions
-    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.inspect import read_model_config
 
-    block = inspect_model(
-        choice.source, revision=request.revision, model_id=request.model_id or choice.model_id
-    )
-    recipe = serving_recipe(choice, block.geometry)
+    model = read_model_config(choice.source, request.revision, request.model_id or choice.model_id)
+    recipe = serving_recipe(choice, model.block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None
     options = ComputeOptions(
         model=choice.source,
-        model_id=block.id,
+        model_id=model.block.id,
         model_name=choice.name,
         revision=request.revision,
         calib_data=request.calib_data,
@@ -242,7 +241,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         tune=request.tune,
         fixed_clip=request.clip is not None,
     )
-    return options, block
+    return options, model
 
 
 def run(
@@ -276,22 +275,13 @@ def run(
     return replace(result, notes=(*told, *result.notes)) if result is not None else None
 
 
-def serving_refusal(
-    source: str, revision: str | None, model_id: str | None
-) -> UnsupportedModel | None:
-    """Why `oscar-zoo serve` refuses this model, as far as its `config.json` tells; `None` when it
-    does not.
-
-    Raises:
-        InvalidModel, PathNotFound, NetworkError: there is no readable configuration.
-    """
+def serving_refusal(config: ConfigFile, model_id: str) -> UnsupportedModel | None:
+    """Why `oscar-zoo serve` refuses a model, as far as its `config.json` tells; `None` when it does
+    not."""
     from oscar_zoo.engines.sglang.config_refusals import check_config
-    from oscar_zoo.models.config_file import ConfigFile
-    from oscar_zoo.models.inspect import config_folder
 
-    config = ConfigFile.of_folder(config_folder(source, revision=revision))
     try:
-        check_config(config, model_id or source)
+        check_config(config, model_id)
     except UnsupportedModel as error:
         return error
     return None

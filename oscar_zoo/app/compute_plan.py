@@ -196,16 +196,16 @@ def plan_computing(
         os.environ["HF_HUB_OFFLINE"] = "1"  # libraries that are imported later read it
     given = {"calib_data": wish.calib_data, "device": wish.device, "revision": wish.revision}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value}
-    options, block = options_of(ComputeRequest(choice.source, **changes), choice)
+    options, model = options_of(ComputeRequest(choice.source, **changes), choice)
     from oscar_zoo.compute.estimate import estimate
     from oscar_zoo.compute.options import check_options
 
     check_options(options)
-    refused = serving_refusal(options.model, options.revision, options.model_id)
+    refused = serving_refusal(model.written, model.block.id)
     if refused is not None and wish.to_serve:
         raise refused
     notes = (not_served_note(refused),) if refused else ()
-    return ComputePlan(choice, options, estimate(options, block), notes)
+    return ComputePlan(choice, options, estimate(options, model), notes)
 
 
 def compute_command(command: str, text: str) -> str:

@@ -31,7 +31,8 @@ from oscar_zoo.compute.phases import (
 )
 from oscar_zoo.evaluate.phases import Phase
 from oscar_zoo.models.device import default_device
-from oscar_zoo.models.inspect import ModelSize, model_size
+from oscar_zoo.models.inspect import ModelConfig
+from oscar_zoo.models.model_size import ModelSize, model_size
 
 EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches; measured."""
@@ -73,14 +74,14 @@ class Estimate:
         return sum(phase.seconds for phase in self.phases)
 
 
-def estimate(options: ComputeOptions, block: ModelBlock) -> Estimate | None:
+def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
     """Estimate the cost of `compute_artifact(options)`; `None` when the model's size is not known.
 
     Args:
         options: what to compute, in one process; of several devices one works at a time.
-        block: the model.
+        model: what its configuration says.
     """
-    size = model_size(options.model, revision=options.revision)
+    block, size = model.block, model_size(model.parsed, model.block.id)
     if size is None:
         return None
     stored = block.weights.dtype if block.weights and block.weights.dtype else "bfloat16"

@@ -13,12 +13,12 @@ from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models.geometry import float8_block
 from oscar_zoo.models.inspect import read_model_config
+from oscar_zoo.models.load_failures import unusable
 from oscar_zoo.models.model_folder import check_model_folder
 from oscar_zoo.models.model_source import (
     local_folder,
     silent_transformers,
     source_options,
-    unusable,
 )
 
 # isort: split
@@ -102,7 +102,8 @@ def load_model(
         NotEnoughMemory: the model does not fit. This is raised before any weights are read.
         MissingDependency: `auto` needs accelerate.
     """
-    config, block = read_model_config(path_or_id, revision, model_id)
+    read = read_model_config(path_or_id, revision, model_id)
+    config, block = read.parsed, read.block
     blocks = float8_block(config, block.id)
     folder = local_folder(path_or_id)
     if folder is not None:

@@ -1,4 +1,4 @@
-"""Where transformers finds a model, and what its failures mean.
+"""Where transformers finds a model.
 
 Every module of this room that imports transformers imports this one first. It reports a missing
 torch or transformers, and it keeps an unsuitable torchvision from breaking the import.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.errors import InvalidModel, MissingDependency, NetworkError, PathNotFound
+from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound
 from oscar_zoo.models import (
     model_hub,
     torchvision_ops,  # noqa: F401  (transformers imports torchvision)
@@ -74,30 +74,3 @@ def silent_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
-    """The error to raise when `what` of the model `where` could not be read because of `error`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
-    cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    trouble = None if Path(where).is_dir() else model_hub.unreachable()
-    if trouble is not None:
-        return NetworkError(
-            f"{where} is not complete on this machine, and Hugging Face cannot be reached:"
-            f" {trouble}.",
-            hint="check the network, or give a local folder",
-        )
-    if not Path(where).is_dir() and ("connect" in cause or "offline" in cause):
-        return NetworkError(
-            f"cannot load {where}: {cause[:300]}", hint="check the network, or give a local folder"
-        )
-    return InvalidModel(
-        f"cannot load {where}: {what}: {cause[:300]}",
-        hint=(
-            "it needs config.json, *.safetensors and a tokenizer"
-            if Path(where).is_dir()
-            else "check its name, the revision and the network, or give a local folder"
-        ),
-    )

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedConfig
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
 from oscar_zoo.compute.options import ComputeOptions
 from oscar_zoo.compute.phases import expected_phases
-from oscar_zoo.models.inspect import ModelSize, inspect_model, model_size
+from oscar_zoo.models.inspect import read_model_config
+from oscar_zoo.models.model_size import ModelSize, model_size
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
-BLOCK = inspect_model(str(MODEL))
+READ = read_model_config(str(MODEL), None, None)
+BLOCK = READ.block
 OPTIONS = ComputeOptions(
     model=str(MODEL),
     model_name="tiny-qwen3-hard",
@@ -36,7 +39,7 @@ def test_the_outline_has_the_parameters_of_the_file() -> None:
             for width in shape:
                 size *= width
             total += size
-    assert model_size(str(MODEL)) == ModelSize(total, total)
+    assert model_size(READ.parsed, "tiny") == ModelSize(total, total)
 
 
 def test_of_a_mixture_a_token_meets_only_its_experts(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ def test_of_a_mixture_a_token_meets_only_its_experts(tmp_path: Path) -> None:
         folder.mkdir()
         facts = config | {"num_experts": experts, "num_experts_per_tok": 2}
         (folder / "config.json").write_text(json.dumps(facts))
-        found = model_size(str(folder))
+        found = model_size(AutoConfig.from_pretrained(folder), "mixture")
         assert found is not None
         sizes.append(found)
     router = 2 * 64 * 4
@@ -68,10 +71,10 @@ def test_of_a_mixture_a_token_meets_only_its_experts(tmp_path: Path) -> None:
     assert sizes[1].parameters - sizes[0].parameters == router + 2 * 4 * 3 * 64 * 32
 
 
-def test_an_outline_that_cannot_be_made_gives_no_estimate(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "nobody-knows"}')
-    assert model_size(str(tmp_path)) is None
-    assert estimate(replace(OPTIONS, model=str(tmp_path)), BLOCK) is None
+def test_an_outline_that_cannot_be_made_gives_no_estimate() -> None:
+    nobody_knows = replace(READ, parsed=PreTrainedConfig())
+    assert model_size(nobody_knows.parsed, "nobody") is None
+    assert estimate(OPTIONS, nobody_knows) is None
 
 
 def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +86,7 @@ def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
         "all, measured": OPTIONS,
         "twice the text": replace(OPTIONS, calib_tokens=1 << 21),
     }
-    found = {name: estimate(options, BLOCK) for name, options in costs.items()}
+    found = {name: estimate(options, READ) for name, options in costs.items()}
     seconds = [cost.seconds for cost in found.values() if cost is not None]
     assert len(seconds) == 5 and seconds == sorted(set(seconds))
     assert {cost.weight_bytes for cost in found.values() if cost} == {
@@ -92,7 +95,7 @@ def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_speed_is_measured_on_the_device() -> None:
-    cost = estimate(OPTIONS, BLOCK)
+    cost = estimate(OPTIONS, READ)
     assert cost is not None and cost.seconds > 0
 
 
@@ -107,7 +110,7 @@ def test_tuning_counts_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 
     def seconds(speed: float, **changes: object) -> float:
         monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda device, dtype: speed)
-        found = estimate(replace(OPTIONS, device="cpu", **changes), BLOCK)  # type: ignore[arg-type]
+        found = estimate(replace(OPTIONS, device="cpu", **changes), READ)  # type: ignore[arg-type]
         assert found is not None
         return found.seconds
 
@@ -124,7 +127,7 @@ def test_the_phases_of_an_estimate_are_those_that_the_options_ask_for() -> None:
         replace(OPTIONS, method="wush"),
         replace(OPTIONS, tune=False),
     ):
-        found = estimate(options, BLOCK)
+        found = estimate(options, READ)
         assert found is not None
         assert [(one.name, one.unit) for one in found.phases] == [
             (p.name, p.unit) for p in expected_phases(options)
