@@ -15,7 +15,8 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.model_names import ModelChoice, serving_recipe
+from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.registry.recipe import serving_recipe
 
 if TYPE_CHECKING:
     from oscar_zoo.models.config_file import ConfigFile
@@ -80,7 +81,7 @@ class ArtifactModel:
                 "neither the artifact nor the zoo has a serving recipe.",
                 hint="serve an artifact with an oscar.json",
             )
-        return cls(choice, geometry, serving_recipe(choice, geometry))
+        return cls(choice, geometry, serving_recipe(choice.recipe, geometry))
 
 
 def model_for(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from oscar_zoo.app.artifact_model import ArtifactModel
 from oscar_zoo.app.bench_subject import SubjectNames, find_subject
-from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import LABELS, Report
@@ -21,6 +21,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 MOST_CASES = 64
 HELP = "oscar-zoo bench serve --help"

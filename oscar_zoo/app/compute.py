@@ -141,14 +141,25 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
 
     Raises:
         MissingDependency: torch or transformers is not installed.
-        OscarZooError: as `oscar_zoo.compute.job.compute_artifact`.
+        OutputExists: the output folder is taken.
+        OscarZooError: as `options_of` and `oscar_zoo.compute.job.compute_artifact`.
     """
-    from oscar_zoo.app.devices import require_compute
+    from oscar_zoo.app.requirements import require_compute
     from oscar_zoo.app.targets import parse_model
+    from oscar_zoo.compute.folder import check_target
+    from oscar_zoo.registry.model_names import check_model_id
 
-    read_engine_flags(request)
+    flags = read_engine_flags(request)
     require_compute()
-    options, model = options_of(request, parse_model(request.model, observer))
+    choice = parse_model(request.model, observer)
+    choice.check_can_be_had("oscar-zoo compute FOLDER")
+    if request.model_id is not None:
+        check_model_id(request.model_id)
+    if request.output is not None:
+        check_target(request.output, force=request.force)
+    options, model = options_of(request, choice)
+    if request.engine == "sglang":
+        options = replace(options, program=_engine_program(options.device, flags))
     refused = serving_refusal(model.written, model.block.id)
     early = (not_served_note(refused),) if refused is not None else ()
     cost = None
@@ -179,39 +190,30 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     """Everything that `request` leaves open is decided here: recipe, device and amounts.
 
     Args:
-        choice: the model that the request names.
+        choice: the model that the request names, which can be had.
 
     Returns:
-        The options, and what the configuration of the model says.
+        The options, without the program of an engine, and what the configuration of the model
+        says.
 
     Raises:
         NetworkError: the model is not on this machine and cannot be fetched now.
         PathNotFound: there is no such calibration text.
-        OutputExists: the output folder is taken.
-        UsageError: engine flags that make no sense here.
         OscarZooError: there is no such model or device.
     """
-    flags = read_engine_flags(request)
-    from oscar_zoo.app.devices import pick_device
-    from oscar_zoo.models.model_hub import check_fetchable
-    from oscar_zoo.registry.model_names import check_model_id, serving_recipe
-
-    choice.check_can_be_had("oscar-zoo compute FOLDER")
-    if request.model_id is not None:
-        check_model_id(request.model_id)
     from oscar_zoo.compute.data import check_exists
-    from oscar_zoo.compute.folder import check_target
+    from oscar_zoo.models.model_hub import check_fetchable
+    from oscar_zoo.registry.recipe import serving_recipe
 
     check_exists(request.calib_data)  # a missing file is named before a hub is asked for the model
-    if request.output is not None:
-        check_target(request.output, force=request.force)
     check_fetchable(choice.source, request.revision)
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.compute.options import ComputeOptions
+    from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.inspect import read_model_config
 
     model = read_model_config(choice.source, request.revision, request.model_id or choice.model_id)
-    recipe = serving_recipe(choice, model.block.geometry)
+    recipe = serving_recipe(choice.recipe, model.block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None
     options = ComputeOptions(
@@ -230,7 +232,6 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         stream_weights=request.stream_weights,
         engine=request.engine,
         tensor_parallel=request.tensor_parallel,
-        program=_engine_program(device, flags) if request.engine == "sglang" else None,
         force=request.force,
         resume=request.resume,
         seed=request.seed,

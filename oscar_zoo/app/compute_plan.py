@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
 from oscar_zoo.app.compute_request import ComputeRequest
-from oscar_zoo.app.devices import require_compute
 from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import (
     ArtifactNotAsked,
@@ -52,6 +52,10 @@ class ComputeWish:
     revision: str | None = None
     offline: bool = False
     to_serve: bool = False
+
+    def may_compute(self, error: OscarZooError) -> bool:
+        """Whether to compute one, or to ask for that, after a search gave `error`."""
+        return self.compute or (self.ask and isinstance(error, ArtifactNotFound))
 
     def check(self) -> None:
         """Raise `UsageError` when the wish makes no sense or cannot be met in this process."""
@@ -149,7 +153,7 @@ def plan_instead(
     """The plan to compute what a search did not find, if the caller wishes that.
 
     Args:
-        choice: the model.
+        choice: the model, which can be had where the wish allows to compute.
         wish: what the caller said; the observer may be asked.
         error: what the search gave.
         command: the command line that computes it.
@@ -159,8 +163,7 @@ def plan_instead(
         OscarZooError: `error` when nothing shall be computed, with `command` as the next step
             unless the model cannot be fetched either; else as `plan_computing`.
     """
-    ask = wish.ask and isinstance(error, ArtifactNotFound)
-    if wish.compute or ask:
+    if wish.may_compute(error):
         plan = plan_computing(choice, wish, error, observer)
         if wish.compute or observer.confirm(plan.question):
             return plan

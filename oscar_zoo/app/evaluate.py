@@ -10,8 +10,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.app.arguments import clip_of, model_text
-from oscar_zoo.app.devices import pick_device, require_compute
 from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.evaluate.phases import Phase
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.app.sources import Sources
     from oscar_zoo.evaluate.texts import read_text
     from oscar_zoo.models.model_hub import check_fetchable
-    from oscar_zoo.registry.model_names import serving_recipe
+    from oscar_zoo.registry.recipe import serving_recipe
 
     text = read_text(request.data, "validation")
     named = targets.parse_given_model(request.model, observer)
@@ -151,6 +151,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     choice = model_for(artifact, named, observer, again=again)
     check_fetchable(choice.source, request.revision)
     from oscar_zoo.evaluate import run
+    from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.loading import load_model
     from oscar_zoo.models.memory import Workload, memory_errors
 
@@ -167,7 +168,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     )
     for note in loaded.notes:
         observer.note(Note("model.loaded", note))
-    recipe = artifact.recipe or serving_recipe(choice, loaded.block.geometry)
+    recipe = artifact.recipe or serving_recipe(choice.recipe, loaded.block.geometry)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.evaluate(
             loaded,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import ArtifactModel, both_sides, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
-from oscar_zoo.app.devices import pick_device, pick_serving_device, require_serve, serving_dtype
 from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.server_answers import (
     ServerFailure,
     ServerSubject,
@@ -129,7 +129,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     choice = model_for(artifact, named, observer, again=again)
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
     both_sides(artifact)
-    device, gpu = pick_serving_device(request.device)
+    device, gpu = nvidia_smi.pick_serving_device(request.device)
     check_fetchable(choice.source, request.revision)
     questions = _questions(
         text,
@@ -141,7 +141,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
         texts=request.windows,
         answers=request.answers,
     )
-    dtype = serving_dtype(request.dtype, device)
+    dtype = _serving_dtype(request.dtype, device)
     subject = ServerSubject(
         artifact, choice, request.revision, recipe, device, gpu, dtype, questions
     )
@@ -171,9 +171,17 @@ def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...
         device: as the user wrote it.
         full: every combination instead of every pair of values.
     """
-    on_gpu = pick_serving_device(device, check=False)[0] != "cpu"
+    on_gpu = nvidia_smi.pick_serving_device(device, check=False)[0] != "cpu"
     two = on_gpu and len(nvidia_smi.visible(nvidia_smi.gpus())) > 1
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
+
+
+def _serving_dtype(wanted: Dtype, device: str) -> Dtype:
+    """The type in which a server keeps weights when `wanted` is `auto`: bfloat16, or float32 on a
+    CPU."""
+    if wanted != "auto":
+        return wanted
+    return "float32" if device == "cpu" else "bfloat16"
 
 
 def _questions(
@@ -215,6 +223,7 @@ def _load(
     subject: ServerSubject, run: ServerRun, device: str | None, *, stream: bool | None
 ) -> LoadedModel:
     """The reference, in the type that the server computed in."""
+    from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.loading import load_model
     from oscar_zoo.models.memory import Workload
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscar_zoo.app.arguments import clip_of
-from oscar_zoo.app.devices import require_compute
 from oscar_zoo.app.files import check_file
 from oscar_zoo.app.progress import SILENT, Observer, phase_progress
+from oscar_zoo.app.requirements import require_compute
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import Manifest
@@ -128,12 +128,13 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     require_compute()
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.compute.refit import PHASES, refit
-    from oscar_zoo.registry.model_names import recorded_model, serving_recipe
+    from oscar_zoo.registry.model_names import recorded_model
+    from oscar_zoo.registry.recipe import serving_recipe
 
     observer.begin(PHASES, timed=False)
     block = load_moments(request.moments)[1].model
     choice = recorded_model(block.id)
-    recipe = serving_recipe(choice, block.geometry)
+    recipe = serving_recipe(choice.recipe, block.geometry)
     path, manifest = refit(
         request.moments,
         request.method,

@@ -212,7 +212,7 @@ def _compute(
     observer: Observer,
 ) -> Result:
     command = compute_command("pull", text)
-    if request.wish.compute:
+    if request.wish.may_compute(error):
         choice.check_can_be_had(command)
     plan = plan_instead(choice, request.wish, error, observer, command=command)
     if request.dry_run:

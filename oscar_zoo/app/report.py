@@ -125,7 +125,7 @@ def _check_output(path: Path) -> Path:
 
 def _read(path: Path) -> ReportData:
     """The report in a JSON file, or that of a moments file."""
-    from oscar_zoo.app.devices import require_compute
+    from oscar_zoo.app.requirements import require_compute
     from oscar_zoo.artifact.files import read_file
     from oscar_zoo.compute.report.data import MAX_BYTES, ReportData
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from oscar_zoo.app import targets
 from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.arguments import clip_of
-from oscar_zoo.app.devices import pick_serving_device, require_serve
 from oscar_zoo.app.launching import launch
 from oscar_zoo.app.prepare_serve import check_memory, prepare
 from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
@@ -21,6 +21,7 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 
 def serve(

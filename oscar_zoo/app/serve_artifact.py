@@ -56,8 +56,7 @@ def open_to_serve(
         choice = model_to_compute(target, error, model)
         if choice is None:
             raise
-        if model is None:
-            choice.check_can_be_had(with_folder("serve", target.text))
+        choice.check_can_be_had(with_folder("serve", target.text))
         at = "" if model is None else f" --model {model_argument(model.source)}"
         command = compute_command("serve", target.text) + at
         plan = plan_instead(choice, wish, error, observer, command=command)

@@ -11,7 +11,6 @@ from typing import Literal
 from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.devices import pick_serving_device
 from oscar_zoo.app.prepare_serve import Prepared, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.serve_artifact import open_to_serve
@@ -26,6 +25,7 @@ from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
+from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 Engine = Literal["sglang", "oscar-fork"]
 STORE = "OSCAR_ZOO_CACHE"

@@ -16,6 +16,22 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def pick_device(wanted: str | None, *, several: bool = False) -> str:
+    """The torch device to run on: `wanted` if it is given, else the first GPU, else the CPU.
+
+    Args:
+        several: `auto`, which means all GPUs, is allowed.
+
+    Raises:
+        UsageError: `wanted` is not the name of a supported device.
+        UnsupportedMachine: this machine has no such GPU.
+    """
+    if wanted is None:
+        return default_device()
+    check_device(wanted, several=several)
+    return wanted
+
+
 def check_device(name: str, *, several: bool = False) -> None:
     """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there.
 

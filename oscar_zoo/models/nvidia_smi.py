@@ -101,6 +101,26 @@ def default_device(environ: Mapping[str, str] = os.environ) -> str:
     return "cuda" if gpus(environ) or driver_models() else "cpu"
 
 
+def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str, int]:
+    """Kind (`cpu` or `cuda`) and number of the device that a server runs on; needs no torch.
+
+    Args:
+        wanted: as the user wrote it, or `None` for the first GPU, else the CPU.
+        check: refuse a GPU that this machine does not have; off for a command that another machine
+            will run.
+
+    Raises:
+        UsageError: `wanted` is not the name of a supported device.
+        UnsupportedMachine: this machine has no such GPU.
+    """
+    if wanted is None:
+        return default_device(), 0
+    kind, number = parse_device(wanted)
+    if kind == "cuda" and check:
+        check_gpu(number)
+    return kind, number
+
+
 def parse_device(name: str) -> tuple[str, int]:
     """`cpu`, `cuda` or `cuda:N` as kind and number.
 

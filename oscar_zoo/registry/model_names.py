@@ -11,14 +11,10 @@ from shlex import quote
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import check_part, is_path, path_text
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.known_names import aliased
 from oscar_zoo.registry.recipe import ModelRecipe
-
-DEFAULT_GROUP = 128
-"""Channels that share a scale, for a model that is not in the zoo and has rows of this multiple."""
 
 
 @dataclass(frozen=True)
@@ -211,16 +207,6 @@ def check_model_id(text: str) -> None:
         raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
     for part in parts:
         check_part(part, "model id")
-
-
-def serving_recipe(choice: ModelChoice, geometry: Geometry) -> ServingRecipe:
-    """The recipe to calibrate and serve with: the zoo's for this model when its geometry fits, else
-    the default."""
-    if choice.recipe is not None and choice.recipe.geometry == geometry:
-        return choice.recipe.serving
-    largest = geometry.largest_group
-    group = DEFAULT_GROUP if largest % DEFAULT_GROUP == 0 else largest
-    return ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92))
 
 
 def _safe(name: str) -> str:

@@ -15,9 +15,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from oscar_kernels.spec import check_group_size
 from oscar_zoo.artifact.names import check_part
-from oscar_zoo.artifact.specs import Count, Geometry, ServingRecipe, Spec, Text
+from oscar_zoo.artifact.specs import Clip, Count, Geometry, ServingRecipe, Spec, Text
 from oscar_zoo.errors import InvalidName, MalformedFile
 
+DEFAULT_GROUP = 128
+"""Channels that share a scale, for a model that is not in the zoo and has rows of this multiple."""
 RepoId = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
 ]
@@ -107,6 +109,21 @@ class ModelRecipe(Spec):
         """Every name people may use for this model: name, hub ids, aliases."""
         ids = (self.hf_id, *([self.modelscope_id] if self.modelscope_id else []))
         return (self.name, *ids, *self.aliases)
+
+
+def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingRecipe:
+    """The recipe to calibrate and serve a model with: the zoo's when its geometry fits, else the
+    default.
+
+    Args:
+        known: what the zoo knows about the model, or `None`.
+        geometry: of the model itself.
+    """
+    if known is not None and known.geometry == geometry:
+        return known.serving
+    largest = geometry.largest_group
+    group = DEFAULT_GROUP if largest % DEFAULT_GROUP == 0 else largest
+    return ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92))
 
 
 def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:

@@ -224,7 +224,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(server, "_start", started)
-    monkeypatch.setattr("oscar_zoo.app.devices.importlib.util.find_spec", importlib.util.find_spec)
+    monkeypatch.setattr(
+        "oscar_zoo.app.requirements.importlib.util.find_spec", importlib.util.find_spec
+    )
     yield Table(tmp_path, monkeypatch)
 
 
