@@ -28,6 +28,9 @@ class ModelChoice:
         name: folder-safe base name, first part of artifact ids.
         recipe: what the zoo knows about it, or `None`.
         notes: one sentence where something else has the same name.
+
+    Raises:
+        InvalidName: `name` is not safe as a folder.
     """
 
     source: str
@@ -35,6 +38,9 @@ class ModelChoice:
     name: str
     recipe: ModelRecipe | None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_part(self.name, "model name")
 
     @property
     def on_no_hub(self) -> bool:
@@ -75,9 +81,9 @@ def choose_model(model: str | Path) -> ModelChoice:
     Raises:
         PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
     """
-    if isinstance(model, Path) or is_path(model):
-        return model_in_folder(Path(model).expanduser())
-    return _named(model)
+    if isinstance(model, str) and not is_path(model):
+        return _named(model)
+    return model_in_folder(Path(model).expanduser())
 
 
 def model_called(name: str) -> ModelChoice | None:
@@ -86,7 +92,7 @@ def model_called(name: str) -> ModelChoice | None:
     recipe, path = Catalog.packaged().recipe(name), Path(name)
     hub_id = recipe.hf_id if recipe else name
     if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
-        choice = _of_folder(Path(hub_id), recipe)
+        choice = model_in_folder(Path(hub_id), recipe)
         note = f"{hub_id} is the folder {choice.source} here, not the model of that id on a hub"
         return replace(choice, notes=(note,))
     if recipe is not None:
@@ -97,8 +103,12 @@ def model_called(name: str) -> ModelChoice | None:
     return None
 
 
-def model_in_folder(path: Path) -> ModelChoice:
+def model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoice:
     """The model in the folder `path`.
+
+    Args:
+        recipe: what the zoo knows about it; default what it knows about a model of the folder's
+            name.
 
     Raises:
         PathNotFound, UsageError: it is no folder.
@@ -107,24 +117,30 @@ def model_in_folder(path: Path) -> ModelChoice:
         raise UsageError(
             f"{path} is a file, not a model folder.", hint="give the folder that holds config.json"
         )
+    # written as a path, or a loader could take it for the id of a model on a hub
+    source = path_text(path)
     if not path.is_dir():
-        raise PathNotFound.for_path(path_text(path), "model folder")
-    return _of_folder(path, None)
+        raise PathNotFound.for_path(source, "model folder")
+    name = path.resolve().name
+    recipe = recipe or Catalog.packaged().recipe(name)
+    if recipe is None:
+        return ModelChoice(source, name, _safe(name), None)
+    return ModelChoice(source, recipe.hf_id, recipe.name, recipe)
 
 
 def _named(name: str) -> ModelChoice:
     """The model that `name` means, which is not written as a path; see `choose_model`."""
     choice, path = model_called(name), Path(name)
     if choice is not None:
-        check_part(choice.name, "model name")
         return choice
     if holds_model(path):
-        return _of_folder(path, None)
+        return model_in_folder(path)
     version = aliased(name)
     recipe = None if version is None else Catalog.packaged().recipe(version.model)
     choice = None if recipe is None else model_called(recipe.name)
     if choice is None:
-        raise _unknown(name, Catalog.packaged().close_matches(name))
+        close = Catalog.packaged().close_matches(name)
+        raise _unknown(name, close)
     return choice
 
 
@@ -147,16 +163,6 @@ def namesake_note(place: Path) -> str:
     """The note that a name was taken although the file or folder `place` has the same name."""
     kind = "folder" if place.is_dir() else "file"
     return f"{place} is taken as a name; the {kind} of that name is {quote(path_text(place))}"
-
-
-def _of_folder(path: Path, recipe: ModelRecipe | None) -> ModelChoice:
-    name = path.resolve().name
-    recipe = recipe or Catalog.packaged().recipe(name)
-    # written as a path, or a loader could take it for the id of a model on a hub
-    source = path_text(path)
-    if recipe is None:
-        return ModelChoice(source, name, _safe(name), None)
-    return ModelChoice(source, recipe.hf_id, recipe.name, recipe)
 
 
 def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
