@@ -6,9 +6,16 @@ All models are frozen and refuse unknown keys. "Not reported" is `None`, never a
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from oscar_kernels.spec import GROUPS
 
@@ -174,17 +181,87 @@ class Spread(Spec):
     kind: Text | None = None
 
 
+class TokenCounts(Spec):
+    """Tokens of all requests of a measurement: read, and generated."""
+
+    prompt: Annotated[int, Field(ge=0, lt=1 << 53)]
+    completion: Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
+class Paired(Spec):
+    """A score against its baseline on the same questions.
+
+    Attributes:
+        n: questions that both answered.
+        difference: the score minus its baseline, in the unit of the score.
+        lower95, upper95: ends of its 95 % confidence interval, from a bootstrap over questions.
+        p_value: of McNemar's exact test over questions, where a majority of the seeds says whether
+            a question was answered right; null where the test does not apply.
+        no_worse_than: the score is at most this much worse, in its unit, with 95 % confidence on
+            one side.
+    """
+
+    n: Count
+    difference: float
+    lower95: float
+    upper95: float
+    p_value: Annotated[float, Field(ge=0, le=1)] | None = None
+    no_worse_than: float
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.lower95 > self.upper95:
+            raise ValueError("lower95 is above upper95")
+        return self
+
+
+_LATER: Final = (
+    "thinking",
+    "hardware",
+    "tokens",
+    "responses_sha256",
+    "calibrated_on",
+    "values",
+    "paired",
+)
+"""Keys of a score that readers of version 0.1.0 do not know and refuse."""
+
+
 class Score(Spec):
     """One quality claim.
 
-    Reporters other than `measured` may leave what they did not say as null.
+    Reporters other than `measured` may leave what they did not say as null; what `measured` has to
+    say is in `registry.score_rules`.
+
+    Attributes:
+        task, metric: what was measured, such as `gpqa_diamond` and `accuracy`.
+        value: of `metric`, in `unit`; null where a source names the task without a number.
+        kv_dtype: type of the cache.
+        reporter: whether upstream says so, somebody else, or this tool measured it.
+        who, date, source: who says so, when, and where.
+        dataset_revision: commit of the data, or `sha256:<hex>` of the file.
+        stderr: standard error of `value`, in `unit`.
+        n, repeats, seeds: questions, runs over all of them, and the seed of every run.
+        values: `value` of every run, in the order of `seeds`.
+        harness, engine: the tool that asked and the engine that answered.
+        hardware: that it ran on, such as `NVIDIA H200`.
+        recipe_changes: settings that were not those of the recipe.
+        sampling, thinking, generation_cap: how answers were generated; the cap is in tokens.
+        exhausted_rate: share of answers that hit the cap, 0 to 1.
+        tokens: of all requests.
+        responses_sha256: of the answers that were kept, as a compressed file.
+        artifact_digest: of the rotations.
+        calibrated_on: whether the calibration saw questions of this set.
+        baseline: the same with a BF16 cache, from the same run.
+        paired: this score against `baseline`, question by question.
+        history: values that were claimed before, oldest first.
     """
 
     task: Text
     metric: Text = "accuracy"
     value: float | None
     unit: Text = "percent"
-    kv_dtype: Literal["bf16", "int2"]
+    kv_dtype: Literal["bf16", "int2", "fp8"]
     reporter: Literal["upstream", "third_party", "measured"]
     who: Text | None = None
     date: Text | None = None
@@ -195,13 +272,26 @@ class Score(Spec):
     n: Count | None = None
     repeats: Count | None = None
     seeds: tuple[int, ...] | None = None
+    values: tuple[float, ...] | None = None
     harness: Harness | None = None
     engine: Harness | None = None
+    hardware: Text | None = None
     recipe_changes: dict[str, str] = Field(default_factory=dict)
     model_revision: Hex40 | None = None
     sampling: dict[str, float] | None = None
+    thinking: bool | None = None
     generation_cap: Count | None = None
     exhausted_rate: float | None = None
+    tokens: TokenCounts | None = None
+    responses_sha256: Hex64 | None = None
     artifact_digest: Digest | None = None
+    calibrated_on: bool | None = None
     baseline: Score | None = None
+    paired: Paired | None = None
     history: tuple[HistoryEntry, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A key of `_LATER` that says nothing is not written, so that old readers read the rest."""
+        value: dict[str, Any] = write(self)
+        return {key: said for key, said in value.items() if said is not None or key not in _LATER}

@@ -1,0 +1,159 @@
+"""Score files: one form, closed, and a measured score says what a person needs to repeat it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.specs import Harness, Paired, Score, TokenCounts
+from oscar_zoo.errors import MalformedFile
+from oscar_zoo.registry.score_file import SCHEMA, ScoreFile
+from oscar_zoo.registry.score_rules import binomial_error
+
+DIGEST = "sha256:" + "a" * 64
+LATER = {
+    "thinking",
+    "hardware",
+    "tokens",
+    "responses_sha256",
+    "calibrated_on",
+    "values",
+    "paired",
+}
+Change = Callable[[dict[str, Any]], object]
+
+
+def gpqa(**more: Any) -> Score:
+    facts: dict[str, Any] = {
+        "task": "gpqa_diamond",
+        "value": 55.0,
+        "kv_dtype": "int2",
+        "reporter": "measured",
+        "date": "2026-11-20",
+        "dataset_revision": "sha256:" + "d" * 64,
+        "stderr": 2.5,
+        "n": 198,
+        "repeats": 2,
+        "seeds": (0, 1),
+        "values": (54.0, 56.0),
+        "harness": Harness(name="lm-evaluation-harness", version="0.4.9"),
+        "engine": Harness(name="sglang", version="0.5.21"),
+        "hardware": "NVIDIA H200",
+        "sampling": {"temperature": 0.6},
+        "thinking": True,
+        "generation_cap": 32768,
+        "exhausted_rate": 0.11,
+        "tokens": TokenCounts(prompt=1, completion=2),
+        "artifact_digest": DIGEST,
+    }
+    return Score(**(facts | more))
+
+
+def measured() -> Score:
+    before = gpqa(kv_dtype="bf16", value=56.5, artifact_digest=None, values=(56.0, 57.0))
+    compared = Paired(n=198, difference=-1.5, lower95=-4, upper95=1, p_value=0.3, no_worse_than=3.6)
+    return gpqa(baseline=before, paired=compared)
+
+
+def file(score: Score) -> ScoreFile:
+    return ScoreFile.of(ArtifactId("Qwen3-8B", "tag"), DIGEST, (score,))
+
+
+def test_a_file_comes_back_from_its_bytes() -> None:
+    data = file(measured()).to_bytes()
+    again = ScoreFile.from_bytes(data)
+    assert again == file(measured()) and again.to_bytes() == data
+    assert json.loads(data)["schema"] == SCHEMA and data.endswith(b"\n")
+    assert again.scores[0].baseline is not None and again.scores[0].paired is not None
+
+
+def test_keys_that_older_readers_refuse_are_written_only_where_they_say_something() -> None:
+    plain = Score(task="gpqa_diamond", value=55.56, kv_dtype="int2", reporter="upstream")
+    said = plain.model_copy(update={"baseline": plain.model_copy(update={"kv_dtype": "bf16"})})
+    value = json.loads(file(said).to_bytes())["scores"][0]
+    assert not LATER & (value.keys() | value["baseline"].keys())
+    assert "spread" in value, "keys of before stay, null or not"
+    assert value["baseline"]["kv_dtype"] == "bf16"
+    full = json.loads(file(measured()).to_bytes())["scores"][0]
+    assert full.keys() & LATER == LATER - {"responses_sha256", "calibrated_on"}
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "unknown key": (lambda v: v.update(extra=1), "extra"),
+    "unknown key of a score": (lambda v: v["scores"][0].update(extra=1), "extra"),
+    "no scores": (lambda v: v.update(scores=[]), "at least 1"),
+    "no tag": (lambda v: v.update(artifact="Qwen3-8B"), "not an artifact id\\.$"),
+    "twice": (lambda v: v["scores"].append(v["scores"][0]), "there twice"),
+    "other bytes": (
+        lambda v: v["scores"][0].update(artifact_digest="sha256:" + "b" * 64),
+        "measured with sha256:bbb",
+    ),
+    "no digest": (lambda v: v["scores"][0].update(artifact_digest=None), "needs artifact_digest"),
+    "nothing to repeat it with": (
+        lambda v: v["scores"][0].update(harness=None, exhausted_rate=None),
+        "needs harness, exhausted_rate",
+    ),
+    "baseline that cannot be repeated": (
+        lambda v: v["scores"][0]["baseline"].update(engine=None),
+        "its baseline: a measured score needs engine",
+    ),
+    "seeds": (lambda v: v["scores"][0].update(seeds=[0]), "1 seeds of 2 repeats"),
+    "values": (lambda v: v["scores"][0].update(values=[1.0]), "1 values of 2 repeats"),
+    "more than all": (lambda v: v["scores"][0].update(value=101.0), "101 percent"),
+    "negative error": (lambda v: v["scores"][0].update(stderr=-1.0), "standard error is -1"),
+    "paired with nothing": (lambda v: v["scores"][0].update(baseline=None), "not there"),
+    "baseline of another task": (
+        lambda v: v["scores"][0]["baseline"].update(task="aime25"),
+        "something else",
+    ),
+    "baseline with INT2": (
+        lambda v: v["scores"][0]["baseline"].update(kv_dtype="int2"),
+        "cache of int2",
+    ),
+    "interval": (lambda v: v["scores"][0]["paired"].update(lower95=2.0), "above upper95"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_refused_with_its_fault(name: str) -> None:
+    change, said = BAD[name]
+    value = json.loads(file(measured()).to_bytes())
+    change(value)
+    with pytest.raises(MalformedFile, match=said) as caught:
+        ScoreFile.from_bytes(json.dumps(value).encode(), what="mine.json")
+    assert caught.value.reason == "scores.schema" and "mine.json" in caught.value.message
+
+
+@pytest.mark.parametrize("data", [b"[]", b'{"schema": "oscar-zoo.scores/2"}', b"{", b""])
+def test_what_is_no_score_file_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedFile):
+        ScoreFile.from_bytes(data)
+
+
+def test_a_standard_error_must_follow_from_the_answers() -> None:
+    independent, one_each = binomial_error(55.0, 396), binomial_error(55.0, 198)
+    assert independent == pytest.approx(100 * math.sqrt(0.55 * 0.45 / (198 * 2)))
+    for fits in (independent, (independent + one_each) / 2, one_each, round(independent, 2)):
+        assert file(gpqa(stderr=fits)).scores[0].stderr == fits
+    for wrong in (independent / 100, 0.9 * independent, 1.1 * one_each, 0.0):
+        with pytest.raises(ValueError, match="standard error"):
+            file(gpqa(stderr=wrong))
+    assert file(gpqa(value=100.0, stderr=0.0)).scores[0].value == 100
+
+
+def test_forced_answers_need_no_sampling() -> None:
+    forced = {"sampling": None, "generation_cap": None, "exhausted_rate": None, "thinking": None}
+    score = gpqa(task="perplexity", metric="perplexity", unit="perplexity", value=3.2, **forced)
+    assert file(score).scores[0].unit == "perplexity"
+    with pytest.raises(ValueError, match="needs sampling, generation_cap, exhausted_rate"):
+        file(gpqa(**forced))
+
+
+def test_upstream_may_leave_out_what_it_did_not_say() -> None:
+    said = Score(task="gpqa_diamond", value=67.17, kv_dtype="int2", reporter="upstream")
+    assert file(said).scores == (said,)
