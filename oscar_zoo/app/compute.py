@@ -159,7 +159,7 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
         check_target(request.output, force=request.force)
     options, model = options_of(request, choice)
     if request.engine == "sglang":
-        options = replace(options, program=_engine_program(options.device, flags))
+        options = replace(options, program=_engine_program(options, flags))
     refused = serving_refusal(model.written, model.block.id)
     early = (not_served_note(refused),) if refused is not None else ()
     cost = None
@@ -306,12 +306,14 @@ def _remark(observer: Observer, told: list[str], text: str) -> None:
     observer.note(Note("compute.remark", text))
 
 
-def _engine_program(device: str, flags: UserFlags) -> EngineProgram:
+def _engine_program(options: ComputeOptions, flags: UserFlags) -> EngineProgram:
     """The SGLang engine that calibrates, in the environment of `serve` without an INT2 cache."""
     from oscar_zoo.engines.sglang.capture_program import capture_program
+    from oscar_zoo.engines.sglang.launch.capture_flags import check_backend
     from oscar_zoo.engines.sglang.launch.environment import child_environment
     from oscar_zoo.engines.sglang.launch.staging import kernels_folder
 
-    cpu = "cpu" if device == "cpu" else None
+    check_backend(flags, options.device, options.dtype)
+    cpu = "cpu" if options.device == "cpu" else None
     environment = child_environment(os.environ, device=cpu, kernels=kernels_folder())
     return capture_program(environment, flags)

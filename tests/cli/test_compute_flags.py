@@ -29,6 +29,9 @@ REFUSED = {
     "X -- --attention-backend=triton": "--attention-backend=triton is for an engine. Add --engine",
     "--model-path X --engine sglang -- --tp=2": "use --tensor-parallel in front of --",
     "-- --attention-backend=triton": "no model is given",
+    f"{EXAMPLE} --device cpu --engine sglang -- --attention-backend triton": (
+        "triton computes wrongly in bfloat16 on a CPU"
+    ),
 }
 
 
@@ -42,7 +45,7 @@ def test_the_line_that_was_meant(text: str, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_refused_before_a_model_is_looked_for(
+def test_what_is_refused_before_anything_is_started(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["compute", *text.split()]) == 2

@@ -57,6 +57,7 @@ REFUSED_FAMILIES = {
     "--speculative-": DRAFTS,
 }
 """The same for every flag whose name begins so."""
+BACKENDS = ("--attention-backend", "--prefill-attention-backend")
 HELP = "oscar-zoo compute --help"
 
 
@@ -74,6 +75,25 @@ def read_flags(words: Sequence[str]) -> UserFlags:
         return UserFlags(words)
     except UsageError as error:
         raise UsageError(error.message, hint=HELP) from None
+
+
+def check_backend(flags: UserFlags, device: str, dtype: str) -> None:
+    """Refuse an attention backend that computes wrongly on `device`.
+
+    Args:
+        flags: of the user.
+        device: `cpu` or `cuda[:N]`.
+        dtype: type of the weights in memory; `auto` keeps the stored one.
+
+    Raises:
+        UsageError: Triton on a CPU, whose interpreter gives wrong numbers in bfloat16.
+    """
+    triton = any(flag.name in BACKENDS and flag.value == "triton" for flag in flags.given)
+    if triton and device == "cpu" and dtype != "float32":
+        raise UsageError(
+            "the attention backend triton computes wrongly in bfloat16 on a CPU.",
+            hint="leave it out, or add --dtype float32 in front of --",
+        )
 
 
 def reason_against(name: str) -> str | None:
