@@ -50,13 +50,13 @@ class Compute(NextStep):
 
 @dataclass(frozen=True)
 class ListNames(NextStep):
-    """See which names there are, on all hubs or on `hub`."""
+    """See what there is, on the usual hubs or on `hub`."""
 
     hub: str | None = None
 
     def __str__(self) -> str:
         if self.hub is None:
-            return "all names: oscar-zoo list"
+            return "see what there is: oscar-zoo list"
         return f"see what is there: oscar-zoo list --hub {quote(self.hub)}"
 
 

@@ -1,9 +1,12 @@
-"""What Python callers pass to the calls of `oscar_zoo`, as the values that requests hold."""
+"""What Python callers pass to the calls of `oscar_zoo`, as the values that requests hold, and those
+values as words of a command line."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.errors import UsageError
 
@@ -29,3 +32,26 @@ def model_text(model: str | Path) -> str:
     from oscar_zoo.artifact.names import path_text
 
     return path_text(model) if isinstance(model, Path) else model
+
+
+def option_words(values: Mapping[str, Any]) -> list[str]:
+    """Options of a command line by their names without dashes; `None`, `False` and an empty tuple
+    leave one out, and a tuple gives one several times."""
+    words: list[str] = []
+    for name, value in values.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is True:
+                words.append(f"--{name}")
+            elif each is not None and each is not False:
+                words += [f"--{name}", str(each)]
+    return words
+
+
+def clip_word(clip: Clip | None) -> str | None:
+    """Clip ratios as `--clip` takes them."""
+    return None if clip is None else f"{clip.k},{clip.v}"
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command line of `oscar-zoo` with these arguments, for a shell."""
+    return f"oscar-zoo {shlex.join(words)}"

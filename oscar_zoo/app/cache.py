@@ -46,7 +46,7 @@ class StoredCheck:
             return None
         if self.record is None:
             return "oscar-zoo cache gc, then pull what is missing"
-        return f"oscar-zoo pull {self.record.id.reference}"
+        return self.record.fetch_again
 
 
 def stored() -> Stored:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
@@ -209,8 +208,3 @@ def plan_computing(
         raise refused
     notes = (not_served_note(refused),) if refused else ()
     return ComputePlan(choice, options, estimate(options, model), notes)
-
-
-def compute_command(command: str, text: str) -> str:
-    """The command line that computes an artifact for `text` where none exists."""
-    return f"oscar-zoo {command} {quote(text)} --compute"

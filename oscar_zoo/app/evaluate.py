@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from oscar_zoo.app.arguments import clip_of, model_text
+from oscar_zoo.app.arguments import clip_of, clip_word, command_line, model_text, option_words
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.evaluate.phases import Phase
@@ -57,6 +56,27 @@ class EvaluateRequest:
     stream_weights: bool | None = None
     revision: str | None = None
     hubs: tuple[str, ...] = ()
+
+    def command_line(self, model: str) -> str:
+        """The command line that means this request with the model `model`."""
+        usual = EvaluateRequest
+        stream = self.stream_weights
+        options: dict[str, Any] = {
+            "model": model,
+            "task": () if self.tasks == usual.tasks else self.tasks,
+            "data": None if self.data == usual.data else self.data,
+            "windows": None if self.windows == usual.windows else self.windows,
+            "length": None if self.length == usual.length else self.length,
+            "answers": None if self.answers == usual.answers else self.answers,
+            "clip": clip_word(self.clip),
+            "device": self.device,
+            "dtype": None if self.dtype == usual.dtype else self.dtype,
+            "stream-weights": stream is True,
+            "no-stream-weights": stream is False,
+            "revision": self.revision,
+            "hub": self.hubs,
+        }
+        return command_line(["eval", str(self.artifact), *option_words(options)])
 
 
 def evaluate_artifact(
@@ -147,7 +167,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     target = targets.parse(request.artifact)
     check_used(named or model_of(target), request.revision)
     artifact = open_artifact(target, Sources(request.hubs), observer)
-    again = f"oscar-zoo eval {quote(str(request.artifact))} --model FOLDER"
+    again = request.command_line(model="FOLDER")
     choice = model_for(artifact, named, observer, again=again)
     check_fetchable(choice.source, request.revision)
     from oscar_zoo.evaluate import run

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from oscar_zoo.app import targets
@@ -125,8 +124,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     text = read_text(request.data, "validation")
     named = targets.parse_given_model(request.model, observer)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
-    again = f"oscar-zoo eval {quote(str(request.artifact))} --model FOLDER"
-    choice = model_for(artifact, named, observer, again=again)
+    choice = model_for(artifact, named, observer, again="--model FOLDER")
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
     both_sides(artifact)
     device, gpu = nvidia_smi.pick_serving_device(request.device)

@@ -8,7 +8,6 @@ from pathlib import Path
 from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
-from oscar_zoo.app.serve_artifact import with_folder
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import SizeFlags
@@ -63,7 +62,7 @@ def prepare(
     artifact: Artifact,
     observer: Observer,
     *,
-    text: str,
+    again: str,
     model: ModelChoice | None,
     clip: Clip | None,
     device: str,
@@ -74,7 +73,7 @@ def prepare(
     """Choose model, recipe and number of GPUs, and refuse what does not go together.
 
     Args:
-        text: how the user called the artifact, for errors.
+        again: the command line that takes the FOLDER of the model, for errors.
         model: model to serve, or `None` for the artifact's base model.
         clip: clip ratios in place of the recipe's.
         flags: engine flags of the user.
@@ -84,7 +83,7 @@ def prepare(
         UsageError: no model or recipe is known.
         GeometryMismatch: artifact and model have different shapes.
     """
-    choice = model_for(artifact, model, observer, again=with_folder("serve", text))
+    choice = model_for(artifact, model, observer, again=again)
     fitting = ArtifactModel.of(artifact, choice)
     recipe = fitting.recipe.override(clip=clip)
     parallel = flags.tensor_parallel

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from oscar_zoo.app.artifacts import Artifact, pulled_artifact
-from oscar_zoo.app.compute_plan import compute_command, model_to_compute, plan_instead
+from oscar_zoo.app.compute_plan import model_to_compute, plan_instead
 from oscar_zoo.app.progress import SILENT, Observer, Silent
 from oscar_zoo.app.pull_request import (
     Named,
@@ -211,7 +211,7 @@ def _compute(
     error: OscarZooError,
     observer: Observer,
 ) -> Result:
-    command = compute_command("pull", text)
+    command = request.command_line(text, compute=True)
     if request.wish.may_compute(error):
         choice.check_can_be_had(command)
     plan = plan_instead(choice, request.wish, error, observer, command=command)

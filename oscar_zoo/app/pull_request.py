@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.compute_plan import ComputePlan, ComputeWish
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
@@ -51,6 +52,25 @@ class PullRequest:
     accept_new_digest: bool = False
     allow_downgrade: bool = False
     wish: ComputeWish = field(default_factory=ComputeWish)
+
+    def command_line(self, name: str, **changes: Any) -> str:
+        """The command line that means this request for `name` alone, with options to add or to
+        replace."""
+        options: dict[str, Any] = {
+            "hub": self.sources.named,
+            "compute": self.wish.compute,
+            "calib-data": self.wish.calib_data,
+            "device": self.wish.device,
+            "output": self.output,
+            "force": self.force,
+            "dry-run": self.dry_run,
+            "lock": self.lock is True,
+            "no-lock": self.lock is False,
+            "accept-new-digest": self.accept_new_digest,
+            "allow-downgrade": self.allow_downgrade,
+            "offline": self.sources.asked_offline,
+        }
+        return command_line(["pull", name, *option_words(options | changes)])
 
 
 @dataclass(frozen=True)

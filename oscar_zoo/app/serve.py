@@ -99,11 +99,11 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     flag_refusals.check_flags(flags, device)
     target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
-    artifact = open_to_serve(target, model, sources, wish, observer)
+    artifact = open_to_serve(target, model, sources, wish, observer, again=request.command_line)
     prepared = prepare(
         artifact,
         observer,
-        text=target.text,
+        again=request.command_line(model="FOLDER"),
         model=model,
         clip=request.clip,
         device=device,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.app.artifact_model import model_argument
 from oscar_zoo.app.artifacts import Artifact, open_folder, open_named, open_pulled
 from oscar_zoo.app.compute_plan import (
     ComputeWish,
-    compute_command,
     model_to_compute,
     plan_instead,
 )
@@ -33,6 +32,8 @@ def open_to_serve(
     sources: Sources,
     wish: ComputeWish,
     observer: Observer,
+    *,
+    again: Callable[..., str],
 ) -> Artifact:
     """Open the artifact that `target` means.
 
@@ -40,6 +41,7 @@ def open_to_serve(
         target: name of an artifact, its folder, a tree of artifacts, or the folder of a model.
         model: the model to serve it with, if the user named one; it also chooses in a tree.
         wish: what to do where nobody has an artifact.
+        again: the command line that was typed, with options to add or to replace.
 
     Raises:
         UnsupportedModel: no server takes the model.
@@ -48,26 +50,18 @@ def open_to_serve(
     """
     check_served(model or model_of(target), wish.revision)
     if isinstance(target, PathTarget):
-        folder = _one_of_tree(target, model)
-        return open_folder(folder)
+        return open_folder(_one_of_tree(target, model))
     try:
         return open_named(target, sources, observer)
     except OscarZooError as error:
         choice = model_to_compute(target, error, model)
         if choice is None:
             raise
-        choice.check_can_be_had(with_folder("serve", target.text))
-        at = "" if model is None else f" --model {model_argument(model.source)}"
-        command = compute_command("serve", target.text) + at
-        plan = plan_instead(choice, wish, error, observer, command=command)
+        choice.check_can_be_had(again(model="FOLDER"))
+        plan = plan_instead(choice, wish, error, observer, command=again(compute=True))
     made = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)
     folder_model = target.choice if isinstance(target, ModelTarget) else None
     return open_pulled(made.pulled, folder_model, observer)
-
-
-def with_folder(command: str, text: str) -> str:
-    """The command line that uses the artifact `text` with a model in a folder."""
-    return f"oscar-zoo {command} {quote(text)} --model FOLDER"
 
 
 def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
@@ -84,7 +78,7 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
         return found[0]
     if model is None:
         one = quote(path_text(found[0]))
-        hint = f"say which with --model MODEL, or name one: oscar-zoo serve {one}"
+        hint = f"say which with --model MODEL, or name one of them, for example {one}"
         raise UsageError(f"{target} holds {len(found)} artifacts.", hint=hint)
     wanted = model.source if Path(model.source).is_dir() else model.model_id
     return choose_artifact(path, found, wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -90,11 +91,12 @@ def command(
     wish = request.wish(offline=sources.offline)
     target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
-    artifact = open_to_serve(target, model, sources, wish, observer)
+    again = partial(request.command_line, print=True, engine=None if stock else engine)
+    artifact = open_to_serve(target, model, sources, wish, observer, again=again)
     prepared = prepare(
         artifact,
         observer,
-        text=target.text,
+        again=again(model="FOLDER"),
         model=model,
         clip=request.clip,
         device=device,

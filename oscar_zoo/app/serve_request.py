@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.app.arguments import clip_word, command_line, option_words
 from oscar_zoo.app.compute_plan import ComputeWish
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ServeRequest:
             "port": None if self.port == PORT else self.port,
             "expose": self.expose,
             "api-key-file": self.api_key_file,
-            "clip": None if self.clip is None else f"{self.clip.k},{self.clip.v}",
+            "clip": clip_word(self.clip),
             "timeout": None if self.timeout == TIMEOUT else self.timeout,
             "calib-data": self.calib_data,
             "device": self.device,
@@ -89,16 +89,9 @@ class ServeRequest:
             "detach": self.detach,
         }
         values |= {name.replace("_", "-"): value for name, value in changes.items()}
-        words = ["serve", str(self.target)]
-        for hub in self.hubs:
-            words += ["--hub", hub]
-        for name, value in values.items():
-            if value is True:
-                words.append(f"--{name}")
-            elif value is not None and value is not False:
-                words += [f"--{name}", str(value)]
+        words = ["serve", str(self.target), *option_words({"hub": self.hubs} | values)]
         return [*words, *(["--", *self.extra] if self.extra else [])]
 
     def command_line(self, **changes: Any) -> str:
         """The same, for a shell."""
-        return "oscar-zoo " + shlex.join(self.arguments(**changes))
+        return command_line(self.arguments(**changes))

@@ -24,12 +24,12 @@ class Sources:
 
     def __init__(self, named: str | Sequence[str] | None = None, *, offline: bool = False) -> None:
         self.named: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named or ())
-        self._offline = offline
+        self.asked_offline = offline
 
     @cached_property
     def settings(self) -> config.HubSettings:
         """The configuration in force; raises `UsageError` when `config.toml` is malformed."""
-        return config.load(self.named, offline=self._offline)
+        return config.load(self.named, offline=self.asked_offline)
 
     @cached_property
     def hubs(self) -> tuple[Hub, ...]:

@@ -7,7 +7,8 @@ would hide it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from shlex import quote
 from typing import TypeVar
 
 from oscar_zoo import paths
@@ -19,6 +20,7 @@ from oscar_zoo.errors import (
     OscarZooError,
     UsageError,
 )
+from oscar_zoo.hubs import config
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.known_names import close_names
@@ -77,9 +79,17 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
     asked = ", ".join(hub.title for hub, _ in troubles)
     return ArtifactNotFound(
         f"{name} is on none of the hubs asked: {asked}.",
-        hint="see what they have: oscar-zoo list",
+        hint=f"see what they have: oscar-zoo list{_as_options(hub for hub, _ in troubles)}",
         next_step=Compute("MODEL", "oscar-zoo pull MODEL --compute"),
     )
+
+
+def _as_options(hubs: Iterable[Hub]) -> str:
+    """`hubs` as options of a command; nothing where it asks them anyway."""
+    names = [hub.name for hub in hubs]
+    if set(names) <= set(config.load().read):
+        return ""
+    return "".join(f" --hub {quote(name)}" for name in names)
 
 
 def _suggesting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 from oscar_zoo.artifact import strict_json
@@ -45,6 +46,11 @@ class Record:
     revision: str | None = None
     level: str | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def fetch_again(self) -> str:
+        """The command that fetches the version again, from the hub that it came from."""
+        return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
 
     def to_bytes(self) -> bytes:
         """The content of `record.json`; the folder is not part of it."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound
+from oscar_zoo.hubs import config
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.next_step import ListNames
 from oscar_zoo.registry.catalog import Catalog
@@ -157,9 +158,11 @@ def _not_found(
         models = {a.model for a in on_hub} | {
             alias for e in view.index.artifacts for alias in e.aliases
         }
-        return ArtifactNotFound.for_name(
+        error = ArtifactNotFound.for_name(
             str(reference), view.catalog.close_matches(reference.name, models)
         )
+        error.next_step = ListNames(None if view.hub.name in config.load().read else view.hub.name)
+        return error
     elsewhere = sorted(
         f"{scheme}:{place.repo}"
         for m in view.catalog.manifests(recipe.name)

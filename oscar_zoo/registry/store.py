@@ -327,7 +327,7 @@ def inside(folder: Path) -> list[Path]:
 
 def _changed(record: Record, name: str, want: str, got: str | None) -> DigestMismatchError:
     what = f"{name} of {record.id} in the store"
-    hint = f"fetch it again: oscar-zoo pull {record.id.reference}"
+    hint = f"fetch it again: {record.fetch_again}"
     return DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
 
 

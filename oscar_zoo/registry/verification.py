@@ -35,12 +35,14 @@ class Checked:
         label: how to call it: its path, or its reference in the store.
         outcome: what verification found.
         stored: whether it is in the local store.
+        fetch_again: the command that fetches a stored version again.
         warnings: a sentence where the stored version was yanked or deprecated.
     """
 
     label: str
     outcome: Outcome
     stored: bool = False
+    fetch_again: str | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -118,9 +120,17 @@ def check_installed(
         damage = DigestMismatch(
             error.what, error.want, error.got, (Check("bytes", "failed", error.message),)
         )
-        return Checked(label, damage, stored=True, warnings=warnings)
+        return Checked(
+            label, damage, stored=True, fetch_again=record.fetch_again, warnings=warnings
+        )
     except MalformedFile as error:
-        return Checked(label, Unreadable(error.message, label), stored=True, warnings=warnings)
+        return Checked(
+            label,
+            Unreadable(error.message, label),
+            stored=True,
+            fetch_again=record.fetch_again,
+            warnings=warnings,
+        )
     recipe = recipe_for(record.id.model)
     outcome = verify_files(
         stored.payload,
@@ -131,7 +141,7 @@ def check_installed(
         what=label,
         strict=strict,
     )
-    return Checked(label, outcome, stored=True, warnings=warnings)
+    return Checked(label, outcome, stored=True, fetch_again=record.fetch_again, warnings=warnings)
 
 
 def existing_path(path: Path) -> Path:

@@ -25,7 +25,7 @@ from oscar_zoo.next_step import (
     [
         (Pull("A:b"), "fetch it: oscar-zoo pull A:b", "to fetch it: oscar-zoo pull A:b"),
         (Compute("A", "make it"), "compute one: make it", "to compute one: make it"),
-        (ListNames(), "all names: oscar-zoo list", "all names: oscar-zoo list"),
+        (ListNames(), "see what there is: oscar-zoo list", "see what there is: oscar-zoo list"),
         (AddOption("--dtype", "float32"), "add --dtype float32", "or add --dtype float32"),
         (DropOption("--resume"), "run it without --resume", "run it without --resume"),
     ],
@@ -45,7 +45,7 @@ def test_a_suggested_path_is_said_with_its_kind() -> None:
 def test_suggestions_come_first_and_keep_commands_as_they_are() -> None:
     error = ArtifactNotFound.for_name("qwen", ("Qwen3-8B", "Qwen3-4B"))
     assert error.suggestions == ("Qwen3-8B", "Qwen3-4B") and error.next_step == ListNames()
-    assert error.hint == "did you mean Qwen3-8B or Qwen3-4B? All names: oscar-zoo list"
+    assert error.hint == "did you mean Qwen3-8B or Qwen3-4B? See what there is: oscar-zoo list"
     error.next_step = Compute("Qwen", "oscar-zoo compute Qwen")
     assert str(error.hint).endswith("? To compute one: oscar-zoo compute Qwen")
 

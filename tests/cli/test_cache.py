@@ -112,7 +112,7 @@ def test_verify_reads_every_file_again_and_checks_more_than_hashes(
     (row,) = as_json(capsys, 4, "verify")["artifacts"]
     assert (
         "not a rotation file" in row["problem"]
-        and row["repair"] == f"oscar-zoo pull {TINY.reference}"
+        and row["repair"] == f"oscar-zoo pull {TINY.reference} --hub s"
     )
 
 

@@ -211,7 +211,7 @@ def test_without_compute_the_next_step_is_one_line(
     assert (
         capsys.readouterr()
         .err.rstrip()
-        .endswith(f"oscar-zoo serve {NAME} --compute --model {MODEL}")
+        .endswith(f"oscar-zoo serve {NAME} --model {MODEL} --compute --print")
     )
 
 
@@ -269,7 +269,7 @@ def test_a_hub_that_does_not_answer_is_told_of(
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         hub = ("--hub", "hf:org/zoo")
         error = error_of(capsys, 5, "pull", MODEL, *hub)
-        assert error["hint"].endswith(f"oscar-zoo pull {MODEL} --compute")
+        assert error["hint"].endswith(f"oscar-zoo pull {MODEL} --hub hf:org/zoo --compute")
         assert run(["pull", str(MODEL), *hub, "--compute", "--dry-run"]) == 0
     out, err = capsys.readouterr()
     assert "Would compute" in out and "note: Hugging Face org/zoo " in err

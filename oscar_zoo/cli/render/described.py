@@ -36,6 +36,7 @@ def facts_of(found: Description) -> dict[str, Any]:
                 "digest": copy.record.digest,
                 "path": str(copy.record.path),
                 "intact": copy.intact,
+                "fetch_again": copy.record.fetch_again,
             }
             for copy in found.installed
         ],
@@ -81,9 +82,7 @@ def print_facts(facts: dict[str, Any]) -> None:
     for copy in facts["installed"]:
         reference = copy["id"].replace("/", ":", 1)
         state = (
-            copy["path"]
-            if copy["intact"]
-            else f"damaged, fetch it again: oscar-zoo pull {reference}"
+            copy["path"] if copy["intact"] else f"damaged, fetch it again: {copy['fetch_again']}"
         )
         terminal.fact("installed", f"{reference}  {state}")
     for row in facts["offered"]:

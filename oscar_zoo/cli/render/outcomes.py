@@ -125,8 +125,8 @@ def next_step(
             )
         case DigestMismatch(want=want) if want == digest:
             return "do not use this copy, or compare with the digest of the version that it is"
-        case _ if checked.stored:
-            return f"oscar-zoo pull {checked.label}"
+        case _ if checked.fetch_again is not None:
+            return checked.fetch_again
         case DigestMismatch():
             return "fetch the artifact again; do not use this copy"
         case Rejected(code="v-is-k" | "k-is-v"):

@@ -1,0 +1,79 @@
+"""The command that an error proposes keeps what was typed, and works as printed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from refusals import TINY, refused
+from tiny_artifacts import K_NAME, artifact_files, write_folder
+
+from oscar_zoo.cli.main import run
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+TAG = "seq512_prompt2_group64"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> str:
+    """A folder that no configuration names, with one artifact."""
+    write_folder(tmp_path / "hub" / TINY / TAG, artifact_files())
+    return f"file:{tmp_path / 'hub'}"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> str:
+    (tmp_path / "empty").mkdir()
+    return f"file:{tmp_path / 'empty'}"
+
+
+def proposed(line: str) -> list[str]:
+    """The arguments of the last command in the line of an error."""
+    return shlex.split(line.rpartition("oscar-zoo ")[2])
+
+
+def test_computing_what_a_hub_does_not_have(capsys: pytest.CaptureFixture[str], empty: str) -> None:
+    typed = ["pull", str(MODEL), "--hub", empty, "--device", "cpu", "--dry-run", "--no-lock"]
+    again = proposed(refused(capsys, 3, *typed))
+    assert {*typed, "--compute"} == {*again} and run(again) == 0
+    assert "Would compute one" in capsys.readouterr().out
+
+
+def test_serving_what_a_hub_does_not_have(capsys: pytest.CaptureFixture[str], empty: str) -> None:
+    typed = ["serve", TINY, "--model", str(MODEL), "--hub", empty, "--print", "--device", "cpu"]
+    again = proposed(refused(capsys, 3, *typed, "--port", "4000"))
+    assert {*typed, "--port", "4000", "--compute"} == {*again}
+
+
+def test_a_model_that_is_on_no_hub(capsys: pytest.CaptureFixture[str], hub: str) -> None:
+    for typed in (
+        ["serve", TINY, "--hub", hub, "--print"],
+        ["eval", TINY, "--hub", hub, "--task", "recall", "--answers", "3"],
+    ):
+        assert {*typed, "--model", "FOLDER"} == {*proposed(refused(capsys, 2, *typed))}
+
+
+def test_names_are_listed_where_they_were_looked_for(
+    capsys: pytest.CaptureFixture[str], hub: str, empty: str
+) -> None:
+    for hubs in ([hub], [hub, empty]):
+        options = [word for name in hubs for word in ("--hub", name)]
+        line = refused(capsys, 3, "pull", "nobody-knows-this", *options)
+        again = line.partition("oscar-zoo ")[2].partition(";")[0]
+        assert shlex.split(again) == ["list", *options] and run(shlex.split(again)) == 0
+        assert TAG in capsys.readouterr().out
+
+
+def test_a_damaged_copy_is_fetched_from_its_hub(
+    capsys: pytest.CaptureFixture[str], hub: str
+) -> None:
+    assert run(["pull", TINY, "--hub", hub]) == 0
+    entry = next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}"))
+    entry.unlink()
+    capsys.readouterr()
+    assert run(["verify", TINY]) == 4
+    again = proposed(capsys.readouterr().err)
+    assert again == ["pull", f"{TINY}:{TAG}", "--hub", hub] and run(again) == 0
+    assert run(["verify", TINY]) == 0
