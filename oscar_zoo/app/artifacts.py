@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget, PathTarget, Target, looking_up
+from oscar_zoo.app.targets import ModelTarget, NameTarget, PathTarget, Target
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
@@ -142,7 +143,7 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
     """Open the artifact that a name, or the folder of a model, means; as `open_artifact`."""
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
-    with looking_up(target, observer):
+    with looking_up(target.namesake if isinstance(target, NameTarget) else None, observer):
         if prefer_installed:
             reference = stored_reference(reference, store)
         result = pull(

@@ -14,59 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
 from oscar_zoo.app.compute_request import ComputeRequest
+from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.requirements import require_compute
-from oscar_zoo.app.targets import ModelTarget, NameTarget
-from oscar_zoo.errors import (
-    ArtifactNotAsked,
-    ArtifactNotFound,
-    NetworkError,
-    OscarZooError,
-    UsageError,
-)
+from oscar_zoo.errors import ArtifactNotAsked, NetworkError, OscarZooError
 from oscar_zoo.next_step import Compute
-from oscar_zoo.registry.model_names import ModelChoice, model_called
+from oscar_zoo.registry.model_names import ModelChoice
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.options import ComputeOptions
-
-
-@dataclass(frozen=True)
-class ComputeWish:
-    """What a caller wants when nobody has published an artifact.
-
-    Attributes:
-        compute: compute one without a question.
-        ask: otherwise, ask the observer whether to compute one.
-        calib_data, device, revision: as in `ComputeRequest`; `None` for its defaults.
-        offline: send no request.
-        to_serve: the artifact is wanted for a server, so a model that `serve` refuses is an error.
-    """
-
-    compute: bool = False
-    ask: bool = False
-    calib_data: str | None = None
-    device: str | None = None
-    revision: str | None = None
-    offline: bool = False
-    to_serve: bool = False
-
-    def may_compute(self, error: OscarZooError) -> bool:
-        """Whether to compute one, or to ask for that, after a search gave `error`."""
-        return self.compute or (self.ask and isinstance(error, ArtifactNotFound))
-
-    def check(self) -> None:
-        """Raise `UsageError` when the wish makes no sense or cannot be met in this process."""
-        if self.calib_data and not self.compute:
-            raise UsageError(
-                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
-            )
-        if self.compute and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageError(
-                "this computes in one process.",
-                hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish",
-            )
 
 
 @dataclass(frozen=True)
@@ -119,28 +76,6 @@ class ComputePlan:
         return Note("compute.start", text, self.facts, kind="step")
 
 
-def model_to_compute(
-    target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
-) -> ModelChoice | None:
-    """The model from which an artifact for `target` can be made, after a search gave `error`.
-
-    Args:
-        model: where the model's weights are, if the caller said so; it must have the same name.
-
-    Returns:
-        `None` when the error says something else, when the target names one version, and when no
-        model is meant.
-    """
-    if not isinstance(error, ArtifactNotFound | NetworkError):
-        return None
-    reference = target.reference
-    if reference.tag is not None or reference.digest is not None:
-        return None
-    if model is None:
-        model = target.choice if isinstance(target, ModelTarget) else model_called(reference.name)
-    return model if model is not None and model.is_called(reference.name) else None
-
-
 def plan_instead(
     choice: ModelChoice,
     wish: ComputeWish,
@@ -152,13 +87,12 @@ def plan_instead(
     """The plan to compute what a search did not find, if the caller wishes that.
 
     Args:
-        choice: the model, which can be had where the wish allows to compute.
+        choice: the model, which is not refused, and can be had where the wish allows to compute.
         wish: what the caller said; the observer may be asked.
         error: what the search gave.
         command: the command line that computes it.
 
     Raises:
-        UnsupportedModel: no command takes the model.
         OscarZooError: `error` when nothing shall be computed, with `command` as the next step
             unless the model cannot be fetched either; else as `plan_computing`.
     """
@@ -166,10 +100,8 @@ def plan_instead(
         plan = plan_computing(choice, wish, error, observer)
         if wish.compute or observer.confirm(plan.question):
             return plan
-    from oscar_zoo.app.refused_models import check_used
     from oscar_zoo.models.model_hub import is_here
 
-    check_used(choice, wish.revision)
     unasked = isinstance(error, NetworkError | ArtifactNotAsked)
     if not unasked or is_here(choice.source):
         error.next_step = Compute(choice.name, command)

@@ -156,7 +156,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.app import targets
     from oscar_zoo.app.artifact_model import both_sides, model_for
     from oscar_zoo.app.artifacts import open_artifact
-    from oscar_zoo.app.refused_models import check_used, model_of
+    from oscar_zoo.app.refused_models import check_used
     from oscar_zoo.app.sources import Sources
     from oscar_zoo.evaluate.texts import read_text
     from oscar_zoo.models.model_hub import check_fetchable
@@ -165,7 +165,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     text = read_text(request.data, "validation")
     named = targets.parse_given_model(request.model, observer)
     target = targets.parse(request.artifact)
-    check_used(named or model_of(target), request.revision)
+    check_used(named or target.choice, request.revision)
     artifact = open_artifact(target, Sources(request.hubs), observer)
     again = request.command_line(model="FOLDER")
     choice = model_for(artifact, named, observer, again=again)

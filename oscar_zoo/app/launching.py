@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from oscar_zoo.app import server_records
 from oscar_zoo.app.prepare_serve import Prepared
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.app.server_records import ServerRecord
-from oscar_zoo.app.server_start import StartObserver
+from oscar_zoo.app.server_start import StartObserver, with_next_step
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
 from oscar_zoo.engines.sglang.launch.ready import read_facts
 from oscar_zoo.errors import ServerFailed
@@ -20,14 +18,6 @@ from oscar_zoo.evaluate.server_client import ServerClient
 
 ANSWER_SECONDS = 60.0
 """Seconds that a server that is ready may take to describe itself."""
-NO_MODEL = re.compile(
-    r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound"
-)
-"""What transformers and the hub's client say when no hub has a model, or none can be asked."""
-NO_ACCESS = re.compile(
-    r"GatedRepo|gated repo|401 Client Error|403 Client Error|Unauthorized|[Aa]ccess to model \S+ is"
-)
-"""What they say when a model needs a token: the environment of a server holds none."""
 
 
 def launch(
@@ -46,26 +36,6 @@ def launch(
         return _started(wanted, prepared, port, observer)
     except ServerFailed as error:
         raise with_next_step(error, prepared.choice.source, again) from None
-
-
-def with_next_step(error: ServerFailed, source: str, again: str) -> ServerFailed:
-    """The same error; with the next step where the model `source` could not be fetched.
-
-    Args:
-        again: the command line that takes the DIR of the model.
-    """
-    if Path(source).is_dir():
-        return error
-    if NO_ACCESS.search(error.message):
-        step = (
-            f"the server has no token of yours; fetch {source} with it: hf download {source},"
-            " then serve it with --offline"
-        )
-    elif NO_MODEL.search(error.message):
-        step = f"if {source} lies in a folder: {again}"
-    else:
-        return error
-    return ServerFailed(error.message, hint=f"{step}; {error.hint}")
 
 
 def _started(

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from oscar_zoo.app.artifacts import Artifact, pulled_artifact
-from oscar_zoo.app.compute_plan import model_to_compute, plan_instead
+from oscar_zoo.app.compute_plan import plan_instead
+from oscar_zoo.app.compute_wish import model_to_compute
+from oscar_zoo.app.namesakes import mention_namesake
 from oscar_zoo.app.progress import SILENT, Observer, Silent
 from oscar_zoo.app.pull_request import (
     Named,
@@ -20,8 +22,9 @@ from oscar_zoo.app.pull_request import (
     check_request,
     trust_of,
 )
+from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget, mention_namesake, parse_named
+from oscar_zoo.app.targets import ModelTarget, NameTarget, parse_named
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.base import Progress
@@ -211,6 +214,7 @@ def _compute(
     error: OscarZooError,
     observer: Observer,
 ) -> Result:
+    check_used(choice, request.wish.revision)
     command = request.command_line(text, compute=True)
     if request.wish.may_compute(error):
         choice.check_can_be_had(command)

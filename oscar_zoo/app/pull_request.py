@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.arguments import command_line, option_words
-from oscar_zoo.app.compute_plan import ComputePlan, ComputeWish
+from oscar_zoo.app.compute_plan import ComputePlan
+from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import OscarZooError, UsageError

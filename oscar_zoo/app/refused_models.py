@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oscar_zoo.app.targets import ModelTarget, NameTarget, Target
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.registry.architectures import architecture
-from oscar_zoo.registry.model_names import ModelChoice, holds_model, model_called
-
-
-def model_of(target: Target) -> ModelChoice | None:
-    """The model that a target stands for, or `None` where a look-up has to tell."""
-    if isinstance(target, ModelTarget):
-        return target.choice
-    return model_called(target.reference.name) if isinstance(target, NameTarget) else None
+from oscar_zoo.registry.model_names import ModelChoice, holds_model
 
 
 def check_served(choice: ModelChoice | None, revision: str | None = None) -> None:

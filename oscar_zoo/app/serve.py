@@ -11,6 +11,7 @@ from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.launching import launch
 from oscar_zoo.app.prepare_serve import check_memory, prepare
 from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.app.serve_artifact import open_to_serve
@@ -20,7 +21,6 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 
@@ -84,14 +84,14 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         MissingDependency, UnsupportedMachine: no supported SGLang is installed.
         PortInUse: another process listens there.
         ServerFailed: the server did not start.
-        OscarZooError: as `open_to_serve` and `prepare`.
+        OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
-    flags = UserFlags(request.extra)
-    size = flags.sizes()
+    flags, size = request.flags, request.flags.sizes()
     key = key_for(request.expose, request.api_key_file)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     wish.check()
+    again = request.command_line(model="DIR")
     require_serve()
     host = request.expose or plan.LOOPBACK
     check_port(host, request.port, lambda port: request.command_line(port=port))
@@ -99,6 +99,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     flag_refusals.check_flags(flags, device)
     target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
+    check_served(model or target.choice, request.revision)
     artifact = open_to_serve(target, model, sources, wish, observer, again=request.command_line)
     prepared = prepare(
         artifact,
@@ -129,5 +130,4 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         served_name=prepared.served_name,
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
     )
-    again = request.command_line(model="DIR")
     return launch(wanted, prepared, request.port, observer, again=again)

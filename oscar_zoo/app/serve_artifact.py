@@ -7,14 +7,10 @@ from pathlib import Path
 from shlex import quote
 
 from oscar_zoo.app.artifacts import Artifact, open_folder, open_named, open_pulled
-from oscar_zoo.app.compute_plan import (
-    ComputeWish,
-    model_to_compute,
-    plan_instead,
-)
+from oscar_zoo.app.compute_plan import plan_instead
+from oscar_zoo.app.compute_wish import ComputeWish, model_to_compute
 from oscar_zoo.app.obtain import obtain
 from oscar_zoo.app.progress import Observer
-from oscar_zoo.app.refused_models import check_served, model_of
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, PathTarget, Target
 from oscar_zoo.artifact.names import path_text
@@ -44,11 +40,9 @@ def open_to_serve(
         again: the command line that was typed, with options to add or to replace.
 
     Raises:
-        UnsupportedModel: no server takes the model.
         PathNotFound, ArtifactNotFound, AmbiguousName: `target` means nothing, or too much.
         OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
-    check_served(model or model_of(target), wish.revision)
     if isinstance(target, PathTarget):
         return open_folder(_one_of_tree(target, model))
     try:

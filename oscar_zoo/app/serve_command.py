@@ -14,6 +14,7 @@ from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.prepare_serve import Prepared, prepare
 from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
@@ -69,10 +70,9 @@ def command(
 
     Raises:
         UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
-        OscarZooError: as `open_to_serve` and `prepare`.
+        OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
-    flags = UserFlags(request.extra)
-    size = flags.sizes()
+    flags, size = request.flags, request.flags.sizes()
     if request.api_key_file is not None or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
@@ -92,6 +92,7 @@ def command(
     target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
     again = partial(request.command_line, print=True, engine=None if stock else engine)
+    check_served(model or target.choice, request.revision)
     artifact = open_to_serve(target, model, sources, wish, observer, again=again)
     prepared = prepare(
         artifact,

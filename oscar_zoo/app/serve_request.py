@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.arguments import clip_word, command_line, option_words
-from oscar_zoo.app.compute_plan import ComputeWish
+from oscar_zoo.app.compute_wish import ComputeWish
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
@@ -55,6 +57,11 @@ class ServeRequest:
     ask: bool = False
     calib_data: str | None = None
     detach: bool = False
+
+    @cached_property
+    def flags(self) -> UserFlags:
+        """The engine flags, read once; raises `UsageError` for one that `serve` does not allow."""
+        return UserFlags(self.extra)
 
     def wish(self, *, offline: bool) -> ComputeWish:
         """What to do where no artifact exists; `offline` is what the configuration says, too."""

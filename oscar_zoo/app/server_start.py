@@ -1,10 +1,21 @@
-"""The start of a server, as news to an `Observer`."""
+"""The start of a server, as news to an `Observer`, and what to do when it fails."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.errors import ServerFailed
+
+NO_MODEL = re.compile(
+    r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound"
+)
+"""What transformers and the hub's client say when no hub has a model, or none can be asked."""
+NO_ACCESS = re.compile(
+    r"GatedRepo|gated repo|401 Client Error|403 Client Error|Unauthorized|[Aa]ccess to model \S+ is"
+)
+"""What they say when a model needs a token: the environment of a server holds none."""
 
 
 class StartObserver:
@@ -30,3 +41,23 @@ class StartObserver:
     def warn(self, text: str) -> None:
         """See `StartNews`."""
         self._observer.note(Note("server.environment", text))
+
+
+def with_next_step(error: ServerFailed, source: str, again: str) -> ServerFailed:
+    """The same error; with the next step where the model `source` could not be fetched.
+
+    Args:
+        again: the command line that takes the DIR of the model.
+    """
+    if Path(source).is_dir():
+        return error
+    if NO_ACCESS.search(error.message):
+        step = (
+            f"the server has no token of yours; fetch {source} with it: hf download {source},"
+            " then serve it with --offline"
+        )
+    elif NO_MODEL.search(error.message):
+        step = f"if {source} lies in a folder: {again}"
+    else:
+        return error
+    return ServerFailed(error.message, hint=f"{step}; {error.hint}")

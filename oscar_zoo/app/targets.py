@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from oscar_zoo.app.namesakes import suggest_path
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import FILE_NAME
-from oscar_zoo.artifact.names import Reference, is_path, path_text
-from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, OscarZooError, UsageError
-from oscar_zoo.next_step import SuggestedPath
+from oscar_zoo.artifact.names import Reference, is_path
+from oscar_zoo.errors import InvalidName, UsageError
 from oscar_zoo.registry.model_names import (
     ModelChoice,
     choose_model,
     holds_model,
+    model_called,
     model_in_folder,
-    namesake_note,
 )
 
 
@@ -39,6 +38,10 @@ class PathTarget:
 
     text: str
     path: Path
+
+    @property
+    def choice(self) -> None:
+        """The model that the text alone means: none."""
 
     def __str__(self) -> str:
         return self.text
@@ -84,6 +87,11 @@ class NameTarget:
     reference: Reference
     namesake: Path | None = None
 
+    @cached_property
+    def choice(self) -> ModelChoice | None:
+        """The model that the text alone means, if it means one."""
+        return model_called(self.reference.name)
+
     @property
     def model_namesake(self) -> Path | None:
         """`namesake`, if it is a folder that holds a model and no artifact."""
@@ -112,7 +120,7 @@ def parse(text: str | Path) -> Target:
         return NameTarget(text, Reference.parse(text), namesake)
     except InvalidName as error:
         if namesake is not None:
-            _suggest_path(namesake, error)
+            suggest_path(namesake, error)
         raise
 
 
@@ -145,44 +153,6 @@ def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
 def parse_given_model(model: str | Path | None, observer: Observer) -> ModelChoice | None:
     """`parse_model` of what the user may have named."""
     return None if model is None else parse_model(model, observer)
-
-
-@contextmanager
-def looking_up(target: Target, observer: Observer) -> Iterator[None]:
-    """While `target` is looked up: mention its namesake, in the error or in a note.
-
-    Raises:
-        OscarZooError: what the block raises, with another hint.
-    """
-    place = target.namesake if isinstance(target, NameTarget) else None
-    try:
-        yield
-    except (NotFoundError, NetworkError, InvalidName) as error:
-        mention_namesake(place, error, observer)
-        raise
-    mention_namesake(place, None, observer)
-
-
-def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
-    """Mention, after a look-up, that `place` has the name that was looked up.
-
-    Args:
-        place: a file or folder, or `None`, which needs no mention.
-        error: what the look-up raised; it asks whether `place` was meant. With `None` the observer
-            hears a note.
-    """
-    if place is None:
-        return
-    if error is not None:
-        _suggest_path(place, error)
-    else:
-        observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
-
-
-def _suggest_path(place: Path, error: OscarZooError) -> None:
-    kind = "folder" if place.is_dir() else "file"
-    error.advise()
-    error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
 def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:

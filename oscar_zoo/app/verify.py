@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.targets import NameTarget, PathTarget, Target, looking_up, parse
+from oscar_zoo.app.targets import NameTarget, PathTarget, Target, parse
 from oscar_zoo.artifact.names import parse_digest
 from oscar_zoo.artifact.outcome import Outcome
 from oscar_zoo.artifact.specs import Geometry
@@ -53,7 +54,7 @@ def verify_all(request: VerifyRequest, observer: Observer = SILENT) -> tuple[Che
     results: list[Checked] = []
     for target in request.targets:
         if isinstance(target, NameTarget):
-            with looking_up(target, observer):
+            with looking_up(target.namesake, observer):
                 results.append(
                     check_installed(
                         target.reference, geometry=geometry, digest=digest, strict=request.strict

@@ -15,8 +15,9 @@ from architectures import write_architecture
 from random_qwen3 import EXAMPLE, write_model
 
 from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, options_of
-from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
+from oscar_zoo.app.compute_plan import plan_computing
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
+from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.evaluate import EvaluateRequest, evaluate_artifact
 from oscar_zoo.app.progress import SILENT, Note, Silent
 from oscar_zoo.artifact.specs import Clip

@@ -16,7 +16,8 @@ from cli_child import Cli
 from saved_models import change_config, save_model
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app.compute_plan import ComputeWish, plan_computing
+from oscar_zoo.app.compute_plan import plan_computing
+from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.progress import SILENT
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from oscar_zoo.app.launching import with_next_step
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
+from oscar_zoo.app.server_start import with_next_step
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run

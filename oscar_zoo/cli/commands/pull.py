@@ -85,7 +85,7 @@ def command(
       oscar-zoo pull Qwen3-8B@sha256:3f9a12b4c5d6 --hub hf:my-org/zoo
       oscar-zoo pull ./my-model --compute --calib-data my-text.txt
     """
-    from oscar_zoo.app.compute_plan import ComputeWish
+    from oscar_zoo.app.compute_wish import ComputeWish
     from oscar_zoo.app.pull import pull_all
     from oscar_zoo.app.pull_request import PullRequest
     from oscar_zoo.app.sources import Sources

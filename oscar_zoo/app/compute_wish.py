@@ -1,0 +1,69 @@
+"""What `pull` and `serve` may compute when nobody has published an artifact."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from oscar_zoo.app.targets import ModelTarget, NameTarget
+from oscar_zoo.errors import ArtifactNotFound, NetworkError, OscarZooError, UsageError
+from oscar_zoo.registry.model_names import ModelChoice
+
+
+@dataclass(frozen=True)
+class ComputeWish:
+    """What a caller wants when nobody has published an artifact.
+
+    Attributes:
+        compute: compute one without a question.
+        ask: otherwise, ask the observer whether to compute one.
+        calib_data, device, revision: as in `ComputeRequest`; `None` for its defaults.
+        offline: send no request.
+        to_serve: the artifact is wanted for a server, so a model that `serve` refuses is an error.
+    """
+
+    compute: bool = False
+    ask: bool = False
+    calib_data: str | None = None
+    device: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    to_serve: bool = False
+
+    def may_compute(self, error: OscarZooError) -> bool:
+        """Whether to compute one, or to ask for that, after a search gave `error`."""
+        return self.compute or (self.ask and isinstance(error, ArtifactNotFound))
+
+    def check(self) -> None:
+        """Raise `UsageError` when the wish makes no sense or cannot be met in this process."""
+        if self.calib_data and not self.compute:
+            raise UsageError(
+                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
+            )
+        if self.compute and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "this computes in one process.",
+                hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish",
+            )
+
+
+def model_to_compute(
+    target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
+) -> ModelChoice | None:
+    """The model from which an artifact for `target` can be made, after a search gave `error`.
+
+    Args:
+        model: where the model's weights are, if the caller said so; it must have the same name.
+
+    Returns:
+        `None` when the error says something else, when the target names one version, and when no
+        model is meant.
+    """
+    if not isinstance(error, ArtifactNotFound | NetworkError):
+        return None
+    reference = target.reference
+    if reference.tag is not None or reference.digest is not None:
+        return None
+    if model is None:
+        model = target.choice
+    return model if model is not None and model.is_called(reference.name) else None

@@ -1,0 +1,54 @@
+"""Files and folders of the current folder that have the name of an artifact.
+
+A name is never taken for them. They are mentioned, so that nobody wonders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.artifact.names import path_text
+from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, OscarZooError
+from oscar_zoo.next_step import SuggestedPath
+from oscar_zoo.registry.model_names import namesake_note
+
+
+@contextmanager
+def looking_up(place: Path | None, observer: Observer) -> Iterator[None]:
+    """While a name is looked up: mention its namesake `place`, in the error or in a note.
+
+    Raises:
+        OscarZooError: what the block raises, with another hint.
+    """
+    try:
+        yield
+    except (NotFoundError, NetworkError, InvalidName) as error:
+        mention_namesake(place, error, observer)
+        raise
+    mention_namesake(place, None, observer)
+
+
+def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
+    """Mention, after a look-up, that `place` has the name that was looked up.
+
+    Args:
+        place: a file or folder, or `None`, which needs no mention.
+        error: what the look-up raised; it asks whether `place` was meant. With `None` the observer
+            hears a note.
+    """
+    if place is None:
+        return
+    if error is not None:
+        suggest_path(place, error)
+    else:
+        observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
+
+
+def suggest_path(place: Path, error: OscarZooError) -> None:
+    """Let `error` ask whether `place` was meant."""
+    kind = "folder" if place.is_dir() else "file"
+    error.advise()
+    error.suggestions = (SuggestedPath(path_text(place), kind),)
