@@ -143,7 +143,7 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
     """Open the artifact that a name, or the folder of a model, means; as `open_artifact`."""
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
-    with looking_up(target.namesake if isinstance(target, NameTarget) else None, observer):
+    with looking_up(target, observer):
         if prefer_installed:
             reference = stored_reference(reference, store)
         result = pull(

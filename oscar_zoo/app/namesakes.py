@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from oscar_zoo.app.progress import Note, Observer
-from oscar_zoo.artifact.names import path_text
+from oscar_zoo.app.targets import NameTarget, Target, suggest_path
 from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, OscarZooError
-from oscar_zoo.next_step import SuggestedPath
 from oscar_zoo.registry.model_names import namesake_note
 
 
 @contextmanager
-def looking_up(place: Path | None, observer: Observer) -> Iterator[None]:
-    """While a name is looked up: mention its namesake `place`, in the error or in a note.
+def looking_up(target: Target, observer: Observer) -> Iterator[None]:
+    """While `target` is looked up: mention its namesake, in the error or in a note.
 
     Raises:
         OscarZooError: what the block raises, with another hint.
     """
+    place = target.namesake if isinstance(target, NameTarget) else None
     try:
         yield
     except (NotFoundError, NetworkError, InvalidName) as error:
@@ -45,10 +45,3 @@ def mention_namesake(place: Path | None, error: OscarZooError | None, observer: 
         suggest_path(place, error)
     else:
         observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
-
-
-def suggest_path(place: Path, error: OscarZooError) -> None:
-    """Let `error` ask whether `place` was meant."""
-    kind = "folder" if place.is_dir() else "file"
-    error.advise()
-    error.suggestions = (SuggestedPath(path_text(place), kind),)

@@ -19,7 +19,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import artifact_folders, existing_path
+from oscar_zoo.registry.verification import artifacts_at, existing_path
 
 
 def open_to_serve(
@@ -67,7 +67,7 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
         ArtifactNotFound, AmbiguousName: none of them is for `model`, or several are.
     """
     path = existing_path(target.path)
-    found = [path] if path.is_file() else artifact_folders(path)
+    found = artifacts_at(path)
     if len(found) == 1:
         return found[0]
     if model is None:

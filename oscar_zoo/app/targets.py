@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from oscar_zoo.app.namesakes import suggest_path
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import FILE_NAME
-from oscar_zoo.artifact.names import Reference, is_path
-from oscar_zoo.errors import InvalidName, UsageError
+from oscar_zoo.artifact.names import Reference, is_path, path_text
+from oscar_zoo.errors import InvalidName, OscarZooError, UsageError
+from oscar_zoo.next_step import SuggestedPath
 from oscar_zoo.registry.model_names import (
     ModelChoice,
     choose_model,
@@ -155,6 +155,13 @@ def parse_given_model(model: str | Path | None, observer: Observer) -> ModelChoi
     return None if model is None else parse_model(model, observer)
 
 
+def suggest_path(place: Path, error: OscarZooError) -> None:
+    """Let `error` ask whether `place` was meant."""
+    kind = "folder" if place.is_dir() else "file"
+    error.advise()
+    error.suggestions = (SuggestedPath(path_text(place), kind),)
+
+
 def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:
     hint = f"oscar-zoo verify {shlex.quote(target.text)}"
     if isinstance(target, ModelTarget):
@@ -167,6 +174,6 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:
 def _is_model_folder(path: Path) -> bool:
     if not holds_model(path) or (path / FILE_NAME).exists():
         return False
-    from oscar_zoo.artifact.verify import find_artifacts
+    from oscar_zoo.artifact.tree import find_artifacts
 
     return not find_artifacts(path)

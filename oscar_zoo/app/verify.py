@@ -54,7 +54,7 @@ def verify_all(request: VerifyRequest, observer: Observer = SILENT) -> tuple[Che
     results: list[Checked] = []
     for target in request.targets:
         if isinstance(target, NameTarget):
-            with looking_up(target.namesake, observer):
+            with looking_up(target, observer):
                 results.append(
                     check_installed(
                         target.reference, geometry=geometry, digest=digest, strict=request.strict

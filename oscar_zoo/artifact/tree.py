@@ -12,14 +12,51 @@ from contextlib import suppress
 from pathlib import Path
 
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest
 from oscar_zoo.artifact.names import is_path, path_text
-from oscar_zoo.artifact.verify import find_artifacts
-from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, OscarZooError, PathNotFound
+from oscar_zoo.errors import (
+    AmbiguousName,
+    ArtifactNotFound,
+    OscarZooError,
+    PathNotFound,
+    StorageError,
+)
 
 _CACHED = "models--"
 """A model hub's cache keeps `ORG/NAME` in `models--ORG--NAME/snapshots/<commit>`."""
 _SHOWN = 8
+
+
+def find_artifacts(path: Path) -> list[Path]:
+    """Folders that directly hold rotation files or a manifest, sorted: `path` and those below.
+
+    Hidden folders and symbolic links are skipped, and so are folders that vanish meanwhile. A file,
+    or a folder that does not exist, holds none.
+
+    Raises:
+        StorageError: a folder cannot be listed.
+    """
+    if not path.is_dir():
+        return []
+    found, todo = [], [path]
+    while todo:
+        folder = todo.pop()
+        try:
+            entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
+        except FileNotFoundError:
+            continue  # it went away after its parent was listed
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {folder}: {error.strerror}.",
+                hint="check its permissions, or name a folder below it",
+            ) from None
+        if any(
+            entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME)
+            for entry in entries
+        ):
+            found.append(folder)
+        todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return sorted(found)
 
 
 def artifact_of_model(tree: Path, model: str) -> Path:

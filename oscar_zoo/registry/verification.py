@@ -56,7 +56,7 @@ def check_path(
         PathNotFound: no rotation file is there.
         UsageError: `digest` with several artifacts.
     """
-    found = [path] if path.is_file() else artifact_folders(path)
+    found = artifacts_at(path)
     if digest is not None and len(found) > 1:
         raise UsageError(
             f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them"
@@ -75,7 +75,7 @@ def check_one(
         digest: what the artifact must have; see `verify_files`.
         strict: apply the rules of publishing.
     """
-    from oscar_zoo.artifact.verify import verify_path
+    from oscar_zoo.artifact.artifact_folder import verify_path
 
     geometry = geometry or geometry_from_path(path)
     return Checked(
@@ -167,11 +167,18 @@ def existing_path(path: Path) -> Path:
     return path.parent if path.name == FILE_NAME else path
 
 
-def artifact_folders(path: Path) -> list[Path]:
-    """The folders of artifacts at and below `path`; raises `PathNotFound` when there are none."""
-    from oscar_zoo.artifact.verify import find_artifacts
+def artifacts_at(path: Path) -> list[Path]:
+    """The file `path`, or the folders of artifacts at and below it.
 
-    found = find_artifacts(path)
+    Args:
+        path: as `existing_path` returns it.
+
+    Raises:
+        PathNotFound: there are none.
+    """
+    from oscar_zoo.artifact.tree import find_artifacts
+
+    found = [path] if path.is_file() else find_artifacts(path)
     if not found:
         raise PathNotFound(f"no rotation files in {path_text(path)}.", hint=WANTED)
     return found
@@ -184,9 +191,7 @@ def one_artifact(path: Path) -> Path:
         PathNotFound: there is none.
         UsageError: there are several, and `path` itself is none.
     """
-    if path.is_file():
-        return path
-    found = artifact_folders(path)
+    found = artifacts_at(path)
     if path not in found and len(found) > 1:
         raise UsageError(
             f"{path} holds {len(found)} artifacts.",

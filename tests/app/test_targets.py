@@ -85,9 +85,9 @@ def test_no_name_but_a_folder_of_that_name(here: Path) -> None:
 def test_a_namesake_is_mentioned_in_a_note_or_in_the_error(here: Path) -> None:
     (here / "mine").mkdir()
     target, heard = parse("mine"), Heard()
-    with looking_up(target.namesake, heard):
+    with looking_up(target, heard):
         pass
     assert [note.code for note in heard.notes] == ["target.namesake"]
-    with pytest.raises(ArtifactNotFound) as caught, looking_up(target.namesake, heard):
+    with pytest.raises(ArtifactNotFound) as caught, looking_up(target, heard):
         raise ArtifactNotFound.for_name("mine")
     assert caught.value.hint == "did you mean the folder ./mine?" and len(heard.notes) == 1

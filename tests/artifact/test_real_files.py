@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import tiny_rotations as tiny
 
+from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import Rejected, Verified
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.verify import find_artifacts, verify_path
+from oscar_zoo.artifact.tree import find_artifacts
 from oscar_zoo.artifact.writer import rotation_bytes
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts"

@@ -13,7 +13,8 @@ import pytest
 import tiny_artifacts as artifacts
 import tiny_rotations as tiny
 
-from oscar_zoo.artifact import verify
+from oscar_zoo.artifact import artifact_folder
+from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FileEntry, Manifest, StatisticsBlock
@@ -27,7 +28,8 @@ from oscar_zoo.artifact.outcome import (
 )
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import fingerprint_bytes
-from oscar_zoo.artifact.verify import find_artifacts, verify_files, verify_path
+from oscar_zoo.artifact.tree import find_artifacts
+from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import PathNotFound
 
@@ -424,9 +426,9 @@ def test_a_folder_is_judged_by_its_names_before_anything_is_read(
         os.mkfifo(folder / f"{name}.pt")  # reading one would be another outcome
     assert_rejected(verify_path(folder), "schema", "ambiguous_pair")
     whole = write(tmp_path / "pair", pair())
-    monkeypatch.setattr(verify, "MAX_ARTIFACT_BYTES", sum(map(len, pair().values())))
+    monkeypatch.setattr(artifact_folder, "MAX_ARTIFACT_BYTES", sum(map(len, pair().values())))
     assert_verified(verify_path(whole))
-    monkeypatch.setattr(verify, "MAX_ARTIFACT_BYTES", sum(map(len, pair().values())) - 1)
+    monkeypatch.setattr(artifact_folder, "MAX_ARTIFACT_BYTES", sum(map(len, pair().values())) - 1)
     assert isinstance(verify_path(whole), Unreadable)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.verify import verify_path
 from oscar_zoo.bench import dummy
 from oscar_zoo.errors import InvalidModel, UsageError
 from oscar_zoo.models import config_file

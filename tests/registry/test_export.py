@@ -7,7 +7,7 @@ from hub_folders import HARD, hub_with
 from pulling import pull
 from tiny_artifacts import K_NAME, artifact_files
 
-from oscar_zoo.artifact.verify import verify_path
+from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.errors import OutputExists, StorageError
 from oscar_zoo.registry.export import export
 from oscar_zoo.registry.store import Store, StoredArtifact
