@@ -26,7 +26,7 @@ from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.pull import PullResult, pull, verify_stored
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import check_one, existing_path, one_artifact
+from oscar_zoo.registry.verification import check_one, one_artifact
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
         UsageError: the artifact of a folder's name was made for another model.
     """
     if isinstance(target, PathTarget):
-        return open_folder(one_artifact(existing_path(target.path)))
+        return open_folder(one_artifact(target.path))
     return open_named(target, sources, observer)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.cache_refusals import check_cache
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.registry.architectures import architecture
@@ -46,7 +47,7 @@ def check_used(choice: ModelChoice | None, revision: str | None = None) -> None:
     """Refuse a model that no command takes, neither `compute` nor `eval`; as `check_served`."""
     config = None if choice is None else _config(choice, revision)
     if choice is not None and config is not None:
-        config_refusals.check_cache(config, choice.model_id)
+        check_cache(config, choice.model_id)
 
 
 def _config(choice: ModelChoice, revision: str | None) -> ConfigFile | None:

@@ -91,20 +91,20 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     wish.check()
-    again = request.command_line(model="DIR")
+    again = request.command_line  # what was typed, with options to add or to replace
     require_serve()
     host = request.expose or plan.LOOPBACK
-    check_port(host, request.port, lambda port: request.command_line(port=port))
+    check_port(host, request.port, lambda port: again(port=port))
     device, gpu = pick_serving_device(request.device)
     flag_refusals.check_flags(flags, device)
     target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
     check_served(model or target.choice, request.revision)
-    artifact = open_to_serve(target, model, sources, wish, observer, again=request.command_line)
+    artifact = open_to_serve(target, model, sources, wish, observer, again=again)
     prepared = prepare(
         artifact,
         observer,
-        again=request.command_line(model="FOLDER"),
+        again=again(model="FOLDER"),
         model=model,
         clip=request.clip,
         device=device,
@@ -130,4 +130,4 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         served_name=prepared.served_name,
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
     )
-    return launch(wanted, prepared, request.port, observer, again=again)
+    return launch(wanted, prepared, request.port, observer, again=again(model="DIR"))

@@ -19,7 +19,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import artifacts_at, existing_path
+from oscar_zoo.registry.verification import artifacts_at
 
 
 def open_to_serve(
@@ -44,7 +44,8 @@ def open_to_serve(
         OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
     if isinstance(target, PathTarget):
-        return open_folder(_one_of_tree(target, model))
+        folder = _one_of_tree(target, model)
+        return open_folder(folder)
     try:
         return open_named(target, sources, observer)
     except OscarZooError as error:
@@ -66,8 +67,8 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
         UsageError: the folder holds several, and no model was named.
         ArtifactNotFound, AmbiguousName: none of them is for `model`, or several are.
     """
-    path = existing_path(target.path)
-    found = artifacts_at(path)
+    place = artifacts_at(target.path)
+    found = place.artifacts
     if len(found) == 1:
         return found[0]
     if model is None:
@@ -75,4 +76,4 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
         hint = f"say which with --model MODEL, or name one of them, for example {one}"
         raise UsageError(f"{target} holds {len(found)} artifacts.", hint=hint)
     wanted = model.source if Path(model.source).is_dir() else model.model_id
-    return choose_artifact(path, found, wanted)
+    return choose_artifact(place.path, found, wanted)

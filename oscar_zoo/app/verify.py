@@ -16,7 +16,6 @@ from oscar_zoo.registry.verification import (
     Checked,
     check_installed,
     check_path,
-    existing_path,
     model_geometry,
     one_artifact,
 )
@@ -62,7 +61,7 @@ def verify_all(request: VerifyRequest, observer: Observer = SILENT) -> tuple[Che
                 )
         else:
             results += check_path(
-                existing_path(target.path), geometry=geometry, digest=digest, strict=request.strict
+                target.path, geometry=geometry, digest=digest, strict=request.strict
             )
     return tuple(results)
 
@@ -94,7 +93,7 @@ def verify(
     """
     parsed = parse(target)
     if not isinstance(parsed, NameTarget):
-        parsed = PathTarget(parsed.text, one_artifact(existing_path(parsed.path)))
+        parsed = PathTarget(parsed.text, one_artifact(parsed.path))
     return verify_all(VerifyRequest((parsed,), model, digest, strict))[0].outcome
 
 

@@ -79,7 +79,8 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
     files: dict[str, bytes] = {}
     if described:
         files[FILE_NAME] = read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
-        names |= _listed(files[FILE_NAME])
+        manifest = Manifest.readable(files[FILE_NAME])  # stage `schema` says why it is none
+        names |= {entry.path for entry in manifest.files} if manifest else set()
     left = MAX_ARTIFACT_BYTES
     for name in sorted(names):
         parents = [
@@ -94,13 +95,6 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
             continue  # listed and absent: stage `bytes` says so
         left -= len(files[name])
     return files
-
-
-def _listed(manifest: bytes) -> set[str]:
-    try:
-        return {entry.path for entry in Manifest.from_bytes(manifest).files}
-    except MalformedFile:
-        return set()  # stage `schema` says why
 
 
 def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:

@@ -258,6 +258,14 @@ class Manifest(Spec):
             raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")
         return manifest
 
+    @classmethod
+    def readable(cls, data: bytes | None) -> Manifest | None:
+        """The `oscar.json` in `data`, or `None` when there is none that can be read."""
+        try:
+            return None if data is None else cls.from_bytes(data)
+        except MalformedFile:
+            return None
+
 
 def is_payload(name: str) -> bool:
     """Whether a file belongs to an artifact for which no manifest lists its files.

@@ -21,8 +21,9 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.changes import HubState, apply_change, read_state
 from oscar_zoo.registry.fetch import fetch_files, verify_payload
 from oscar_zoo.registry.index import IndexEntry
-from oscar_zoo.registry.placing import Placing, check_arrived, put_tag
+from oscar_zoo.registry.placing import Placing, check_arrived
 from oscar_zoo.registry.selecting import named_versions
+from oscar_zoo.registry.tags import put_tag
 from oscar_zoo.registry.version import Version
 from oscar_zoo.registry.view import HubView
 

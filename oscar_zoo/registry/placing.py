@@ -1,5 +1,5 @@
-"""Putting a version on a hub, shared by `publish` and `mirror`: the change, the check that it
-arrived, the tag."""
+"""Putting a version on a hub, shared by `publish` and `mirror`: the change, and the check that it
+arrived."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.manifest import FILE_NAME
-from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (
     ArtifactNotFound,
-    ConflictError,
     DigestMismatchError,
     NetworkError,
-    OscarZooError,
     VersionExists,
 )
 from oscar_zoo.hubs.base import Change, Hub
@@ -125,39 +122,3 @@ def check_arrived(hub: Hub, version: Version) -> None:
                 want=want.get(name) or "no file",
                 got=got.get(name),
             )
-
-
-def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
-    """The tag of `artifact`, without a slash; `None` for a folder, which has no tags."""
-    return None if hub.name.startswith("file:") else f"oz-{artifact.model}-{artifact.tag}"
-
-
-def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:
-    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning.
-
-    Returns:
-        The tag that names this version, or `None`; and the warning, or `None`.
-    """
-    name = tag_name(hub, version.id)
-    if name is None:
-        return None, None
-    try:
-        hub.tag(name, revision, f"{version.id} {version.digest}")
-    except ConflictError:
-        if not _names(hub, name, version):
-            return None, f"the tag {name} of {hub.title} names other content."
-    except OscarZooError as error:
-        return (
-            None,
-            f"the tag {name} could not be made: {error.message} Publishing this again makes it.",
-        )
-    return name, None
-
-
-def _names(hub: Hub, tag: str, version: Version) -> bool:
-    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier
-    run."""
-    try:
-        return not version.changed_files(Version.on(hub.at(tag), version.id))
-    except OscarZooError:
-        return False

@@ -16,8 +16,9 @@ from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Hub
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
 from oscar_zoo.registry.changes import apply_change, read_state
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.placing import Placing, check_arrived, put_tag, tag_name
+from oscar_zoo.registry.placing import Placing, check_arrived
 from oscar_zoo.registry.publishable import Publishable
+from oscar_zoo.registry.tags import put_tag, tag_name
 from oscar_zoo.registry.version import Version
 
 

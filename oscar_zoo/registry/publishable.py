@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
+from oscar_zoo.artifact.artifact_folder import read_folder
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import Verified, refuse
 from oscar_zoo.artifact.verify import verify_files
@@ -59,35 +58,28 @@ class Publishable:
             VerificationFailed: the artifact must not be used.
         """
         name = path_text(folder)
-        files, manifest = _read(folder, name)
+        if not folder.is_dir():
+            raise PathNotFound.for_path(name, "folder")
+        if not (folder / FILE_NAME).exists():
+            raise UsageError(
+                f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
+                hint="publish a folder that oscar-zoo compute wrote",
+            )
+        files = read_folder(folder.resolve())
+        assert isinstance(files, dict), "names alone judge only a folder without a manifest"
+        manifest = Manifest.from_bytes(files[FILE_NAME], what=str(folder / FILE_NAME))
+        listed = {FILE_NAME, *(entry.path for entry in manifest.files)}
+        if extra := sorted(files.keys() - listed):
+            raise UsageError(
+                f"{name} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
+                hint="one folder is one artifact: move other rotation files away",
+            )
+        if missing := sorted(listed - files.keys()):
+            raise PathNotFound.for_path(folder / missing[0], "file")
         catalog = catalog or Catalog.packaged()
         names = _aliases(aliases, manifest.artifact_id, catalog)
         verified = _verify(name, files, manifest, artifact_id, catalog, allow_warnings)
         return cls(manifest.artifact_id, files, verified, names)
-
-
-def _read(folder: Path, name: str) -> tuple[dict[str, bytes], Manifest]:
-    if not folder.is_dir():
-        raise PathNotFound.for_path(name, "folder")
-    try:
-        data = read_file(folder / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
-    except PathNotFound:
-        raise UsageError(
-            f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
-            hint="publish a folder that oscar-zoo compute wrote",
-        ) from None
-    manifest = Manifest.from_bytes(data, what=str(folder / FILE_NAME))
-    listed = {entry.path for entry in manifest.files}
-    extra = sorted(
-        path.name for path in folder.iterdir() if is_payload(path.name) and path.name not in listed
-    )
-    if extra:
-        raise UsageError(
-            f"{name} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
-            hint="one folder is one artifact: move other rotation files away",
-        )
-    files = {file: read_file(folder / file, max_bytes=MAX_PAYLOAD_BYTES) for file in sorted(listed)}
-    return {**files, FILE_NAME: data}, manifest
 
 
 def _verify(

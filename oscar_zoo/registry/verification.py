@@ -56,7 +56,8 @@ def check_path(
         PathNotFound: no rotation file is there.
         UsageError: `digest` with several artifacts.
     """
-    found = artifacts_at(path)
+    place = artifacts_at(path)
+    path, found = place.path, place.artifacts
     if digest is not None and len(found) > 1:
         raise UsageError(
             f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them"
@@ -167,21 +168,33 @@ def existing_path(path: Path) -> Path:
     return path.parent if path.name == FILE_NAME else path
 
 
-def artifacts_at(path: Path) -> list[Path]:
-    """The file `path`, or the folders of artifacts at and below it.
+@dataclass(frozen=True)
+class Place:
+    """What a path holds.
 
-    Args:
-        path: as `existing_path` returns it.
+    Attributes:
+        path: as `existing_path` gives it.
+        artifacts: `path` if it is a file, else the folders of artifacts at and below it; one at
+            least.
+    """
+
+    path: Path
+    artifacts: list[Path]
+
+
+def artifacts_at(path: Path) -> Place:
+    """The artifacts at and below a path that somebody named.
 
     Raises:
-        PathNotFound: there are none.
+        PathNotFound, UsageError: as `existing_path`; also where there are none.
     """
     from oscar_zoo.artifact.tree import find_artifacts
 
+    path = existing_path(path)
     found = [path] if path.is_file() else find_artifacts(path)
     if not found:
         raise PathNotFound(f"no rotation files in {path_text(path)}.", hint=WANTED)
-    return found
+    return Place(path, found)
 
 
 def one_artifact(path: Path) -> Path:
@@ -191,7 +204,8 @@ def one_artifact(path: Path) -> Path:
         PathNotFound: there is none.
         UsageError: there are several, and `path` itself is none.
     """
-    found = artifacts_at(path)
+    place = artifacts_at(path)
+    path, found = place.path, place.artifacts
     if path not in found and len(found) > 1:
         raise UsageError(
             f"{path} holds {len(found)} artifacts.",

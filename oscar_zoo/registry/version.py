@@ -58,7 +58,7 @@ class Version:
             if want not in (None, got):
                 what = f"{FILE_NAME} of {artifact} on {hub.title}"
                 raise DigestMismatchError.for_content(what, want=want, got=got)
-        manifest = _parsed(data)
+        manifest = Manifest.readable(data)
         names = (
             [f.path for f in manifest.files if f.path in listing]
             if manifest
@@ -86,7 +86,7 @@ class Version:
     @property
     def manifest(self) -> Manifest | None:
         """`oscar.json`, or `None` when there is none that can be read."""
-        return _parsed(self.manifest_bytes)
+        return Manifest.readable(self.manifest_bytes)
 
     @property
     def manifest_sha256(self) -> str | None:
@@ -140,13 +140,6 @@ class Version:
             )
         except ValidationError as error:
             raise MalformedFile("index.entry", f"{self.id}: {error.errors()[0]['msg']}.") from None
-
-
-def _parsed(data: bytes | None) -> Manifest | None:
-    try:
-        return None if data is None else Manifest.from_bytes(data)
-    except MalformedFile:
-        return None
 
 
 def _same_manifest(one: Version, two: Version) -> bool:

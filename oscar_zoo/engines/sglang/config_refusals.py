@@ -15,26 +15,8 @@ from oscar_zoo.engines.sglang.model_refusals import MODEL
 from oscar_zoo.engines.sglang.refusal import Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
-from oscar_zoo.models.config_age import refuse_misread
+from oscar_zoo.models.cache_refusals import check_cache
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.other_caches import refuse_other_caches
-
-MIXED = (
-    "cohere2",
-    "exaone4",
-    "exaone_moe",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "gemma4",
-    "gemma4_text",
-    "gemma4_unified",
-    "gemma4_unified_text",
-    "gpt_oss",
-    "mellum",
-    "olmo3",
-)
-"""Model types with windows in some layers, whose files often do not say in which."""
 
 
 def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
@@ -50,15 +32,6 @@ def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
 def _kind(*model_types: str) -> Callable[[Any], bool]:
     """Whether the file calls the model one of these."""
     return lambda config: getattr(config, "model_type", None) in model_types
-
-
-def _only_windows(config: Any) -> bool:
-    """Whether every layer has a window, as far as the file tells."""
-    layers = geometry.layer_kinds(config)
-    if layers is not None:
-        return {*layers} == {geometry.SLIDING_ATTENTION} - geometry.full_kinds(config)
-    mixed = getattr(config, "sliding_window_pattern", None) or _kind(*MIXED)(config)
-    return geometry.sliding_window(config) is not None and not mixed
 
 
 def _chunks(config: Any) -> bool:
@@ -94,19 +67,6 @@ WHOLE = (
 OWN_CODE = ("mimo_v2", "mimo_v2_flash")
 """Model types that SGLang reads with the configuration class of the checkpoint alone, or that it
 reads wrongly with the class of transformers."""
-
-
-def check_cache(config: ConfigFile, model_id: str) -> None:
-    """Refuse a model whose cache no command works with, in the sentence of `compute` and `eval`.
-
-    Raises:
-        UnsupportedModel: as `check_config`.
-    """
-    text = config.get_text_config()
-    refuse_other_caches(config, text, model_id)
-    refuse_misread(text, model_id)
-    if _only_windows(text):
-        raise geometry.no_full_attention(text, model_id)
 
 
 def check_config(config: ConfigFile, model_id: str) -> None:
