@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.pull import pull
     from oscar_zoo.app.report import draw_report
     from oscar_zoo.app.running_server import RunningServer
+    from oscar_zoo.app.scores import add_scores, scores
     from oscar_zoo.app.serve import serve
     from oscar_zoo.app.status import deprecate, unyank, yank
     from oscar_zoo.app.verify import verify
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _CALLS = {
     "Artifact": "app.artifacts",
     "RunningServer": "app.running_server",
+    "add_scores": "app.scores",
     "compute_artifact": "app.compute",
     "deprecate": "app.status",
     "draw_report": "app.report",
@@ -46,6 +48,7 @@ _CALLS = {
     "mirror": "app.mirror",
     "publish": "app.publish",
     "pull": "app.pull",
+    "scores": "app.scores",
     "serve": "app.serve",
     "unyank": "app.status",
     "verify": "app.verify",
@@ -57,6 +60,7 @@ __all__ = [
     "Artifact",
     "RunningServer",
     "__version__",
+    "add_scores",
     "compute_artifact",
     "deprecate",
     "draw_report",
@@ -67,6 +71,7 @@ __all__ = [
     "mirror",
     "publish",
     "pull",
+    "scores",
     "serve",
     "unyank",
     "verify",

@@ -12,6 +12,7 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import NameTarget
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.architectures import Architecture, architecture
@@ -22,6 +23,7 @@ from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.summary import known_scores
 from oscar_zoo.registry.summary import list_artifacts as summarize
 from oscar_zoo.registry.view import HubView
 
@@ -91,6 +93,7 @@ class Description:
         offered: what hubs offer, hub by hub.
         unreachable: what hubs said that did not answer.
         warnings: sentences about copies that were yanked or deprecated.
+        scores: of each artifact, by id: what was measured first, what upstream says last.
         memory: what fits on GPUs, or `None` where no shapes are known.
     """
 
@@ -101,6 +104,7 @@ class Description:
     offered: tuple[Offer, ...]
     unreachable: tuple[OscarZooError, ...]
     warnings: tuple[str, ...]
+    scores: Mapping[str, tuple[Score, ...]]
     memory: Mapping[str, Any] | None
 
     @property
@@ -110,8 +114,12 @@ class Description:
 
     @property
     def measured(self) -> dict[str, Measured | None]:
-        """What was measured when each artifact was made, by id."""
-        return {manifest.id: Measured.of(manifest) for manifest in self.manifests}
+        """Perplexity and recall of each artifact, by id: as `eval` measured them last, or when it
+        was made."""
+        return {
+            manifest.id: Measured.best(self.scores.get(manifest.id, ()), Measured.of(manifest))
+            for manifest in self.manifests
+        }
 
 
 def list_artifacts(request: ListRequest) -> Listing:
@@ -170,6 +178,7 @@ def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = N
     manifests = [m for m in manifests if _means(reference, m.artifact_id, m.digest)]
     copies = [record for record in copies if _means(reference, record.id, record.digest)]
     offered = [row for row in offered if _means(reference, row.id, row.digest)]
+    ids = {str(row.id) for row in offered} | {str(record.id) for record in copies}
     narrowed = reference.tag is not None or reference.digest is not None
     if not manifests and not copies and not offered and (recipe is None or narrowed):
         raise _unknown(target, recipe, sorted(every), views)
@@ -181,6 +190,10 @@ def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = N
         offered=tuple(offered),
         unreachable=tuple(unreachable),
         warnings=tuple(text for record in copies for text in status_warnings(record)),
+        scores={
+            name: known_scores(ArtifactId.parse(name), views, catalog)
+            for name in sorted(ids | {manifest.id for manifest in manifests})
+        },
         memory=estimate_memory(recipe, manifests, gpu_memory),
     )
 

@@ -11,6 +11,7 @@ from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, w
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.hubs.base import Hub
+from oscar_zoo.registry import own_scores
 from oscar_zoo.registry import publish as registry
 from oscar_zoo.registry.publish import PublishResult
 from oscar_zoo.registry.publishable import Publishable
@@ -26,6 +27,7 @@ class PublishRequest:
         create: create a repository or a folder that is not there.
         propose: open a pull request instead of committing.
         aliases: other names of exactly this artifact.
+        scores: score files to attach; without any, `scores.json` of the folder, if it has one.
         allow_warnings: publish although verification has warnings.
         dry_run: send nothing; the plan of each result says what would be sent.
     """
@@ -35,6 +37,7 @@ class PublishRequest:
     create: bool = False
     propose: bool = False
     aliases: tuple[str, ...] = ()
+    scores: tuple[Path, ...] = ()
     allow_warnings: bool = False
     dry_run: bool = False
 
@@ -66,6 +69,7 @@ def publish_all(
 
     hubs = writable_hubs(request.hubs)
     made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
+    made = _with_scores(made, folder, request.scores)
 
     def write(hub: Hub) -> PublishResult:
         return registry.publish(
@@ -75,6 +79,14 @@ def publish_all(
     return write_to_each(hubs, write, "Publishing to", observer, told)
 
 
+def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publishable:
+    """The artifact with the scores of `files`, or with those of the folder's own score file."""
+    own = own_scores.in_folder(folder)
+    for path in files or ([own] if own.exists() else []):
+        made = made.with_scores(own_scores.load(path), what=path_text(path))
+    return made
+
+
 def publish(
     folder: str | Path,
     *,
@@ -82,6 +94,7 @@ def publish(
     create: bool = False,
     propose: bool = False,
     aliases: Sequence[str] = (),
+    scores: Sequence[str | Path] = (),
     allow_warnings: bool = False,
     dry_run: bool = False,
 ) -> PublishResult:
@@ -93,6 +106,7 @@ def publish(
         create: create a repository that is not there.
         propose: open a pull request instead.
         aliases: other names of exactly this artifact.
+        scores: score files to attach; default `scores.json` of the folder, if it has one.
         allow_warnings: publish although verification has warnings.
         dry_run: send nothing; `result.plan` says what would be sent.
 
@@ -108,6 +122,7 @@ def publish(
             create=create,
             propose=propose,
             aliases=tuple(aliases),
+            scores=tuple(map(Path, scores)),
             allow_warnings=allow_warnings,
             dry_run=dry_run,
         )

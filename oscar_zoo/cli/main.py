@@ -42,6 +42,7 @@ COMMANDS = {
     "pull": "Fetch an artifact by name, verify it and keep it in the local store.",
     "verify": "Check rotation files, artifact folders or whole trees of them.",
     "publish": "Put an artifact folder on a hub, as a version that never changes.",
+    "scores": "Show the scores of artifacts, or attach measured ones.",
     "yank": "Withdraw a version: no longer found by name.",
     "unyank": "Offer a withdrawn or deprecated version again.",
     "deprecate": "Advise against a version, with the reason.",

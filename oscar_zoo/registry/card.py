@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.index import Index, IndexEntry, Summary
-from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.measured import Measured, is_figure
+from oscar_zoo.registry.score_history import in_order
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
 END = b"<!-- oscar-zoo:end -->"
@@ -26,6 +27,7 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~$#&:@!^]|(?<=www)\.", re.IGNORECASE)
 """What could begin markup, an entity, a reference or, in some renderers, a link."""
 _LONGEST = 120
 _UNKNOWN = "not reported"
+_WHO = {"upstream": "upstream", "third_party": "a third party", "measured": "measured"}
 
 
 def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> bytes:
@@ -87,7 +89,7 @@ def _section(index: Index, hub: str) -> bytes:
         *(_row(_cells(entry)) for entry in index.artifacts),
     ]
     active = [entry for entry in index.artifacts if entry.status.state == "active"]
-    if any(entry.summary and entry.summary.measured for entry in index.artifacts):
+    if any(_figures(entry) for entry in index.artifacts):
         lines += [
             "",
             "Measured figures compare the INT2 cache with BF16 on text that was not calibrated on.",
@@ -126,15 +128,21 @@ def _cells(entry: IndexEntry) -> list[str]:
         escape(summary.method or _UNKNOWN),
         str(summary.format_version or _UNKNOWN),
         f"{summary.bits_per_element:.2f}" if summary.bits_per_element else _UNKNOWN,
-        _measured(summary.measured),
-        "; ".join(_score(score) for score in entry.scores) or _UNKNOWN,
+        _measured(_figures(entry)),
+        "; ".join(_score(score) for score in in_order(entry.scores) if not is_figure(score))
+        or _UNKNOWN,
         f"`{entry.digest[:19]}`",
         _status(entry),
     ]
 
 
+def _figures(entry: IndexEntry) -> Measured | None:
+    """Perplexity and recall, as measured last or when the artifact was made."""
+    return Measured.best(entry.scores, entry.summary.measured if entry.summary else None)
+
+
 def _measured(measured: Measured | None) -> str:
-    """What the tool that made the artifact measured."""
+    """Both values of each, and who measured."""
     if measured is None:
         return _UNKNOWN
     facts = {"perplexity": measured.perplexity_line, "recall": measured.recall_line}
@@ -145,15 +153,15 @@ def _measured(measured: Measured | None) -> str:
 
 
 def _score(score: Score) -> str:
-    who = (
-        score.who
-        or {"upstream": "upstream", "third_party": "a third party", "measured": "measured"}[
-            score.reporter
-        ]
-    )
+    who = score.who or _WHO[score.reporter]
     unit = "" if score.unit == "percent" else f" {escape(score.unit)}"
     before = f" (BF16 {_value(score.baseline)})" if score.baseline else ""
-    return f"{escape(score.task)} {_value(score)}{unit}{before}, {escape(who)}"
+    times = "" if score.n is None else f", n {score.n}"
+    runs = "" if score.repeats is None else f", {score.repeats} runs"
+    cache = "" if score.kv_dtype == "int2" else f" with {score.kv_dtype.upper()}"
+    seen = ", calibrated on this set" if score.calibrated_on else ""
+    measured = f"{escape(score.task)}{cache} {_value(score)}{unit}{before}{times}{runs}"
+    return f"{measured}, {escape(who)}{seen}"
 
 
 def _value(score: Score) -> str:

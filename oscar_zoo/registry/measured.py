@@ -1,23 +1,27 @@
-"""Quality as the tool measured it when it made an artifact: perplexity and recall of the INT2 cache
-beside BF16.
+"""Quality as this tool measured it: perplexity and recall of the INT2 cache beside BF16.
 
-The figures come from `fit.selection` of a manifest. They are not scores: nobody ran a benchmark,
-and another text gives other figures. So they always go with the tool and the text that they were
-measured with.
+`compute` leaves the figures in `fit.selection` of a manifest, and `eval` in a score file, from
+which they get to the index of a hub. Readers see one form of both. Another text gives other
+figures, so they always go with the tool and the text that they were measured with.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, ValidationError
 
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.specs import Count, Hex64, Spec, Text
+from oscar_zoo.artifact.specs import Count, Hex64, Score, Spec, Text
+from oscar_zoo.registry.score_rules import FORCED, PERPLEXITY, RECALL
 
 Perplexity = Annotated[float, Field(ge=1, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Percent = Annotated[float, Field(ge=-100, le=1e12)]
+_SHA256: Final = "sha256:"
+_STDERRS: Final = 2 * 1.96
+"""Width of a 95 % confidence interval in standard errors."""
 
 
 class Measured(Spec):
@@ -68,6 +72,44 @@ class Measured(Spec):
             return None
         return found if found.change_percent is not None or found.recall is not None else None
 
+    @classmethod
+    def of_scores(cls, scores: Sequence[Score]) -> Self | None:
+        """The figures among the scores of an artifact; `None` where there are none with their BF16
+        baseline, or none that make sense."""
+        found = {score.task: score for score in scores if is_figure(score)}
+        first = found.get(PERPLEXITY) or found.get(RECALL)
+        if first is None:
+            return None
+        tool, revision = first.harness, first.dataset_revision or ""
+        facts: dict[str, Any] = {
+            "tool": " ".join(filter(None, (tool.name, tool.version))) if tool else "oscar-zoo",
+            "tokens": (first.tokens.prompt or None) if first.tokens else None,
+            "text_sha256": revision.removeprefix(_SHA256) if _SHA256 in revision else None,
+        }
+        perplexity, recall = found.get(PERPLEXITY), found.get(RECALL)
+        if perplexity is not None:
+            facts |= _perplexity_facts(perplexity)
+        if recall is not None and recall.baseline is not None:
+            facts["recall"] = _share(recall.value)
+            facts["recall_bf16"] = _share(recall.baseline.value)
+        try:
+            return cls.model_validate(facts)
+        except ValidationError:
+            return None
+
+    @classmethod
+    def best(cls, scores: Sequence[Score], made: Self | None) -> Self | None:
+        """What to show of an artifact: the figures among its scores, or those of its manifest,
+        `made`, where these say more."""
+        attached = cls.of_scores(scores)
+        if attached is None or made is None:
+            return attached or made
+        return made if made._says > attached._says else attached
+
+    @property
+    def _says(self) -> int:
+        return (self.change_percent is not None) + (self.recall is not None)
+
     @property
     def by(self) -> str:
         """Who measured, and on what."""
@@ -108,6 +150,38 @@ class Measured(Spec):
             return None
         before = "not reported" if self.recall_bf16 is None else f"{100 * self.recall_bf16:.1f} %"
         return f"BF16 {before}, INT2 {100 * self.recall:.1f} % of facts beyond the BF16 windows"
+
+
+def is_figure(score: Score) -> bool:
+    """Whether a score is perplexity or recall as this tool measured it, under the recipe."""
+    return (
+        score.task in FORCED
+        and score.reporter == "measured"
+        and score.kv_dtype == "int2"
+        and not score.recipe_changes
+        and score.value is not None
+        and score.baseline is not None
+        and score.baseline.value is not None
+    )
+
+
+def _perplexity_facts(score: Score) -> dict[str, float | None]:
+    base = score.baseline.value if score.baseline else None
+    if score.value is None or not base:
+        return {}
+    paired = score.paired
+    return {
+        "perplexity": score.value,
+        "perplexity_bf16": base,
+        "change_percent": 100 * (score.value / base - 1),
+        "change_stderr": (
+            100 * (paired.upper95 - paired.lower95) / _STDERRS / base if paired else None
+        ),
+    }
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def _object(value: object) -> dict[str, Any]:

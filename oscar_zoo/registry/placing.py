@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,
@@ -16,6 +17,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.base import Change, Hub
 from oscar_zoo.registry.changes import HubState
 from oscar_zoo.registry.index import IndexEntry
+from oscar_zoo.registry.score_history import merged
 from oscar_zoo.registry.version import Version
 
 
@@ -27,6 +29,7 @@ class Placing:
         version: what.
         files: its files by plain name, `oscar.json` among them if it has one.
         aliases: names to add to its index entry.
+        scores: claims about these bytes to add to its index entry.
         like: an entry of another hub, whose status, scores, aliases and places a new entry takes
             over.
         propose: as a pull request.
@@ -36,6 +39,7 @@ class Placing:
     version: Version
     files: Mapping[str, bytes]
     aliases: tuple[str, ...] = ()
+    scores: tuple[Score, ...] = ()
     like: IndexEntry | None = None
     propose: bool = False
     verb: str = "Publish"
@@ -58,6 +62,7 @@ class Placing:
             )
         previous = known if known is not None and known.digest == self.version.digest else self.like
         entry = (there or self.version).entry(previous, aliases=self.aliases)
+        entry = entry.model_copy(update={"scores": merged(entry.scores, self.scores)})
         root = state.root_files(state.index if entry == known else state.index.with_entry(entry))
         if there is not None and not root:
             return None

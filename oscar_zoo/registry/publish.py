@@ -95,7 +95,9 @@ def publish(
         NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
     version, verified = Version.of(made.id, made.files), made.verified
-    placing = Placing(version, made.files, aliases=made.aliases, propose=propose)
+    placing = Placing(
+        version, made.files, aliases=made.aliases, scores=made.scores, propose=propose
+    )
     if dry_run:
         return _rehearse(placing, hub, verified, create)
     applied = apply_change(hub, placing.change, create=create)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -11,9 +11,13 @@ from oscar_zoo.artifact.artifact_folder import read_folder
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import Verified, refuse
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.registry.attach_scores import check_same
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.score_file import ScoreFile
+from oscar_zoo.registry.score_history import merged
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class Publishable:
         files: payload files and `oscar.json`, by their names.
         verified: the outcome of verification.
         aliases: other names of exactly this artifact.
+        scores: claims about it that go to the index with it.
     """
 
     id: ArtifactId
     files: Mapping[str, bytes]
     verified: Verified
     aliases: tuple[str, ...] = ()
+    scores: tuple[Score, ...] = ()
 
     @classmethod
     def read(
@@ -80,6 +86,25 @@ class Publishable:
         names = _aliases(aliases, manifest.artifact_id, catalog)
         verified = _verify(name, files, manifest, artifact_id, catalog, allow_warnings)
         return cls(manifest.artifact_id, files, verified, names)
+
+    @property
+    def manifest(self) -> Manifest:
+        """`oscar.json`, parsed."""
+        assert self.verified.manifest is not None  # a folder without one is refused
+        return self.verified.manifest
+
+    def with_scores(self, file: ScoreFile, *, what: str) -> Publishable:
+        """The same, with the scores of `file` added to those it has.
+
+        Args:
+            file: scores of exactly these bytes.
+            what: the name of the file for messages.
+
+        Raises:
+            UsageError, DigestMismatchError: the file is about something else.
+        """
+        check_same(file, self.id, self.verified.digest, what=what, where="the folder")
+        return replace(self, scores=merged(self.scores, file.scores))
 
 
 def _verify(

@@ -41,6 +41,11 @@ def key(score: Score) -> Key:
     return score.task, score.metric, score.kv_dtype, changes, score.reporter, score.who
 
 
+def is_lower_better(score: Score) -> bool:
+    """Whether a smaller value is the better one."""
+    return score.unit == "perplexity"
+
+
 def faults(score: Score, digest: str) -> tuple[str, ...]:
     """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
 
@@ -67,7 +72,12 @@ def _faults(score: Score, digest: str | None) -> list[str]:
     if score.reporter == "measured":
         needed = _ALWAYS if score.task in FORCED else (*_ALWAYS, *_OF_GENERATED)
         needed = needed if digest is None else (*needed, "artifact_digest")
-        missing = [name for name in needed if getattr(score, name) is None]
+        single = score.task in FORCED and score.n == 1  # one text has no spread
+        missing = [
+            name
+            for name in needed
+            if getattr(score, name) is None and not (single and name == "stderr")
+        ]
         if missing:
             found.append(f"a measured score needs {', '.join(missing)}")
     for name in ("seeds", "values"):

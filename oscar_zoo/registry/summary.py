@@ -16,13 +16,16 @@ from oscar_zoo.errors import MalformedFile, NotFoundError, StorageError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.score_history import in_order, joined
 from oscar_zoo.registry.view import HubView
 
 
 def artifact_summary(manifest: Manifest) -> dict[str, Any]:
     """The main facts of one manifest; unknown values are `None`."""
     name = manifest.artifact_id
-    registry, measured = manifest.registry, Measured.of(manifest)
+    registry = manifest.registry
+    scores = in_order(registry.scores) if registry else ()
+    measured = Measured.best(scores, Measured.of(manifest))
     return {
         "id": str(name),
         "model": name.model,
@@ -32,7 +35,7 @@ def artifact_summary(manifest: Manifest) -> dict[str, Any]:
         "bits_per_element": manifest.recipe.bits_per_element,
         "digest": manifest.digest,
         "state": registry.status.state if registry else "active",
-        "scores": [score_summary(score) for score in registry.scores] if registry else [],
+        "scores": [score_summary(score) for score in scores],
         "measured": measured.model_dump(mode="json") if measured else None,
     }
 
@@ -41,6 +44,7 @@ def score_summary(score: Score) -> dict[str, Any]:
     """Value, baseline and who says so; a difference is never given without both errors."""
     return {
         "task": score.task,
+        "metric": score.metric,
         "value": score.value,
         "unit": score.unit,
         "kv_dtype": score.kv_dtype,
@@ -48,6 +52,19 @@ def score_summary(score: Score) -> dict[str, Any]:
         "baseline": score.baseline.value if score.baseline else None,
         "reporter": score.reporter,
     }
+
+
+def known_scores(
+    artifact: ArtifactId, views: Iterable[HubView], catalog: Catalog
+) -> tuple[Score, ...]:
+    """What the indexes of hubs say about `artifact`, the first hub first, and what the packaged
+    manifest says beside it."""
+    found: tuple[Score, ...] = ()
+    for view in views:
+        entry = view.index.entry(artifact)
+        found = joined(found, entry.scores if entry else ())
+    packaged = catalog.manifest(artifact)
+    return joined(found, packaged.registry.scores if packaged and packaged.registry else ())
 
 
 def list_artifacts(
@@ -79,9 +96,11 @@ def list_artifacts(
             entry = view.index.entry(artifact)
             if entry is not None:
                 row |= {"state": entry.status.state, "digest": entry.digest}
-                row["scores"] = [score_summary(score) for score in entry.scores] or row["scores"]
             elif not view.is_remote:
                 row["status"] = "local"
+    for scored in {e.artifact_id for view in views for e in view.index.artifacts if e.scores}:
+        if scored.key in rows:
+            _score(rows[scored.key], scored, views, catalog)
     if any(view.is_remote for view in views):
         for row in rows.values():
             row["status"] = row["status"] if row["hubs"] else "elsewhere"
@@ -96,6 +115,17 @@ def list_artifacts(
             }
         rows[record.id.key] |= {"status": "installed", "digest": record.digest}
     return [rows[key] for key in sorted(rows)]
+
+
+def _score(
+    row: dict[str, Any], artifact: ArtifactId, views: Iterable[HubView], catalog: Catalog
+) -> None:
+    """Put the scores of hubs into a row that the manifest made."""
+    scores = known_scores(artifact, views, catalog)
+    made = Measured.model_validate(row["measured"]) if row["measured"] else None
+    measured = Measured.best(scores, made)
+    row["scores"] = [score_summary(score) for score in scores]
+    row["measured"] = measured.model_dump(mode="json") if measured else None
 
 
 def _is_offered(record: Record, row: dict[str, Any] | None, views: Iterable[HubView]) -> bool:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sample_scores import DIGEST, gpqa, measured
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Harness, Paired, Score, TokenCounts
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.score_file import SCHEMA, ScoreFile
 from oscar_zoo.registry.score_rules import binomial_error
 
-DIGEST = "sha256:" + "a" * 64
 LATER = {
     "thinking",
     "hardware",
@@ -26,38 +26,6 @@ LATER = {
     "paired",
 }
 Change = Callable[[dict[str, Any]], object]
-
-
-def gpqa(**more: Any) -> Score:
-    facts: dict[str, Any] = {
-        "task": "gpqa_diamond",
-        "value": 55.0,
-        "kv_dtype": "int2",
-        "reporter": "measured",
-        "date": "2026-11-20",
-        "dataset_revision": "sha256:" + "d" * 64,
-        "stderr": 2.5,
-        "n": 198,
-        "repeats": 2,
-        "seeds": (0, 1),
-        "values": (54.0, 56.0),
-        "harness": Harness(name="lm-evaluation-harness", version="0.4.9"),
-        "engine": Harness(name="sglang", version="0.5.21"),
-        "hardware": "NVIDIA H200",
-        "sampling": {"temperature": 0.6},
-        "thinking": True,
-        "generation_cap": 32768,
-        "exhausted_rate": 0.11,
-        "tokens": TokenCounts(prompt=1, completion=2),
-        "artifact_digest": DIGEST,
-    }
-    return Score(**(facts | more))
-
-
-def measured() -> Score:
-    before = gpqa(kv_dtype="bf16", value=56.5, artifact_digest=None, values=(56.0, 57.0))
-    compared = Paired(n=198, difference=-1.5, lower95=-4, upper95=1, p_value=0.3, no_worse_than=3.6)
-    return gpqa(baseline=before, paired=compared)
 
 
 def file(score: Score) -> ScoreFile:

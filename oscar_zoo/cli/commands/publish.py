@@ -24,6 +24,13 @@ from oscar_zoo.cli import options
     "--create", is_flag=True, help="Create the repository, or the folder, if there is none."
 )
 @options.create_pr_option
+@click.option(
+    "--scores",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Score file to attach. Can be repeated. [default: scores.json of the folder]",
+)
 @click.option("--allow-warnings", is_flag=True, help="Publish although verification has warnings.")
 @click.option("--dry-run", is_flag=True, help="Show exactly what would be sent, and send nothing.")
 @options.targets_option
@@ -44,6 +51,7 @@ def command(
       oscar-zoo publish ./my-rotation
       oscar-zoo publish ./my-rotation --hub hf:my-org/zoo --hub ms:my-org/zoo --dry-run
       oscar-zoo publish ./my-rotation --hub hf:their-org/zoo --create-pr
+      oscar-zoo publish ./my-rotation --scores gpqa.json
     """
     from oscar_zoo.app.publish import PublishRequest, publish_all
     from oscar_zoo.app.writing import ignore

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from oscar_zoo.app.browse import Description
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
+from oscar_zoo.cli.render.scores import score_line
 from oscar_zoo.registry.architectures import Architecture
 from oscar_zoo.registry.measured import Measured
 
@@ -30,6 +33,10 @@ def facts_of(found: Description) -> dict[str, Any]:
         "works": _works(found.architecture),
         "artifacts": [manifest.to_json() for manifest in found.manifests],
         "measured": measured,
+        "scores": {
+            name: [score.model_dump(mode="json") for score in scores]
+            for name, scores in found.scores.items()
+        },
         "installed": [
             {
                 "id": str(copy.record.id),
@@ -101,6 +108,8 @@ def print_facts(facts: dict[str, Any]) -> None:
     for manifest in facts["artifacts"]:
         figures = facts["measured"][manifest["id"]]
         _print_manifest(manifest, Measured.model_validate(figures) if figures else None)
+        for score in facts["scores"].get(manifest["id"], ()):
+            terminal.fact("score", score_line(Score.model_validate_json(json.dumps(score))))
 
 
 def _works(row: Architecture | None) -> dict[str, dict[str, str | None]] | None:
@@ -154,8 +163,6 @@ def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None
             ("recall", measured.recall_line),
         ):
             terminal.fact(label, f"{text or terminal.NOT_REPORTED}, {measured.by}")
-    for score in manifest.get("registry", {}).get("scores", []):
-        terminal.fact("score", score_line(score))
 
 
 def geometry_line(geometry: dict[str, Any]) -> str:
@@ -178,19 +185,4 @@ def serving_line(recipe: dict[str, Any]) -> str:
     return (
         f"INT2, group {recipe['group_size']}, K clip {clip['k']}, V clip {clip['v']}, "
         f"first {windows['sink']} and last {windows['recent']} tokens in {windows['dtype']}"
-    )
-
-
-def score_line(score: dict[str, Any]) -> str:
-    """A score with its baseline, who reports it, what is unknown, and its earlier values."""
-    value = terminal.NOT_REPORTED if score["value"] is None else f"{score['value']:.2f}"
-    base = score["baseline"]["value"] if score["baseline"] else None
-    before = terminal.NOT_REPORTED if base is None else f"{base:.2f}"
-    runs = f"{score['repeats']} runs" if score["repeats"] else "runs not reported"
-    history = "".join(
-        f", earlier {entry['value']:.2f} ({entry['source']})" for entry in score["history"]
-    )
-    return (
-        f"{score['task']}: BF16 {before}, INT2 {value}; reported by {score['reporter']},"
-        f" {runs}{history}"
     )
