@@ -176,6 +176,10 @@ def _compute(plan: ComputePlan, work: Path, observer: Observer) -> ComputeResult
         except (OutputExists, IntegrityError):  # the folder holds work of other data or versions
             shutil.rmtree(work, ignore_errors=True)
             result = run(options, observer, cost=plan.cost)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if hasattr(error, "__notes__"):  # something is kept
+            error.add_note("to go on from there, run the same command again")
+        raise
     except OscarZooError as error:
         step = error.next_step
         if isinstance(step, AddOption | DropOption):  # not an option of the command that runs

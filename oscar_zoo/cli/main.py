@@ -172,7 +172,9 @@ def run(arguments: Sequence[str]) -> int:
         completing.register()
     try:
         _refuse_empty(ours)
-        result = cli.main(list(arguments), prog_name="oscar-zoo", standalone_mode=False)
+        result = cli.main(
+            list(arguments), prog_name="oscar-zoo", standalone_mode=False, obj=tuple(arguments)
+        )
         sys.stdout.flush()  # what a full disk refuses is an error now, not a remark at exit
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -247,14 +249,19 @@ def _report(error: BaseException, as_json: bool) -> None:
         hint = f"{context.command_path} --help" if context is not None else None
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
-        first = error.__cause__ or error  # click makes an Abort of what interrupted it
-        hint = next(iter(getattr(first, "__notes__", ())), None)
+        hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it
     elif isinstance(error, SystemExit):
         code, message = "terminated", "stopped by SIGTERM; nothing was left half-written"
+        hint = _notes(error)
     elif isinstance(error, BrokenPipeError):
         _discard_output()
         return
     terminal.print_error(code, message, hint, as_json=as_json)
+
+
+def _notes(error: BaseException) -> str | None:
+    """What was noted about an interrupt on its way here."""
+    return "; ".join(getattr(error, "__notes__", ())) or None
 
 
 def _discard_output() -> None:

@@ -6,7 +6,9 @@ A name is a name; a path begins with `./`, `../` or `/`, or `Model/tag` would be
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
+
+import click
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import path_text
@@ -23,6 +25,14 @@ def typed(path: Path | str) -> str:
 def pasted(path: Path | str) -> str:
     """`typed`, quoted for a shell."""
     return quote(typed(path))
+
+
+def typed_again(option: str) -> str:
+    """The command line that this process runs, with `option` added if it is not there."""
+    words: list[str] = list(click.get_current_context().find_root().obj)
+    end = words.index("--") if "--" in words else len(words)
+    added = [] if option in words[:end] else [option]
+    return f"oscar-zoo {join([*words[:end], *added, *words[end:]])}"
 
 
 def saved(folder: Path, manifest: Manifest) -> str:

@@ -20,7 +20,7 @@ import torch
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.fit_block import MomentsFile
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, path_text
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
@@ -132,8 +132,8 @@ def compute_artifact(
     if len(methods) == 1:
         check_target(base, force=options.force)
     work = base.with_name(base.name + ".work")
-    if options.resume and is_main_process() and not run.can_resume(work):
-        tell(f"there is nothing to go on from in {work}: the capture starts from the beginning.")
+    if is_main_process():
+        _tell_of_work(work, options, tell)
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
     with run.kept_for_resume(work), memory_errors(subject.block.id, device):
@@ -143,6 +143,18 @@ def compute_artifact(
             if not is_main_process():
                 return None
             return _finish(options, subject, model, methods, data, captured, clock)
+
+
+def _tell_of_work(work: Path, options: ComputeOptions, tell: Callable[[str], None]) -> None:
+    """Say what becomes of a capture that was interrupted, or that there is none to go on from."""
+    kept, place = run.can_resume(work), path_text(work)
+    if options.resume and not kept:
+        tell(f"there is nothing to go on from in {place}: the capture starts from the beginning.")
+    elif kept and not options.resume:
+        tell(
+            f"{place} holds what an interrupted run captured, and this run begins anew and replaces"
+            " it; to go on from it, stop this run at once and add --resume."
+        )
 
 
 def _finish(

@@ -1,4 +1,4 @@
-"""What an interrupted capture leaves, and what the user is told of it."""
+"""What an interrupted capture leaves, and what is noted of it."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFi
         line = capsys.readouterr().err
         assert (
             "nothing was left half-written" in line
-            and ("--resume" in line) == saved == work.exists()
+            and (f"is kept in {work}" in line) == saved == work.exists()
         )

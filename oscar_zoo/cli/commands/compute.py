@@ -144,6 +144,7 @@ def command(
       oscar-zoo compute ./my-model --engine sglang -- --attention-backend=flashinfer
     """
     from oscar_zoo.app.compute import compute
+    from oscar_zoo.cli.pasting import typed_again
     from oscar_zoo.cli.render.computing import next_steps, print_result, result_facts
     from oscar_zoo.cli.render.progress import TerminalObserver
 
@@ -161,7 +162,12 @@ def command(
         **choices,
     )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
-        result = compute(request, observer)
+        try:
+            result = compute(request, observer)
+        except (KeyboardInterrupt, SystemExit) as error:
+            if hasattr(error, "__notes__"):  # something is kept
+                error.add_note(f"to go on from there: {typed_again('--resume')}")
+            raise
     if result is None:  # a process of torchrun that only lent a hand
         return
     if as_json:

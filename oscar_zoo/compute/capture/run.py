@@ -13,6 +13,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.fit_block import Coverage, Numerics
 from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.compute.capture import engine as in_engine
 from oscar_zoo.compute.capture import transformers as in_process
 from oscar_zoo.compute.capture.base import Progress, no_progress
@@ -85,12 +86,9 @@ def kept_for_resume(work: Path) -> Iterator[None]:
     try:
         yield
         done = True
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C and SIGTERM
         if can_resume(work):
-            error.add_note(
-                f"what was captured is kept in {work}; to go on from there, run the same command"
-                " again (oscar-zoo compute needs --resume for it)"
-            )
+            error.add_note(f"what was captured is kept in {path_text(work)}")
         raise
     finally:
         if done or not can_resume(work):

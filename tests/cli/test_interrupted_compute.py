@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM in the middle of `compute`: what is kept, and the command that goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oscar_zoo.cli.main import run
+from oscar_zoo.compute.capture import state
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+
+
+@pytest.fixture
+def ends_at_first_save(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """A capture that saves after every part; after the first, this process gets the signal in the
+    dictionary, if there is one."""
+    sent: dict[str, int] = {}
+    saving = state.StateFile.saving
+
+    @contextmanager
+    def then_a_signal(self: state.StateFile) -> Iterator[dict[str, Any]]:
+        with saving(self) as facts:
+            yield facts
+        if "signal" in sent:
+            os.kill(os.getpid(), sent["signal"])
+
+    monkeypatch.setattr(state, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(state, "SHARE", 0)
+    monkeypatch.setattr(state.StateFile, "saving", then_a_signal)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    yield sent
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_kept_is_named_with_the_command_that_goes_on(
+    ends_at_first_save: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "out.work"
+    typed = ["compute", str(MODEL), "--method", "oscar", "--output-dir", str(tmp_path / "out")]
+    typed += ["--calib-tokens", "600", "--seq-len", "200"]
+    again: list[str] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        ends_at_first_save["signal"] = number
+        assert run(typed) == 128 + number
+        told = capsys.readouterr().err
+        assert ("holds what an interrupted run captured" in told) == bool(again)
+        line = next(line for line in told.splitlines() if line.startswith("error: "))
+        assert f"is kept in {work}; to go on from there: oscar-zoo " in line and work.is_dir()
+        again = shlex.split(line.rpartition("oscar-zoo ")[2])
+        assert again == [*typed, "--resume"]
+    ends_at_first_save.clear()
+    assert run(again) == 0
+    told = capsys.readouterr().err
+    assert "interrupted run captured" not in told and "nothing to go on from" not in told
+    assert not work.exists()
