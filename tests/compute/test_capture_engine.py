@@ -45,6 +45,8 @@ SUMS = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
 FAMILIES = {"gemma3_text": 1e-5, "lfm2": 1e-5, "gpt_oss": 1e-4}
 """Windows, a convolution, and windows beside learned sinks; and how far sums may be from those of
 transformers. SGLang keeps the sinks of gpt-oss in bfloat16."""
+WIDE = "gemma4"
+"""Heads of two widths, in a model with images. SGLang counts its positions from 1."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     for family in FAMILIES:
         model = write_architecture(family, folder / f"{family}-model", dtype="float32")
         by_name[family] = Run(str(model), str(folder / family), measure=True)
+    wide = write_architecture(WIDE, folder / f"{WIDE}-model", dtype="float32")
+    by_name[WIDE] = Run(str(wide), str(folder / WIDE))
     by_name["shared"] = Run(str(shared), str(folder / "of-shared"), 2, str(site))
     for run in by_name.values():
         Path(run.work).mkdir()
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         results = {"one": other.submit(by_name["one"].here)}
-        others = [(name, ()) for name in ("two", "shared", "triton", *FAMILIES)]
+        others = [(name, ()) for name in ("two", "shared", "triton", WIDE, *FAMILIES)]
         for name, kills in (("killed", (1, 2)), *others):
             results[name] = pool.submit(forked, by_name[name], kills)
         yield Runs(by_name, results, folder / "rows")
@@ -86,15 +90,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         sglang_forks.shared().kill()
 
 
-def transformers_sums(model: Path) -> dict[int, LayerMoments]:
-    """The same sums from transformers, with attention in float64."""
+def transformers_sums(model: Path, start: int = 0) -> dict[int, LayerMoments]:
+    """The same sums from transformers, with attention in float64 and positions from `start` on."""
     loaded = load_model(str(model), dtype="float32")
     sums, calls = {}, []
     for layer in loaded.block.attention_layers:
         sums[layer] = LayerMoments.zeros(
             loaded.block.num_kv_heads, loaded.block.head_dim, loaded.block.v_head_dim
         )
-        module = loaded.model.model.layers[layer].self_attn
+        module = loaded.model.get_decoder().layers[layer].self_attn
         sums[layer].set_weights(first(module, "o_proj", "out_proj").weight.detach())
 
     def seen(layer: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
@@ -105,7 +109,10 @@ def transformers_sums(model: Path) -> dict[int, LayerMoments]:
 
     with torch.inference_mode(), attention_scope(loaded, seen):
         for ids in prompts():
-            loaded.model.base_model(input_ids=torch.tensor([ids]), use_cache=False)
+            places = torch.arange(start, start + len(ids))[None]
+            loaded.model.base_model(
+                input_ids=torch.tensor([ids]), position_ids=places, use_cache=False
+            )
         for layer, key, value in calls:
             sums[layer].add_weighted(key, value, estimators.qqt(sums[layer]))
     return sums
@@ -131,6 +138,15 @@ def test_sums_are_those_of_transformers(runs: Runs, name: str, relative: float) 
     assert got.layers.keys() == wanted.keys()
     for layer, sums in wanted.items():
         assert_close(got.layers[layer], sums, relative)
+
+
+def test_sums_of_heads_of_two_widths_are_those_of_transformers(runs: Runs) -> None:
+    wanted = transformers_sums(Path(runs.by_name[WIDE].model), start=1)
+    got = runs.moments(WIDE)
+    assert runs.results[WIDE].result().facts.geometry.head_dims == (128, 128)
+    assert got.layers.keys() == wanted.keys() == {1, 3}
+    for layer, sums in wanted.items():
+        assert_close(got.layers[layer], sums, 1e-5)
 
 
 @pytest.mark.parametrize(("name", "relative"), [("two", 1e-5), *FAMILIES.items()])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import (
     concurrency,
     fork_environment,
@@ -179,21 +180,21 @@ def model(
     **__: Any,
 ) -> None:
     """Refuse a model that cannot be served, or not with this artifact, before its
-    weights are loaded. Leave out images where only text is served.
+    weights are loaded. Leave out images where only text is served or calibrated with.
 
     Raises:
         OscarZooError: see `worker.check_model`.
     """
+    if model_path not in (None, args.model_path) or is_draft_model:
+        return
+    compressed = args.kv_cache_dtype == setting_flags.DTYPE
     if (
-        args.kv_cache_dtype == setting_flags.DTYPE
-        and model_path in (None, args.model_path)
-        and not is_draft_model
+        (compressed or VARIABLE in os.environ)
+        and args.enable_multimodal is None
+        and result.hf_config.model_type in model_refusals.TEXT_ONLY
     ):
-        if (
-            args.enable_multimodal is None
-            and result.hf_config.model_type in model_refusals.TEXT_ONLY
-        ):
-            images.leave_out_images(result)
+        images.leave_out_images(result)
+    if compressed:
         worker.check_model(result)
         sliding_windows.use_two_pools(result)
 
