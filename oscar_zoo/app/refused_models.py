@@ -10,8 +10,7 @@ from pathlib import Path
 
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.models.cache_refusals import check_cache
-from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.model_names import ModelChoice, holds_model

@@ -59,7 +59,7 @@ def serve(
         OscarZooError: as `start`.
     """
     request = ServeRequest(
-        target,
+        targets.parse(target),
         model=model,
         revision=revision,
         port=port,
@@ -97,10 +97,9 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     check_port(host, request.port, lambda port: again(port=port))
     device, gpu = pick_serving_device(request.device)
     flag_refusals.check_flags(flags, device)
-    target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
-    check_served(model or target.choice, request.revision)
-    artifact = open_to_serve(target, model, sources, wish, observer, again=again)
+    check_served(model or request.target.choice, request.revision)
+    artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
     prepared = prepare(
         artifact,
         observer,

@@ -89,11 +89,10 @@ def command(
         flag_refusals.check_flags(flags, device)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
-    target = targets.parse(request.target)
     model = targets.parse_given_model(request.model, observer)
     again = partial(request.command_line, print=True, engine=None if stock else engine)
-    check_served(model or target.choice, request.revision)
-    artifact = open_to_serve(target, model, sources, wish, observer, again=again)
+    check_served(model or request.target.choice, request.revision)
+    artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
     prepared = prepare(
         artifact,
         observer,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.arguments import clip_word, command_line, option_words
 from oscar_zoo.app.compute_wish import ComputeWish
+from oscar_zoo.app.targets import Target
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class ServeRequest:
     """What to serve, and how.
 
     Attributes:
-        target: name of an artifact, its folder, or the folder of a model.
+        target: name of an artifact, its folder, or the folder of a model, parsed.
         model: model folder, zoo name or hub id; `None` for the artifact's base model.
         revision: commit of a model on a hub.
         port: port to listen on.
@@ -41,7 +42,7 @@ class ServeRequest:
         detach: the server was asked to outlive its terminal; only `command_line` looks at it.
     """
 
-    target: str | Path
+    target: Target
     model: str | None = None
     revision: str | None = None
     port: int = PORT

@@ -14,7 +14,15 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel, MalformedFile
-from oscar_zoo.models.geometry import PER_LAYER, layer_kinds, model_block
+from oscar_zoo.models.config_age import refuse_misread
+from oscar_zoo.models.geometry import (
+    PER_LAYER,
+    layer_kinds,
+    model_block,
+    no_full_attention,
+    only_windows,
+)
+from oscar_zoo.models.other_caches import refuse_other_caches
 
 NAME = "config.json"
 DIVIDED = frozenset(("llama", "mistral", "qwen2"))
@@ -115,3 +123,20 @@ def describe(file: ConfigFile, model_id: str) -> ModelBlock:
     config = ConfigFile({"model_type": "unknown"} | file.as_written)
     digest = file.file_sha256
     return model_block(config, model_id=model_id, revision=None, config_sha256=digest)
+
+
+def check_cache(file: ConfigFile, model_id: str) -> None:
+    """Refuse a model whose cache no command works with, in the sentence of `compute` and `eval`.
+
+    Args:
+        file: of the model.
+        model_id: what messages call the model.
+
+    Raises:
+        UnsupportedModel: names the property, the reason and what to use in its place.
+    """
+    text = file.get_text_config()
+    refuse_other_caches(file, text, model_id)
+    refuse_misread(text, model_id)
+    if only_windows(text):
+        raise no_full_attention(text, model_id)

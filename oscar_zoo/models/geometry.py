@@ -29,6 +29,22 @@ PER_LAYER = "per_layer_config"
 """Where newer releases of transformers write values of single layers, in place of `GLOBAL`."""
 GLOBAL = ("global_head_dim", "num_global_key_value_heads")
 """Where older releases write those of the full-attention layers of Gemma 4."""
+MIXED = (
+    "cohere2",
+    "exaone4",
+    "exaone_moe",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
+    "gpt_oss",
+    "mellum",
+    "olmo3",
+)
+"""Model types with windows in some layers, whose files often do not say in which."""
 QK_NORM = frozenset(
     (
         "gemma3_text",
@@ -140,6 +156,17 @@ def layer_kinds(text: Any) -> Sequence[str] | None:
     if said is None and windows:
         return [SLIDING_ATTENTION if one else FULL_ATTENTION for one in windows]
     return said
+
+
+def only_windows(text: Any) -> bool:
+    """Whether every layer has a window, as far as a configuration tells; `text` as in
+    `sliding_window`."""
+    layers = layer_kinds(text)
+    if layers is not None:
+        return {*layers} == {SLIDING_ATTENTION} - full_kinds(text)
+    kind = getattr(text, "model_type", None)
+    mixed = getattr(text, "sliding_window_pattern", None) or kind in MIXED
+    return sliding_window(text) is not None and not mixed
 
 
 def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:

@@ -13,6 +13,7 @@ import pytest
 
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
 from oscar_zoo.app.server_start import with_next_step
+from oscar_zoo.app.targets import parse
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
@@ -97,7 +98,7 @@ def parsed(words: list[str]) -> ServeRequest:
     for name in ("print_only", "engine", "quiet", "as_json"):
         values.pop(name)
     clip, flags = parse_clip(values.pop("clip")), values.pop("engine_flags")
-    return ServeRequest(values.pop("artifact"), clip=clip, extra=flags, **values)
+    return ServeRequest(parse(values.pop("artifact")), clip=clip, extra=flags, **values)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_taken_port_shows_the_command_with_a_free_one(
         assert f"port {port} on 127.0.0.1 is taken" in line
         again = parsed(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
         check_port_free("127.0.0.1", again.port)
-    assert (again.target, again.extra) == ("Qwen3-8B", ("--tp=2",))
+    assert (again.target.text, again.extra) == ("Qwen3-8B", ("--tp=2",))
     assert again.clip == Clip(k=0.9, v=0.9)
 
 

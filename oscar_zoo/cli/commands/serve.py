@@ -98,13 +98,14 @@ def command(
       oscar-zoo serve Qwen3-8B --print --engine oscar-fork
     """
     from oscar_zoo.app.serve_request import ServeRequest
+    from oscar_zoo.app.targets import parse
     from oscar_zoo.cli.render.progress import TerminalObserver, can_ask
 
     if choices["offline"]:
         options.go_offline()
     ask = can_ask() and not as_json
     clipped = parsing.parse_clip(clip)
-    request = ServeRequest(artifact, extra=engine_flags, clip=clipped, ask=ask, **choices)
+    request = ServeRequest(parse(artifact), extra=engine_flags, clip=clipped, ask=ask, **choices)
     _check_mode(engine, print_only=print_only, detach=request.detach)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         if print_only:

@@ -15,8 +15,7 @@ from oscar_zoo.engines.sglang.model_refusals import MODEL
 from oscar_zoo.engines.sglang.refusal import Refusal, check_rows
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import geometry
-from oscar_zoo.models.cache_refusals import check_cache
-from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.config_file import ConfigFile, check_cache
 
 
 def _has(name: str, *kinds: str) -> Callable[[Any], bool]:
