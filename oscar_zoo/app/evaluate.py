@@ -4,7 +4,7 @@ process."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,7 +115,8 @@ def evaluate_artifact(
         observer: hears of progress and remarks.
 
     Returns:
-        A report with one row per cache; `to_json()` gives plain values.
+        A report with one row per cache; `to_json()` gives plain values. `record` is the score
+        file in which perplexity and recall were kept, for `add_scores` and `publish`.
 
     Raises:
         MissingDependency: torch or transformers is not installed.
@@ -156,6 +157,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.app import targets
     from oscar_zoo.app.artifact_model import both_sides, model_for
     from oscar_zoo.app.artifacts import open_artifact
+    from oscar_zoo.app.eval_record import keep_record
     from oscar_zoo.app.refused_models import check_used
     from oscar_zoo.app.sources import Sources
     from oscar_zoo.evaluate.texts import read_text
@@ -202,4 +204,8 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
             progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
         )
     observer.begin((), timed=False)
-    return report
+    settings = {
+        name: getattr(request, name) for name in ("data", "windows", "length", "answers", "clip")
+    }
+    kept = keep_record(artifact, loaded, report.compared, report.facts, settings, observer)
+    return replace(report, record=kept)

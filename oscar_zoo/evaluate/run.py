@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.records import Compared
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Task, measure
+from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel
@@ -57,14 +59,28 @@ class EvalRow:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """The rows, in the order above, and the facts needed to repeat them (plain JSON values)."""
+    """What was measured.
+
+    Attributes:
+        rows: one per cache, in the order above.
+        facts: what is needed to repeat them, plain JSON values.
+        compared: every task under BF16 and under the artifact's cache, sequence by sequence.
+        record: the file in which the scores were kept, if any.
+    """
 
     rows: tuple[EvalRow, ...]
     facts: Mapping[str, Any]
+    compared: tuple[Compared, ...] = field(default=(), repr=False)
+    record: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """`{"schema": "oscar-zoo.eval/1", "rows": [...], ...}`; what was not measured is null."""
-        return {"schema": SCHEMA, **self.facts, "rows": [asdict(row) for row in self.rows]}
+        return {
+            "schema": SCHEMA,
+            **self.facts,
+            "rows": [asdict(row) for row in self.rows],
+            "record": None if self.record is None else str(self.record),
+        }
 
 
 def evaluate(
@@ -129,15 +145,18 @@ def evaluate(
         progress(done, total, "sequences")
 
     rows = []
+    found: dict[str, list[Measurement]] = {}
     for cache, spec in caches.items():
-        values = {task.name: measure(model, task, spec, tick=tick).value for task in todo}
+        found[cache] = [measure(model, task, spec, tick=tick) for task in todo]
+        values = {task.name: one.value for task, one in zip(todo, found[cache], strict=True)}
         bits = _bits(spec, model, length)
         rows.append(EvalRow(cache, values.get("perplexity"), values.get("recall"), *bits))
     facts = _facts(model, text, recipe) | {
         "tokens": len(ids),
         "tasks": {t.name: dict(t.describe()) for t in todo},
     }
-    return EvalReport(tuple(rows), facts)
+    mine = zip(todo, found["bf16"], found.get("artifact", ()), strict=False)
+    return EvalReport(tuple(rows), facts, tuple(Compared(*one) for one in mine))
 
 
 def _caches(

@@ -32,6 +32,12 @@ def pick_device(wanted: str | None, *, several: bool = False) -> str:
     return wanted
 
 
+def hardware_name(device: torch.device | str) -> str:
+    """What people call `device`, such as `NVIDIA H200`; `CPU` for any processor."""
+    found = torch.device(device)
+    return torch.cuda.get_device_name(found) if found.type == "cuda" else "CPU"
+
+
 def check_device(name: str, *, several: bool = False) -> None:
     """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there.
 

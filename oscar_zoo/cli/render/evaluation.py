@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
@@ -48,3 +49,5 @@ def print_report(report: EvalReport, data: str) -> None:
             " positions"
         )
         terminal.out().print(f"Perplexity of {text}; other text or windows give other numbers")
+    if report.record is not None:
+        terminal.out().print(f"Scores: {terminal.clean(path_text(report.record))}")

@@ -31,7 +31,7 @@ def score_line(score: Score) -> str:
         f"{score.task}{_metric(score)}: {before}{cache} {_value(score)}",
         _difference(score),
         f"{_REPORTERS[score.reporter]}{f' by {score.who}' if score.who else ''}",
-        f"{score.repeats} runs" if score.repeats else "runs not reported",
+        _runs(score),
         f"n {score.n}" if score.n else None,
         score.date,
         _cut(score),
@@ -154,3 +154,9 @@ def _changes(score: Score) -> str:
 
 def _earlier(value: float, source: str, date: str | None) -> str:
     return f"earlier {value:.2f} ({source}{f', {date}' if date else ''})"
+
+
+def _runs(score: Score) -> str:
+    if score.repeats is None:
+        return "runs not reported"
+    return "1 run" if score.repeats == 1 else f"{score.repeats} runs"

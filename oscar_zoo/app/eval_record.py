@@ -1,0 +1,91 @@
+"""Where `eval` leaves perplexity and recall: a score file in the user's own artifact folder, or in
+the state folder for an artifact that was named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.artifact.names import ArtifactId, path_text
+from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.errors import OscarZooError
+from oscar_zoo.evaluate.records import Circumstances, Compared, scores
+from oscar_zoo.evaluate.texts import NAMES
+from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.registry import own_scores
+from oscar_zoo.registry.score_file import ScoreFile
+from oscar_zoo.registry.store import Store
+
+
+def keep_record(
+    artifact: Artifact,
+    model: LoadedModel,
+    compared: Sequence[Compared],
+    facts: Mapping[str, object],
+    settings: Mapping[str, object],
+    observer: Observer,
+) -> Path | None:
+    """Keep what was measured, and say where; a record that cannot be kept costs no result.
+
+    Args:
+        artifact: what was measured.
+        model: the model that it was measured with.
+        compared: the measurements.
+        facts: of the report, with `text_sha256`.
+        settings: `data`, `windows`, `length`, `answers` and `clip` of the request.
+        observer: hears why there is no record, where there is none.
+
+    Returns:
+        The score file, or `None` without one.
+    """
+    if artifact.id is None or not compared:
+        return None
+    if not _made_for(artifact, model):
+        text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
+        observer.note(Note("eval.no_record", text))
+        return None
+    clip = settings["clip"]
+    around = Circumstances(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        source=_command(artifact, settings),
+        text_sha256=str(facts["text_sha256"]),
+        digest=artifact.digest,
+        recipe_changes={"clip": f"{clip.k:g},{clip.v:g}"} if isinstance(clip, Clip) else {},
+    )
+    found = scores(compared, model, around)
+    if not found:
+        return None
+    identity = ArtifactId.parse(artifact.id)
+    stored = artifact.path.resolve().is_relative_to(Store().root.resolve())
+    path = (
+        own_scores.in_state(identity)
+        if artifact.installed or stored
+        else own_scores.in_folder(artifact.path)
+    )
+    try:
+        own_scores.keep(path, ScoreFile.of(identity, artifact.digest, found))
+    except OscarZooError as error:
+        text = f"the scores are not kept in {path_text(path)}: {error.message}"
+        observer.note(Note("eval.no_record", text, {"path": str(path)}))
+        return None
+    return path
+
+
+def _made_for(artifact: Artifact, model: LoadedModel) -> bool:
+    """Whether the model is the one that the artifact was made for, by its name or its
+    `config.json`."""
+    made = artifact.manifest.model if artifact.manifest else None
+    if made and made.config_sha256 and made.config_sha256 == model.block.config_sha256:
+        return True
+    base = made.id if made else artifact.base_model
+    return base is not None and base.casefold() == model.block.id.casefold()
+
+
+def _command(artifact: Artifact, settings: Mapping[str, object]) -> str:
+    """The command that measures the same again; a file of the user is not named."""
+    data = settings["data"] if settings["data"] in NAMES else "FILE"
+    rest = (f"--{name} {settings[name]}" for name in ("windows", "length", "answers"))
+    return " ".join(("oscar-zoo eval", artifact.label, f"--data {data}", *rest))
