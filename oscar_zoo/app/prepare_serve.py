@@ -10,9 +10,9 @@ from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
-from oscar_zoo.engines.sglang.flags import SizeFlags
+from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import model_folder, nvidia_smi
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -105,10 +105,10 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
         return
     choice, gpu, parallel = prepared.choice, prepared.gpu, prepared.tensor_parallel
     config, on_gpu = prepared.config, prepared.device == "cuda"
-    weights, itemsize = (
+    weights, kind = (
         _known_weights(choice)
         if config is None
-        else preflight.stored_weights(Path(choice.source), config)
+        else model_folder.stored_weights(Path(choice.source), config)
     )
     gpus = concurrency.Layout.of_flags(flags, tp=parallel).gpus
     demand = preflight.ServerDemand(
@@ -116,7 +116,7 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
         geometry=prepared.geometry,
         windows=prepared.recipe.windows,
         weights=weights,
-        itemsize=itemsize,
+        itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
         device=prepared.device,
         gpu=gpu,
         tensor_parallel=parallel,
@@ -136,11 +136,11 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     return usual
 
 
-def _known_weights(choice: ModelChoice) -> tuple[int | None, int | None]:
-    """Bytes of the weights of a model of the zoo, in 16 bits, and of one number; weights on a hub
-    are not looked at."""
+def _known_weights(choice: ModelChoice) -> tuple[int | None, str | None]:
+    """Bytes of the weights of a model of the zoo, in 16 bits, and the type of their numbers;
+    weights on a hub are not looked at."""
     parameters = choice.recipe.parameters if choice.recipe else None
-    return (None, None) if parameters is None else (2 * parameters, 2)
+    return (None, None) if parameters is None else (2 * parameters, "bfloat16")
 
 
 def _printable(text: str) -> str:

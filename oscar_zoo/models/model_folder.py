@@ -1,6 +1,6 @@
 """The files that a model folder needs for loading or serving.
 
-Their content is not read, and no torch is needed.
+Only `config.json` is ever read, and no torch is needed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from oscar_zoo.errors import InvalidModel, StorageError
+from oscar_zoo.models.config_file import ConfigFile
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -42,6 +43,20 @@ def check_model_folder(folder: Path) -> None:
             )
 
 
-def weight_bytes(folder: Path) -> int:
-    """Bytes of the weight files of a folder, links followed."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
+    """Bytes of the weight files of a folder, links followed, and the type of their numbers.
+
+    Args:
+        folder: of the model.
+        file: its `config.json`.
+
+    Returns:
+        The bytes, and a type as `config.json` writes it, or `None` when they are quantized.
+    """
+    config = file.as_written
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
+    quantized = any(part.get("quantization_config") for part in parts)
+    kind = next((str(name) for name in said if name), "bfloat16")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return size, None if quantized else kind

@@ -141,17 +141,6 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
     return config
 
 
-def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, int | None]:
-    """Bytes of the weights of a folder, whose `config.json` is `file`, and of one number in them;
-    `None` when they are quantized."""
-    config = file.as_written
-    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
-    said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
-    quantized = any(part.get("quantization_config") for part in parts)
-    kind = next((str(name) for name in said if name), "bfloat16")
-    return model_folder.weight_bytes(folder), None if quantized else ITEMSIZES.get(kind, 2)
-
-
 def check_memory(server: ServerDemand, free: int | None) -> None:
     """Refuse a server that cannot fit.
 

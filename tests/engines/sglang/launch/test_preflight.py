@@ -22,6 +22,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedModel, UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
+from oscar_zoo.models.model_folder import stored_weights
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.runtime.window_store import WindowShape
 
@@ -129,16 +130,13 @@ def test_weights_that_cannot_be_told_are_not_counted(flag: str) -> None:
 def test_quantized_weights_keep_their_size(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", 8 * GB)
-    for config, itemsize in (
-        ('{"torch_dtype": "float32"}', 4),
-        ('{"text_config": {"dtype": "bfloat16"}}', 2),
+    for config, kind in (
+        ('{"torch_dtype": "float32"}', "float32"),
+        ('{"text_config": {"dtype": "bfloat16"}}', "bfloat16"),
         ('{"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}', None),
     ):
         (tmp_path / config_file.NAME).write_text(config)
-        assert preflight.stored_weights(tmp_path, read(tmp_path)) == (
-            8 * GB,
-            itemsize,
-        )
+        assert stored_weights(tmp_path, read(tmp_path)) == (8 * GB, kind)
     assert replace(SERVER, weights=8 * GB, itemsize=None).demand().weights == 8 * GB
     assert replace(SERVER, weights=32 * GB, itemsize=4).demand().weights == 16 * GB
 
