@@ -24,7 +24,7 @@ from oscar_zoo.models import nvidia_smi
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 MOST_CASES = 64
-HELP = "oscar-zoo bench serve --help"
+HELP = "try: oscar-zoo bench serve --help"
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,11 @@ def run(
         tell=partial(_remark, observer, told),
     )
     observer.begin((), timed=False)
-    return replace(result, notes=(*told, *result.notes)) if result is not None else None
+    return (
+        replace(result, notes=tuple(dict.fromkeys((*told, *result.notes))))
+        if result is not None
+        else None
+    )
 
 
 def serving_refusal(config: ConfigFile, model_id: str) -> UnsupportedModel | None:

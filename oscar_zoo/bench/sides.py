@@ -95,7 +95,7 @@ def read_flags(words: Sequence[str]) -> UserFlags:
             if name == refused or (len(name) > 3 and refused.startswith(name)):
                 raise UsageError(
                     f"{name} is not allowed after --: {reason}.",
-                    hint="oscar-zoo bench serve --help",
+                    hint="try: oscar-zoo bench serve --help",
                 )
     return flags
 

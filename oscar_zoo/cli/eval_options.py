@@ -95,7 +95,8 @@ def refuse_server_options(given: Mapping[str, Any], flags: tuple[str, ...]) -> N
     for name, default in SERVER_OPTIONS.items():
         if given[name] != default:
             raise UsageError(
-                f"--{name.replace('_', '-')} needs --engine sglang.", hint="oscar-zoo eval --help"
+                f"--{name.replace('_', '-')} needs --engine sglang.",
+                hint="try: oscar-zoo eval --help",
             )
     if flags:
         raise UsageError(

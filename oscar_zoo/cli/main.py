@@ -246,7 +246,7 @@ def _report(error: BaseException, as_json: bool) -> None:
             " ".join(error.format_message().split()),
         )  # click lists choices line by line
         context = getattr(error, "ctx", None)
-        hint = f"{context.command_path} --help" if context is not None else None
+        hint = f"try: {context.command_path} --help" if context is not None else None
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
         hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from oscar_zoo.cli import completing
+from oscar_zoo.errors import OFFLINE_OPTION
 from oscar_zoo.hubs.table import FORMS, WITHOUT_COMMITS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,7 +91,7 @@ def offline_option(function: F) -> F:
 def go_offline() -> None:
     """What `--offline` means for this process, for libraries imported later, and for servers that
     it starts."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "OSCAR_ZOO_OFFLINE": "1"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OSCAR_ZOO_OFFLINE": OFFLINE_OPTION}
 
 
 def device_option(function: F) -> F:

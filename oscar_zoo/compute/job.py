@@ -133,6 +133,10 @@ def compute_artifact(
         check_target(base, force=options.force)
     work = base.with_name(base.name + ".work")
     if is_main_process():
+        if options.output_dir is None:
+            tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
+        for text in _about_tokens(data, methods):
+            tell(text)
         _tell_of_work(work, options, tell)
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
@@ -270,12 +274,16 @@ def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tupl
             f"{name} was left out: {why_not.removesuffix('.')}."
             for name, why_not in choice.refused.items()
         ]
-    if data.tokens_used < data.tokens_requested:
-        notes.append(
-            f"the data ended after {data.tokens_used:,} of {data.tokens_requested:,} tokens."
-        )
     if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
-    elif data.tokens_used < ENOUGH_TOKENS:
-        notes.append(f"{data.tokens_used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")
+    return (*notes, *_about_tokens(data, (method,)))
+
+
+def _about_tokens(data: CalibrationData, methods: tuple[Method, ...]) -> tuple[str, ...]:
+    """Remarks where the text is short for fits by `methods`."""
+    used, notes = data.tokens_used, []
+    if used < data.tokens_requested:
+        notes.append(f"the data ended after {used:,} of {data.tokens_requested:,} tokens.")
+    if used < ENOUGH_TOKENS and any(method.needs for method in methods):
+        notes.append(f"{used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")
     return tuple(notes)

@@ -52,6 +52,7 @@ from oscar_zoo.errors.models import (
     UnsupportedModel,
 )
 from oscar_zoo.errors.names import (
+    OFFLINE_OPTION,
     WITHOUT_OPTION,
     AmbiguousName,
     ArtifactNotAsked,
@@ -60,9 +61,11 @@ from oscar_zoo.errors.names import (
     NotLocked,
     OfflineError,
     VersionExists,
+    go_online,
 )
 
 __all__ = [
+    "OFFLINE_OPTION",
     "WITHOUT_OPTION",
     "AccessError",
     "AmbiguousName",
@@ -106,4 +109,5 @@ __all__ = [
     "UsageError",
     "VerificationFailed",
     "VersionExists",
+    "go_online",
 ]

@@ -19,7 +19,7 @@ class RepositoryNotFound(NotFoundError):
         asks."""
         return cls(
             f"{hub} does not exist, or this account may not see it.",
-            hint="check the name: oscar-zoo doctor",
+            hint="check the name of the hub; which account asks: oscar-zoo doctor",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Self
 
@@ -13,6 +14,14 @@ _UNASKED = "{} is not on this machine, and offline mode asks no hub."
 
 WITHOUT_OPTION = "run it without --offline"
 """How to end the offline mode that the command line asked for."""
+OFFLINE_OPTION = "--offline"
+"""Value of `OSCAR_ZOO_OFFLINE` in a process whose command line asked for offline mode."""
+
+
+def go_online() -> str:
+    """How to end offline mode, as far as the environment of this process tells."""
+    typed = os.environ.get("OSCAR_ZOO_OFFLINE") == OFFLINE_OPTION
+    return WITHOUT_OPTION if typed else "unset HF_HUB_OFFLINE"
 
 
 class InvalidName(UsageError):

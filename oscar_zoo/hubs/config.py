@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.specs import Spec
-from oscar_zoo.errors import WITHOUT_OPTION, UsageError
+from oscar_zoo.errors import OFFLINE_OPTION, WITHOUT_OPTION, UsageError
 from oscar_zoo.hubs.table import HUBS
 
 FILE_NAME = "config.toml"
@@ -94,6 +94,7 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
     own = f"file:{paths.default_zoo_dir()}"
     read = _expand(listed) if listed else (own, *PUBLIC)
     publish = named or ((stored.publish,) if stored.publish else ())
+    offline = offline or os.environ.get("OSCAR_ZOO_OFFLINE") == OFFLINE_OPTION
     causes = [WITHOUT_OPTION] if offline else []
     if variables := " and ".join(name for name in _OFFLINE if _is_true(name)):
         causes.append(f"unset {variables}")

@@ -84,21 +84,34 @@ class LocalHub:
         """Every artifact, sorted. Links and names outside the grammar are no artifacts.
 
         Raises:
-            PathNotFound: the folder does not exist.
+            PathNotFound: the folder does not exist, or holds files and neither an artifact nor an
+            index.
         """
         with durable.storage_errors(f"cannot list {self.name}"):
             if not self.root.is_dir():
                 if self._must_exist or self.root.exists():
-                    raise PathNotFound.for_path(self.root, "folder for a hub")
+                    raise PathNotFound(
+                        f"no such folder for a hub: {self.root}",
+                        hint="check the path of the hub",
+                    )
                 return ()
-            return tuple(
-                sorted(
-                    ArtifactId(model, tag)
-                    for model in _folders(self.root)
-                    for tag in _folders(self.root / model)
-                    if _has_entries(self.root / model / tag)
+            found = self._listed()
+            if not found and self._must_exist and _holds_other_files(self.root):
+                raise PathNotFound(
+                    f"there is no hub at {self.name}: the folder holds other files.",
+                    hint="check the path of the hub",
                 )
+            return found
+
+    def _listed(self) -> tuple[ArtifactId, ...]:
+        return tuple(
+            sorted(
+                ArtifactId(model, tag)
+                for model in _folders(self.root)
+                for tag in _folders(self.root / model)
+                if _has_entries(self.root / model / tag)
             )
+        )
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         """The files of `artifact` with size and sha256, sorted. Hidden files are left out; links
@@ -166,7 +179,7 @@ class LocalHub:
             durable.sync_folder(self.root)
 
     def _place(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> None:
-        if any(other.key == artifact.key for other in self.artifacts()):
+        if any(other.key == artifact.key for other in self._listed()):
             raise StaleRevision.for_hub(self.title)
         model = self.root / artifact.model
         durable.make_folders(model)
@@ -234,6 +247,13 @@ def _folders(folder: Path) -> list[str]:
 def _has_entries(folder: Path) -> bool:
     with os.scandir(folder) as entries:
         return next(entries, None) is not None
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Whether a folder without artifacts is something else than a hub that is still empty."""
+    with os.scandir(folder) as entries:
+        names = {entry.name for entry in entries if not entry.name.startswith(".")}
+    return bool(names) and INDEX_NAME not in names
 
 
 def _plain_files(folder: Path) -> list[str]:

@@ -76,7 +76,7 @@ def unread_config(
         return UnsupportedModel(
             f"{model_id} ({kind}) is of a model type that transformers {transformers.__version__}"
             " does not have, and code that ships with a model is never run.",
-            hint="update transformers, or serve it with SGLang alone, without an INT2 cache",
+            hint="serve it with SGLang alone, without an INT2 cache",
         )
     newer = written_by_newer(written)
     if newer is None:

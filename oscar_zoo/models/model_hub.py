@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from oscar_zoo.errors import NetworkError
+from oscar_zoo.errors import NetworkError, go_online
 
 SECONDS = 3.0
 """How long connecting may take, with the resolution of the name. On a slow network, a larger
@@ -50,7 +50,8 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
     hint = "check the network, or give a local folder"
     if _offline():
         raise NetworkError(
-            f"{source} is not on this machine, and offline mode asks no hub.", hint=hint
+            f"{source} is not on this machine, and offline mode asks no hub.",
+            hint=f"{go_online()}, or give a local folder",
         )
     trouble = unreachable()
     if trouble is not None:

@@ -18,6 +18,8 @@ from oscar_zoo.errors import (
     NetworkError,
     NotFoundError,
     OscarZooError,
+    PathNotFound,
+    RepositoryNotFound,
     UsageError,
 )
 from oscar_zoo.hubs import config
@@ -73,6 +75,10 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
         return HubUnreachable(
             "; ".join(facts) + ".", hint="here already: oscar-zoo list --installed"
         )
+    usual = (own_zoo(), *config.PUBLIC)
+    for hub, error in troubles:
+        if isinstance(error, PathNotFound | RepositoryNotFound) and hub.name not in usual:
+            return error  # the hub itself is missing, so the name may be right
     close = [error for _, error in troubles if error.suggestions]
     if close:
         return close[0]

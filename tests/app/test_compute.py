@@ -111,7 +111,7 @@ def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
     assert list(dict.fromkeys(seen.labels)) == list(begun)
     texts = [note.text for note in seen.notes]
     assert any("nothing to go on from" in text for text in texts)
-    assert list(result.notes[: len(texts)]) == texts and len(result.notes) > len(texts)
+    assert list(result.notes) == texts and any("tokens are few" in text for text in texts)
 
 
 def test_a_model_that_serve_refuses_is_remarked_on_before_it_is_loaded(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ the answer with that of transformers. What works there is expected of every mode
 architecture. Its heads may have any width that is a power of two, and most multiples of 8, such as
 80, 96, 160 and 192; a width without a known Hadamard matrix, such as 88, is refused. What was tried
 on GPUs with models of real sizes is in [gpu-check.md](gpu-check.md).
+
+The first column names architectures, not names for `pull`: those are what `oscar-zoo list` and
+`oscar-zoo list --family NAME` show. Every other model is computed by its id on Hugging Face or from
+its folder, as `oscar-zoo compute ORG/NAME` or `oscar-zoo compute ./my-model`.
 """
 LEGEND = """A model with images is computed, measured and served with text. What is *refused* is
 refused in one sentence before weights are read; the reasons are below. *Not in SGLang* means that

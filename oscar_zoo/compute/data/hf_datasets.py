@@ -22,6 +22,7 @@ from oscar_zoo.errors import (
     OfflineError,
     OscarZooError,
     UsageError,
+    go_online,
 )
 from oscar_zoo.next_step import Install
 
@@ -135,7 +136,7 @@ def _failure(name: DatasetName, error: Exception) -> OscarZooError:
     ):
         return OfflineError(
             f"the dataset {name} is not on this machine, and offline mode fetches nothing.",
-            hint=f"run it with a network, {OWN_FILE}",
+            hint=f"{go_online()}, {OWN_FILE}",
         )
     return HubUnreachable(
         f"cannot fetch the dataset {name}: {cause}.", hint=f"check the connection, {OWN_FILE}"

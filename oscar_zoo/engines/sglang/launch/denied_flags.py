@@ -92,7 +92,7 @@ def check_extra_flags(extra: Sequence[str]) -> None:
         reason = _reason_against(name)
         if reason is not None:
             raise UsageError(
-                f"{name} is not allowed after --: {reason}.", hint="oscar-zoo serve --help"
+                f"{name} is not allowed after --: {reason}.", hint="try: oscar-zoo serve --help"
             )
 
 

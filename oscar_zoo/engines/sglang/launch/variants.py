@@ -126,5 +126,5 @@ def check_flags(flags: UserFlags) -> None:
             raise UsageError(
                 f"{name} is not allowed after --: use --chunk, --page-size, --radix, --tp or"
                 " --dtype.",
-                hint="oscar-zoo eval --help",
+                hint="try: oscar-zoo eval --help",
             )
