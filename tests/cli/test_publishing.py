@@ -109,6 +109,7 @@ def test_a_dry_run_lists_what_would_be_sent(
 ) -> None:
     (row,) = cli.json(0, "publish", folder, "--hub", hub, "--dry-run")["hubs"]
     text = cli(0, "publish", folder, "--hub", hub, "--dry-run")
+    assert "commit" not in text  # a folder has none
     assert not list((tmp_path / "hub").iterdir())
     cli(0, "publish", folder, "--hub", hub)
     root = tmp_path / "hub"

@@ -76,7 +76,7 @@ def print_facts(facts: dict[str, Any]) -> None:
             + (f", also {', '.join(recipe['aliases'])}" if recipe["aliases"] else ""),
         )
         terminal.fact("geometry", geometry_line(recipe["geometry"]))
-        terminal.fact("serving", serving_line(serving))
+        terminal.fact("recipe", serving_line(serving))
         terminal.fact("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
         for what, answer in (facts["works"] or {}).items():
             detail = f": {answer['how']}" if answer["how"] else ""

@@ -59,7 +59,7 @@ def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
         terminal.note(f"warning: {warning_text(warning)}", quiet=quiet)
     if result.plan is not None and result.plan.message is not None:
         console.print(f"Would publish: {reference} on {place}  {result.digest}")
-        _print_plan(result.plan)
+        _print_plan(result.plan, commits=not written.hub.startswith("file:"))
         return
     if result.proposal is not None:
         console.print(f"Proposed: {reference} on {place}  {result.digest}")
@@ -77,15 +77,17 @@ def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
         )
 
 
-def _print_plan(plan: PublishPlan) -> None:
+def _print_plan(plan: PublishPlan, *, commits: bool) -> None:
+    """What would be written; `commits` says whether the hub has commits and tags."""
     console = terminal.out()
     width = max(len(file.path) for file in plan.files)
     for file in plan.files:
         path = terminal.clean(f"{file.path:<{width}}")
         console.print(f"  {path}  {terminal.megabytes(file.size):>9}  sha256 {file.sha256}")
-    parent = f" on {plan.parent[:12]}" if plan.parent else ""
-    console.print(f"  commit{terminal.clean(parent)}: {terminal.clean(plan.message)}")
-    tag = f", tag {plan.tag}" if plan.tag else ""
+    if commits:
+        parent = f" on {plan.parent[:12]}" if plan.parent else ""
+        console.print(f"  commit{terminal.clean(parent)}: {terminal.clean(plan.message)}")
+    tag = f", tag {plan.tag}" if plan.tag and commits else ""
     console.print(f"  index serial {plan.serial}{terminal.clean(tag)}")
 
 
