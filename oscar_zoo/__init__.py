@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.running_server import RunningServer
     from oscar_zoo.app.scores import add_scores, scores
     from oscar_zoo.app.serve import serve
+    from oscar_zoo.app.site import build_site
     from oscar_zoo.app.status import deprecate, unyank, yank
     from oscar_zoo.app.verify import verify
 
@@ -38,6 +39,7 @@ _CALLS = {
     "Artifact": "app.artifacts",
     "RunningServer": "app.running_server",
     "add_scores": "app.scores",
+    "build_site": "app.site",
     "compute_artifact": "app.compute",
     "deprecate": "app.status",
     "draw_report": "app.report",
@@ -61,6 +63,7 @@ __all__ = [
     "RunningServer",
     "__version__",
     "add_scores",
+    "build_site",
     "compute_artifact",
     "deprecate",
     "draw_report",

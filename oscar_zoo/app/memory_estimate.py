@@ -1,7 +1,6 @@
 """Does a model fit a GPU, and how many tokens of it: an estimate from shapes alone, without torch.
 
-Only layers with full attention are counted. What an engine needs besides weights and cache differs
-between engines and versions; `USABLE` leaves room for it. A started server says what it really got.
+Only layers with full attention are counted; the calculation is `engines/sglang/capacity.py`.
 """
 
 from __future__ import annotations
@@ -9,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oscar_kernels.layout import row_bytes
-from oscar_kernels.spec import QuantSpec, group_channels
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.engines.sglang.capacity import BF16_BYTES, caches, room
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.recipe import ModelRecipe
-
-USABLE = 0.85
-"""Share of a GPU's memory for weights and cache, about what SGLang takes by itself."""
-BF16_BYTES = 2
 
 
 def estimate_memory(
@@ -63,33 +57,22 @@ def estimate(
         Plain JSON values, or `None` where the INT2 cache does not take such heads. `tokens` are
         `None` where the size of the weights is not known, and 0 where nothing is left for a cache.
     """
-    dims = geometry.head_dims
-    specs = [(dim, group_channels(dim, serving.group_size)) for dim in dims]
+    spread = Layout(tp=tensor_parallel)
     try:
-        rows = sum(row_bytes(QuantSpec(*spec, scale_dtype=serving.scale_dtype)) for spec in specs)
+        whole_bf16, _, whole_int2 = caches(geometry, serving, Layout())
+        bf16, _, int2 = caches(geometry, serving, spread)
     except ValueError:
         return None
-    layers, heads = len(geometry.attention_layers), geometry.num_kv_heads
-    whole, spread = Layout(), Layout(tp=tensor_parallel)
-
-    def token(layout: Layout) -> int:
-        return layout.token_bytes(
-            layers=layers, num_kv_heads=heads, dims=sum(dims), itemsize=BF16_BYTES
-        )
-
-    windows = serving.windows.recent + 2 * serving.windows.sink  # as `usual_requests` counts
     weights = None if parameters is None else BF16_BYTES * parameters
     kinds = []
     for name, memory in cards:
-        requests = usual_requests(memory, token(spread), serving.windows, spread)
+        requests = usual_requests(memory, bf16.token, serving.windows, spread)
         fits: dict[str, int | None] = {"int2_tokens": None, "bf16_tokens": None}
         if weights is not None:
-            left = int(USABLE * memory) - weights // tensor_parallel
-            bf16 = token(spread)
-            int2 = bf16 * rows // (BF16_BYTES * sum(dims))
+            left = room(memory, weights, spread)
             fits = {
-                "int2_tokens": max(0, (left - requests * windows * bf16) // int2),
-                "bf16_tokens": max(0, left // bf16),
+                "int2_tokens": max(0, (left - requests * int2.request) // int2.token),
+                "bf16_tokens": left // bf16.token,
             }
         kinds.append(
             {"name": name, "memory_bytes": memory, "gpus": tensor_parallel, "requests": requests}
@@ -98,9 +81,9 @@ def estimate(
     return {
         "estimate": True,
         "weights_bytes": weights,
-        "int2_token_bytes": layers * heads * rows,
-        "bf16_token_bytes": token(whole),
-        "window_bytes_per_request": windows * token(whole),
+        "int2_token_bytes": whole_int2.token,
+        "bf16_token_bytes": whole_bf16.token,
+        "window_bytes_per_request": whole_int2.request,
         "gpus": kinds,
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from oscar_zoo.errors import MalformedFile
@@ -16,6 +17,9 @@ from oscar_zoo.errors import MalformedFile
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_INT = 1 << 53
+_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A whole string, or a bracket outside of strings. A string may lack its end: the reader after it
+says so."""
 
 Json = Any
 """None, bool, int, float, str, list or dict with str keys."""
@@ -83,22 +87,13 @@ def pretty_bytes(value: Json) -> bytes:
 
 
 def _check_depth(text: str, what: str) -> None:
-    depth, in_string, escaped = 0, False, False
-    for char in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        if found[0] in "[{":
             depth += 1
             if depth > MAX_DEPTH:
                 raise MalformedFile("json.depth", f"{what} nests deeper than {MAX_DEPTH} levels.")
-        elif char in "]}":
+        elif found[0] in "]}":
             depth -= 1
 
 

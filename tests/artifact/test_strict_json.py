@@ -104,3 +104,9 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         strict_json.loads(data)
     except MalformedFile as error:
         assert error.reason.startswith("json.")
+
+
+@pytest.mark.parametrize("text", ['"[[[[[[[[[[[[[[[[[["', r'"\"[[[[[[[[[[[[[[[[[[\\"', '"[" '])
+def test_brackets_inside_of_strings_do_not_nest(text: str) -> None:
+    value = strict_json.loads(f'{{"a": {text}, "b": [1]}}'.encode(), what="x")
+    assert "[" in value["a"] and value["b"] == [1]

@@ -1,0 +1,146 @@
+"""How many tokens and requests fit beside the weights of a model, for each kind of KV cache.
+
+An estimate from shapes alone, without torch. What an engine needs besides weights and cache differs
+between engines and versions; `USABLE` leaves room for it, and for SGLang's tables of slots. A
+started server says what it really got. The zoo's page computes the same in a browser from the same
+`Cache` numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oscar_kernels.layout import row_bytes
+from oscar_kernels.spec import QuantSpec, group_channels
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.engines.sglang.concurrency import Layout
+
+USABLE = 0.85
+"""Share of a GPU's memory for weights and cache, about what SGLang takes by itself."""
+BF16_BYTES = 2
+FP8_BYTES = 1
+
+
+@dataclass(frozen=True)
+class OtherLayers:
+    """Memory of the layers without full attention, over all GPUs; none of it is in INT2.
+
+    Attributes:
+        state: bytes of the states that a running request keeps.
+        window: tokens that the layers with a sliding window keep of a request.
+        layers: with such a window.
+        num_kv_heads: of such a layer.
+        dims: channels of a row of K and of a row of V together, in such a layer.
+    """
+
+    state: int = 0
+    window: int = 0
+    layers: int = 0
+    num_kv_heads: int = 1
+    dims: int = 0
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What one kind of KV cache takes on one GPU.
+
+    Attributes:
+        kind: `BF16`, `FP8` or `INT2`.
+        token: bytes of one token in the layers with full attention.
+        window_token: bytes of one token in the layers with a sliding window.
+        window: tokens that these layers keep of a request.
+        request: bytes that a running request takes beside its tokens: BF16 windows and states.
+    """
+
+    kind: str
+    token: int
+    window_token: int = 0
+    window: int = 0
+    request: int = 0
+
+    def request_bytes(self, context: int) -> int:
+        """Bytes of one request of `context` tokens."""
+        sliding = min(context, self.window)
+        return self.token * context + self.window_token * sliding + self.request
+
+    def requests(self, left: int, context: int) -> int:
+        """How many requests of `context` tokens fit at a time into `left` bytes."""
+        return max(0, left // self.request_bytes(context))
+
+    def context(self, left: int, requests: int) -> int:
+        """The longest context with which `requests` requests fit at a time into `left` bytes."""
+        each = left // requests - self.request
+        short = each // (self.token + self.window_token)
+        if short <= self.window:
+            return max(0, short)
+        return max(self.window, (each - self.window_token * self.window) // self.token)
+
+    def tokens(self, left: int, requests: int) -> int:
+        """Tokens that fit in all, with `requests` requests that run at a time."""
+        return self.context(left, requests) * requests
+
+
+def room(memory: int, weights: int, layout: Layout) -> int:
+    """Bytes for a cache on each GPU of `memory` bytes; 0 where the weights do not fit.
+
+    Args:
+        memory: of one GPU.
+        weights: of the whole model.
+        layout: how it is spread.
+    """
+    return max(0, int(USABLE * memory) - weights // (layout.tp * layout.pp))
+
+
+def caches(
+    geometry: Geometry, serving: ServingRecipe, layout: Layout, other: OtherLayers | None = None
+) -> tuple[Cache, ...]:
+    """The three kinds of cache of a model, on each GPU of `layout`.
+
+    Args:
+        geometry: of the layers with full attention.
+        serving: group size, type of scales and windows.
+        layout: how the model is spread.
+        other: what other layers keep.
+
+    Raises:
+        ValueError: the INT2 cache does not take such heads.
+    """
+    other = other or OtherLayers()
+    dims = geometry.head_dims
+    rows = int2_row_bytes(geometry, serving)
+    layers, heads = len(geometry.attention_layers), geometry.num_kv_heads
+
+    def token(itemsize: int) -> int:
+        return layout.token_bytes(
+            layers=layers, num_kv_heads=heads, dims=sum(dims), itemsize=itemsize
+        )
+
+    def sliding(itemsize: int) -> int:
+        return layout.token_bytes(
+            layers=other.layers, num_kv_heads=other.num_kv_heads, dims=other.dims, itemsize=itemsize
+        )
+
+    state = other.state // (layout.tp * layout.pp)
+    bf16 = token(BF16_BYTES)
+    plain = {"BF16": BF16_BYTES, "FP8": FP8_BYTES}
+    found = [
+        Cache(kind, token(size), sliding(size), other.window, state) for kind, size in plain.items()
+    ]
+    windows = serving.windows.recent + 2 * serving.windows.sink  # as `usual_requests` counts
+    int2 = bf16 * rows // (BF16_BYTES * sum(dims))
+    found.append(Cache("INT2", int2, sliding(BF16_BYTES), other.window, windows * bf16 + state))
+    return tuple(found)
+
+
+def int2_row_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
+    """Bytes of a token's row of K and of V in INT2, in one layer and head, with scales.
+
+    Raises:
+        ValueError: the INT2 cache does not take such heads.
+    """
+    return sum(
+        row_bytes(
+            QuantSpec(dim, group_channels(dim, serving.group_size), scale_dtype=serving.scale_dtype)
+        )
+        for dim in geometry.head_dims
+    )
