@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.publish import publish
     from oscar_zoo.app.pull import pull
     from oscar_zoo.app.report import draw_report
+    from oscar_zoo.app.ruler import ask_long_prompts
     from oscar_zoo.app.running_server import RunningServer
     from oscar_zoo.app.scores import add_scores, scores
     from oscar_zoo.app.serve import serve
@@ -40,6 +41,7 @@ _CALLS = {
     "RunningServer": "app.running_server",
     "add_scores": "app.scores",
     "build_site": "app.site",
+    "ask_long_prompts": "app.ruler",
     "compute_artifact": "app.compute",
     "deprecate": "app.status",
     "draw_report": "app.report",
@@ -64,6 +66,7 @@ __all__ = [
     "__version__",
     "add_scores",
     "build_site",
+    "ask_long_prompts",
     "compute_artifact",
     "deprecate",
     "draw_report",

@@ -53,6 +53,7 @@ COMMANDS = {
     "merge-moments": "Make several captures one.",
     "plot": "Draw the report of a fit again, as a page or as a picture.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
+    "ruler": "Ask for facts in long prompts, over length and depth.",
     "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
     "ps": "Show the servers that run.",
     "stop": "Stop a server; requests that run may finish.",

@@ -7,7 +7,6 @@ number depends on how a server would chunk the prompt.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,21 +15,20 @@ from typing import Any
 
 import torch
 
-from oscar_kernels.layout import bits_per_element
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.hadamard import hadamard_set
-from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.records import Compared
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
+from oscar_zoo.evaluate.caches import bits_of, caches_of, encode_text, facts_of
+from oscar_zoo.evaluate.tasks.base import Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel
 
 SCHEMA = "oscar-zoo.eval/1"
 TASKS = ("perplexity", "recall")
-BF16_BITS = 16.0
 Progress = Callable[[int, int, str], None]
 """`(done, total, unit)`"""
 
@@ -114,15 +112,15 @@ def evaluate(
         GeometryMismatch: the artifact is for another shape of model.
         UsageError: unknown task, text too short, or a recipe that cannot be simulated.
     """
-    caches = _caches(model, artifact, recipe)
+    caches = caches_of(model, artifact, recipe)
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
-    ids = torch.tensor(_encode(model, text), device="cpu")
+    ids = torch.tensor(encode_text(model, text), device="cpu")
     todo: list[Task] = []
     for name in dict.fromkeys(tasks):
         if name == "perplexity":
             todo.append(Perplexity.from_tokens(ids, windows=windows, length=length))
         elif name == "recall":
-            encode = partial(_encode, model)
+            encode = partial(encode_text, model)
             todo.append(
                 Recall.from_tokens(
                     ids,
@@ -150,8 +148,10 @@ def evaluate(
         found[cache] = [measure(model, task, spec, tick=tick) for task in todo]
         values = {task.name: one.value for task, one in zip(todo, found[cache], strict=True)}
         bits = _bits(spec, model, length)
+        values = {task.name: measure(model, task, spec, tick=tick).value for task in todo}
+        bits = bits_of(spec, model, length)
         rows.append(EvalRow(cache, values.get("perplexity"), values.get("recall"), *bits))
-    facts = _facts(model, text, recipe) | {
+    facts = facts_of(model, text, recipe) | {
         "tokens": len(ids),
         "tasks": {t.name: dict(t.describe()) for t in todo},
     }
@@ -212,3 +212,4 @@ def _facts(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, An
         "torch": torch.__version__,
         "device": str(model.device),
     }
+    return EvalReport(tuple(rows), facts)

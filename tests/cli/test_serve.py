@@ -192,6 +192,18 @@ def test_the_curl_line_works_when_pasted(served: Running) -> None:
     )
 
 
+def test_it_is_asked_for_facts_in_long_prompts(
+    served: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, key = f"http://127.0.0.1:{served.port}", served.temp / "key"
+    asked = ["--family", "single", "--depths", "2", "--samples", "1", "--lengths", "600"]
+    model = ["--model", str(MODEL), "--url", url, "--api-key-file", str(key)]
+    assert run(["ruler", str(served.artifact), *model, *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["servers"][url]["cache_dtype"] == "int2"
+    assert [(one["depth"], one["asked"]) for one in found["cells"]] == [(0.0, 1), (1.0, 1)]
+
+
 def test_another_terminal_sees_it(served: Running) -> None:
     (row,) = json.loads(oscar_zoo(served.temp, "ps", "--json").stdout)["servers"]
     assert (row["port"], row["pid"], row["state"]) == (served.port, served.process.pid, "ready")

@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING
 
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.evaluate.cache_names import cache_title
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.run import EvalReport
-
-NAMES = {
-    "bf16": "BF16",
-    "int2": "INT2, no transform",
-    "int2-hadamard": "INT2, Hadamard",
-    "int2-hadamard-clip": "INT2, Hadamard, clipped",
-    "artifact": "INT2, this artifact",
-}
-"""Names of the caches of a report, for people."""
 
 
 def print_report(report: EvalReport, data: str) -> None:
@@ -31,7 +23,7 @@ def print_report(report: EvalReport, data: str) -> None:
     )
     table = terminal.table("CACHE", "BITS", *columns, right=(1, 2, 3, 4))
     for row in rows:
-        cells = [NAMES.get(row["cache"], row["cache"]), f"{row['bits_per_element']:.2f}"]
+        cells = [cache_title(row["cache"]), f"{row['bits_per_element']:.2f}"]
         if base is not None:
             value = row["perplexity"]
             cells += [

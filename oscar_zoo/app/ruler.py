@@ -1,0 +1,249 @@
+"""Ask a model, or running servers, for facts in long prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from oscar_zoo.app.arguments import clip_of, model_text
+from oscar_zoo.app.devices import pick_device, require_compute
+from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.phases import Phase
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.evaluate.long_context.grid import RulerReport
+    from oscar_zoo.evaluate.long_context.run import Questions
+    from oscar_zoo.models.loading import Dtype
+
+_PHASES = (Phase("load", "", 1), Phase("measure", "prompts", 9))
+"""The seconds are shares."""
+FAMILIES = (
+    "single", "multi-key", "multi-value", "multi-query", "variables", "common-words", "documents",
+)  # fmt: skip
+CACHES = ("bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact")
+DEFAULT_CACHES = ("bf16", "int2", "int2-hadamard", "artifact")
+SHORTEST = 1024
+"""Tokens of the shortest prompts by default; the next ones are twice as long, and so on."""
+MOST_LENGTHS = 6
+
+
+@dataclass(frozen=True)
+class RulerRequest:
+    """What to ask.
+
+    Attributes:
+        artifact: name of an artifact, or its folder.
+        model: folder, name of the zoo or hub id; `None` for the artifact's base model.
+        families: kinds of prompts, of `FAMILIES`.
+        lengths: tokens of the prompts; empty for 1,024 and its doubles up to what the model was
+            made for, six at most.
+        depths: places of the fact that is asked for.
+        samples: prompts for each family, length and depth.
+        caches: what to compare, of `CACHES`.
+        servers: addresses of running servers to ask in place of the model.
+        api_key_file: file with the key that the servers want.
+        data: filler: a text file, or a text known by name.
+        seed: the same seed gives the same prompts.
+        clip: clip ratios in place of the recipe's.
+        device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
+        dtype: type of the weights in memory; `auto` keeps the stored one.
+        stream_weights: read weights layer by layer; `None` does so when the model does not fit.
+        revision: commit, branch or tag of a model on a hub.
+        hubs: hubs to look for the artifact in, in order; without any, the configured ones.
+    """
+
+    artifact: str | Path
+    model: str | None = None
+    families: tuple[str, ...] = FAMILIES
+    lengths: tuple[int, ...] = ()
+    depths: int = 5
+    samples: int = 4
+    caches: tuple[str, ...] = DEFAULT_CACHES
+    servers: tuple[str, ...] = ()
+    api_key_file: Path | None = None
+    data: str = "manuals"
+    seed: int = 0
+    clip: Clip | None = None
+    device: str | None = None
+    dtype: Dtype = "auto"
+    stream_weights: bool | None = None
+    revision: str | None = None
+    hubs: tuple[str, ...] = ()
+
+
+def ask_long_prompts(
+    artifact: str | Path,
+    *,
+    model: str | Path | None = None,
+    families: Sequence[str] = RulerRequest.families,
+    lengths: Sequence[int] = (),
+    depths: int = RulerRequest.depths,
+    samples: int = RulerRequest.samples,
+    caches: Sequence[str] = RulerRequest.caches,
+    servers: Sequence[str] = (),
+    api_key_file: Path | None = None,
+    data: str = RulerRequest.data,
+    seed: int = RulerRequest.seed,
+    clip: tuple[float, float] | Clip | None = None,
+    device: str | None = None,
+    dtype: Dtype = RulerRequest.dtype,
+    stream_weights: bool | None = None,
+    revision: str | None = None,
+    hubs: str | Sequence[str] | None = None,
+    observer: Observer = SILENT,
+) -> RulerReport:
+    """Ask for facts in long prompts, over length and depth, with every cache.
+
+    Args: as the attributes of `RulerRequest`.
+
+    Returns:
+        A report with a cell per family, length and depth; `to_json()` gives plain values.
+
+    Raises:
+        MissingDependency: torch or transformers is not installed.
+        UsageError: an unknown family, or lengths that the model does not take.
+        NotFoundError: there is no such artifact, model or text.
+        GeometryMismatch: the artifact was made for another shape of model.
+        ServerFailed: a server does not answer.
+        NotEnoughMemory: the model does not fit.
+    """
+    request = RulerRequest(
+        artifact=artifact,
+        model=None if model is None else model_text(model),
+        families=tuple(families),
+        lengths=tuple(lengths),
+        depths=depths,
+        samples=samples,
+        caches=tuple(caches),
+        servers=tuple(servers),
+        api_key_file=api_key_file,
+        data=data,
+        seed=seed,
+        clip=clip_of(clip),
+        device=device,
+        dtype=dtype,
+        stream_weights=stream_weights,
+        revision=revision,
+        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
+    )
+    return ask(request, observer)
+
+
+def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
+    """Ask the model in this process under every cache, or the servers.
+
+    Raises:
+        OscarZooError: as `ask_long_prompts`.
+    """
+    require_compute()
+    from oscar_zoo.app import targets
+    from oscar_zoo.app.artifact_model import both_sides, model_for
+    from oscar_zoo.app.artifacts import open_artifact
+    from oscar_zoo.app.refused_models import check_used, model_of
+    from oscar_zoo.app.sources import Sources
+    from oscar_zoo.evaluate.texts import read_text
+    from oscar_zoo.models.model_hub import check_fetchable
+    from oscar_zoo.registry.model_names import serving_recipe
+
+    _check(request)
+    text = read_text(request.data, "validation")
+    named = targets.parse_given_model(request.model, observer)
+    target = targets.parse(request.artifact)
+    check_used(named or model_of(target), request.revision)
+    artifact = open_artifact(target, Sources(request.hubs), observer)
+    again = f"oscar-zoo ruler {quote(str(request.artifact))} --model FOLDER"
+    choice = model_for(artifact, named, observer, again=again)
+    check_fetchable(choice.source, request.revision)
+    from oscar_zoo.evaluate.long_context import run
+    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload, memory_errors
+
+    block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
+    longest = block.rope.max_position if block.rope else None
+    lengths = request.lengths or doubled(longest)
+    run.check_lengths(lengths, longest, block.id)
+    questions = run.Questions(
+        request.families, lengths, request.depths, request.samples, request.seed
+    )
+    if request.servers:
+        return _ask_servers(request, questions, text, choice.source, observer)
+    observer.begin(_PHASES, timed=False)
+    observer.advance("load", 0, 0)
+    loaded = load_model(
+        choice.source,
+        revision=request.revision,
+        dtype=request.dtype,
+        device=pick_device(request.device, several=True),
+        model_id=choice.model_id,
+        stream=request.stream_weights,
+        workload=Workload(max(lengths)),
+    )
+    for note in loaded.notes:
+        observer.note(Note("model.loaded", note))
+    recipe = artifact.recipe or serving_recipe(choice, loaded.block.geometry)
+    with memory_errors(loaded.block.id, loaded.device):
+        report = run.measure_model(
+            loaded,
+            text,
+            questions,
+            artifact=both_sides(artifact),
+            recipe=recipe.override(clip=request.clip),
+            caches=request.caches,
+            progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
+        )
+    observer.begin((), timed=False)
+    return report
+
+
+def doubled(longest: int | None) -> tuple[int, ...]:
+    """1,024 and its doubles up to `longest`, six at most; `longest` itself where it is shorter."""
+    found = [
+        SHORTEST << n for n in range(MOST_LENGTHS) if longest is None or SHORTEST << n <= longest
+    ]
+    return tuple(found) or (longest or SHORTEST,)
+
+
+def _check(request: RulerRequest) -> None:
+    from oscar_zoo.evaluate.long_context.grid import cells_of
+
+    for name in request.caches:
+        if name not in CACHES:
+            raise UsageError(f"no cache is called {name!r}.", hint=f"caches: {', '.join(CACHES)}")
+    cells_of(request.families, request.lengths or (SHORTEST,), request.depths)
+
+
+def _ask_servers(
+    request: RulerRequest,
+    questions: Questions,
+    text: str,
+    source: str,
+    observer: Observer,
+) -> RulerReport:
+    from oscar_zoo.app.api_key import key_for
+    from oscar_zoo.evaluate.long_context import run
+    from oscar_zoo.evaluate.server_client import ServerClient
+    from oscar_zoo.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(source, revision=request.revision)
+
+    def encode(words: str) -> list[int]:
+        ids: list[int] = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    key = key_for(None, request.api_key_file)
+    clients = {url: ServerClient(url, key=key) for url in request.servers}
+    observer.begin(_PHASES[1:], timed=False)
+    report = run.measure_servers(
+        clients,
+        questions.tasks(encode(text), encode),
+        questions,
+        progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
+    )
+    observer.begin((), timed=False)
+    return report

@@ -1,0 +1,83 @@
+"""The caches that a comparison measures, and what an element costs in each of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from oscar_kernels.layout import bits_per_element
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import LoadedModel
+
+BF16_BITS = 16.0
+
+
+def caches_of(
+    model: LoadedModel, artifact: tuple[RotationSet, RotationSet] | None, recipe: ServingRecipe
+) -> dict[str, CacheSpec | None]:
+    """`bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip`, and `artifact` where there is one;
+    `None` for a cache that rounds nothing.
+
+    Raises:
+        GeometryMismatch: the artifact is for another shape of model.
+        UsageError: a recipe that cannot be simulated.
+    """
+    plain = recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
+    caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": CacheSpec(None, None, plain)}
+    k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
+    caches["int2-hadamard"] = CacheSpec(k, v, plain)
+    caches["int2-hadamard-clip"] = CacheSpec(k, v, recipe)
+    if artifact is not None:
+        caches["artifact"] = CacheSpec(*artifact, recipe)
+    for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report
+        if spec is not None:
+            spec.check(model.block)
+    return caches
+
+
+def encode_text(model: LoadedModel, text: str) -> list[int]:
+    """Token ids without special tokens."""
+    ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids
+
+
+def bits_of(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[float, float]:
+    """Bits of one stored element, and of everything that a sequence of `length` tokens occupies for
+    each element of its rows, high-precision windows included."""
+    if spec is None:
+        return BF16_BITS, BF16_BITS
+    k, v = model.block.head_dim, model.block.v_head_dim
+    bits_k, bits_v = (
+        bits_per_element(spec.quant_spec("k", k)),
+        bits_per_element(spec.quant_spec("v", v)),
+    )
+    bits = (k * bits_k + v * bits_v) / (k + v)
+    # INT2 rows exist for every token, the windows on top of them.
+    return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length
+
+
+def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, Any]:
+    """What a reader needs to repeat a measurement, as plain JSON values."""
+    return {
+        "model": {
+            "id": model.block.id,
+            "revision": model.block.revision,
+            "config_sha256": model.block.config_sha256,
+            "dtype": model.dtype,
+        },
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "sink": recipe.windows.sink,
+        "recent": recipe.windows.recent,
+        "clip": {"k": recipe.clip.k, "v": recipe.clip.v, "algorithm": recipe.clip.algorithm},
+        "group_size": recipe.group_size,
+        "scale_dtype": recipe.scale_dtype,
+        "quantizer": recipe.quantizer,
+        "chunking": "every position exact",
+        "torch": torch.__version__,
+        "device": str(model.device),
+    }

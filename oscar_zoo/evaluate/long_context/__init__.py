@@ -1,0 +1,1 @@
+"""Questions about long prompts: the families of RULER, over length and depth."""
