@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from oscar_zoo.app.arguments import clip_of, clip_word, command_line, model_text, option_words
-from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.evaluate.phases import Phase
 
@@ -163,41 +163,22 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.evaluate.texts import read_text
     from oscar_zoo.models.model_hub import check_fetchable
     from oscar_zoo.registry.recipe import serving_recipe
+    from oscar_zoo.app.artifact_model import both_sides
+    from oscar_zoo.app.evaluated_model import find_subject, load_subject
 
-    text = read_text(request.data, "validation")
-    named = targets.parse_given_model(request.model, observer)
-    target = targets.parse(request.artifact)
-    check_used(named or target.choice, request.revision)
-    artifact = open_artifact(target, Sources(request.hubs), observer)
-    again = request.command_line(model="FOLDER")
-    choice = model_for(artifact, named, observer, again=again)
-    check_fetchable(choice.source, request.revision)
+    subject = find_subject(request, observer)
     from oscar_zoo.evaluate import run
-    from oscar_zoo.models.device import pick_device
-    from oscar_zoo.models.loading import load_model
-    from oscar_zoo.models.memory import Workload, memory_errors
+    from oscar_zoo.models.memory import memory_errors
 
     observer.begin(_PHASES, timed=False)
-    observer.advance("load", 0, 0)
-    loaded = load_model(
-        choice.source,
-        revision=request.revision,
-        dtype=request.dtype,
-        device=pick_device(request.device, several=True),
-        model_id=choice.model_id,
-        stream=request.stream_weights,
-        workload=Workload(request.length),
-    )
-    for note in loaded.notes:
-        observer.note(Note("model.loaded", note))
-    recipe = artifact.recipe or serving_recipe(choice.recipe, loaded.block.geometry)
+    loaded, recipe = load_subject(request, subject, observer, longest=request.length)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.evaluate(
             loaded,
-            text,
+            subject.text,
             tasks=request.tasks,
-            artifact=both_sides(artifact),
-            recipe=recipe.override(clip=request.clip),
+            artifact=both_sides(subject.artifact),
+            recipe=recipe,
             windows=request.windows,
             length=request.length,
             answers=request.answers,

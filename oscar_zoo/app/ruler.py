@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.app.arguments import clip_of, model_text
-from oscar_zoo.app.devices import pick_device, require_compute
-from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.arguments import clip_of, clip_word, command_line, model_text, option_words
+from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Phase
 
@@ -74,6 +73,31 @@ class RulerRequest:
     stream_weights: bool | None = None
     revision: str | None = None
     hubs: tuple[str, ...] = ()
+
+    def command_line(self, model: str) -> str:
+        """The command line that means this request with the model `model`."""
+        usual = RulerRequest
+        stream = self.stream_weights
+        options: dict[str, Any] = {
+            "model": model,
+            "family": () if self.families == usual.families else self.families,
+            "lengths": ",".join(map(str, self.lengths)) or None,
+            "depths": None if self.depths == usual.depths else self.depths,
+            "samples": None if self.samples == usual.samples else self.samples,
+            "cache": () if self.caches == usual.caches else self.caches,
+            "url": self.servers,
+            "api-key-file": self.api_key_file,
+            "data": None if self.data == usual.data else self.data,
+            "seed": None if self.seed == usual.seed else self.seed,
+            "clip": clip_word(self.clip),
+            "device": self.device,
+            "dtype": None if self.dtype == usual.dtype else self.dtype,
+            "stream-weights": stream is True,
+            "no-stream-weights": stream is False,
+            "revision": self.revision,
+            "hub": self.hubs,
+        }
+        return command_line(["ruler", str(self.artifact), *option_words(options)])
 
 
 def ask_long_prompts(
@@ -141,28 +165,15 @@ def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
         OscarZooError: as `ask_long_prompts`.
     """
     require_compute()
-    from oscar_zoo.app import targets
-    from oscar_zoo.app.artifact_model import both_sides, model_for
-    from oscar_zoo.app.artifacts import open_artifact
-    from oscar_zoo.app.refused_models import check_used, model_of
-    from oscar_zoo.app.sources import Sources
-    from oscar_zoo.evaluate.texts import read_text
-    from oscar_zoo.models.model_hub import check_fetchable
-    from oscar_zoo.registry.model_names import serving_recipe
+    from oscar_zoo.app.artifact_model import both_sides
+    from oscar_zoo.app.evaluated_model import find_subject, load_subject
 
     _check(request)
-    text = read_text(request.data, "validation")
-    named = targets.parse_given_model(request.model, observer)
-    target = targets.parse(request.artifact)
-    check_used(named or model_of(target), request.revision)
-    artifact = open_artifact(target, Sources(request.hubs), observer)
-    again = f"oscar-zoo ruler {quote(str(request.artifact))} --model FOLDER"
-    choice = model_for(artifact, named, observer, again=again)
-    check_fetchable(choice.source, request.revision)
+    subject = find_subject(request, observer)
+    choice = subject.choice
     from oscar_zoo.evaluate.long_context import run
     from oscar_zoo.models.inspect import inspect_model
-    from oscar_zoo.models.loading import load_model
-    from oscar_zoo.models.memory import Workload, memory_errors
+    from oscar_zoo.models.memory import memory_errors
 
     block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
     longest = block.rope.max_position if block.rope else None
@@ -172,28 +183,16 @@ def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
         request.families, lengths, request.depths, request.samples, request.seed
     )
     if request.servers:
-        return _ask_servers(request, questions, text, choice.source, observer)
+        return _ask_servers(request, questions, subject.text, choice.source, observer)
     observer.begin(_PHASES, timed=False)
-    observer.advance("load", 0, 0)
-    loaded = load_model(
-        choice.source,
-        revision=request.revision,
-        dtype=request.dtype,
-        device=pick_device(request.device, several=True),
-        model_id=choice.model_id,
-        stream=request.stream_weights,
-        workload=Workload(max(lengths)),
-    )
-    for note in loaded.notes:
-        observer.note(Note("model.loaded", note))
-    recipe = artifact.recipe or serving_recipe(choice, loaded.block.geometry)
+    loaded, recipe = load_subject(request, subject, observer, longest=max(lengths))
     with memory_errors(loaded.block.id, loaded.device):
         report = run.measure_model(
             loaded,
-            text,
+            subject.text,
             questions,
-            artifact=both_sides(artifact),
-            recipe=recipe.override(clip=request.clip),
+            artifact=both_sides(subject.artifact),
+            recipe=recipe,
             caches=request.caches,
             progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
         )

@@ -1,0 +1,115 @@
+"""The artifact and the model that are measured together in this process: found first, loaded when
+nothing else can go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from oscar_zoo.app import targets
+from oscar_zoo.app.artifact_model import model_for
+from oscar_zoo.app.artifacts import Artifact, open_artifact
+from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.app.refused_models import check_used
+from oscar_zoo.app.sources import Sources
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip, ServingRecipe
+    from oscar_zoo.models.loading import Dtype, LoadedModel
+    from oscar_zoo.registry.model_names import ModelChoice
+
+
+class Wanted(Protocol):
+    """What the requests of `eval` and `ruler` have in common; see there."""
+
+    @property
+    def artifact(self) -> str | Path: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def clip(self) -> Clip | None: ...
+    @property
+    def device(self) -> str | None: ...
+    @property
+    def dtype(self) -> Dtype: ...
+    @property
+    def stream_weights(self) -> bool | None: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def hubs(self) -> tuple[str, ...]: ...
+
+    def command_line(self, model: str) -> str:
+        """The command line that means this request with the model `model`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        artifact: with its rotations.
+        choice: the model that it is used with.
+        text: to measure on.
+    """
+
+    artifact: Artifact
+    choice: ModelChoice
+    text: str
+
+
+def find_subject(wanted: Wanted, observer: Observer) -> Subject:
+    """Artifact, model and text, before any library that takes long is imported.
+
+    Raises:
+        OscarZooError: one of them cannot be found or read, or no command takes the model.
+    """
+    from oscar_zoo.evaluate.texts import read_text
+    from oscar_zoo.models.model_hub import check_fetchable
+
+    text = read_text(wanted.data, "validation")
+    named = targets.parse_given_model(wanted.model, observer)
+    target = targets.parse(wanted.artifact)
+    check_used(named or target.choice, wanted.revision)
+    artifact = open_artifact(target, Sources(wanted.hubs), observer)
+    choice = model_for(artifact, named, observer, again=wanted.command_line(model="FOLDER"))
+    check_fetchable(choice.source, wanted.revision)
+    return Subject(artifact, choice, text)
+
+
+def load_subject(
+    wanted: Wanted, subject: Subject, observer: Observer, *, longest: int
+) -> tuple[LoadedModel, ServingRecipe]:
+    """The model in memory, and the recipe with the clip ratios that are wanted.
+
+    Args:
+        longest: tokens of the longest sequence.
+
+    Raises:
+        NotEnoughMemory: the model does not fit.
+        OscarZooError: it cannot be read.
+    """
+    from oscar_zoo.models.device import pick_device
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload
+    from oscar_zoo.registry.recipe import serving_recipe
+
+    observer.advance("load", 0, 0)
+    choice = subject.choice
+    loaded = load_model(
+        choice.source,
+        revision=wanted.revision,
+        dtype=wanted.dtype,
+        device=pick_device(wanted.device, several=True),
+        model_id=choice.model_id,
+        stream=wanted.stream_weights,
+        workload=Workload(longest),
+    )
+    for note in loaded.notes:
+        observer.note(Note("model.loaded", note))
+    recipe = subject.artifact.recipe or serving_recipe(choice.recipe, loaded.block.geometry)
+    return loaded, recipe.override(clip=wanted.clip)
