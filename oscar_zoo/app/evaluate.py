@@ -154,16 +154,8 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
         OscarZooError: artifact, model or text cannot be found or read.
     """
     require_compute()
-    from oscar_zoo.app import targets
-    from oscar_zoo.app.artifact_model import both_sides, model_for
-    from oscar_zoo.app.artifacts import open_artifact
-    from oscar_zoo.app.eval_record import keep_record
-    from oscar_zoo.app.refused_models import check_used
-    from oscar_zoo.app.sources import Sources
-    from oscar_zoo.evaluate.texts import read_text
-    from oscar_zoo.models.model_hub import check_fetchable
-    from oscar_zoo.registry.recipe import serving_recipe
     from oscar_zoo.app.artifact_model import both_sides
+    from oscar_zoo.app.eval_record import keep_record
     from oscar_zoo.app.evaluated_model import find_subject, load_subject
 
     subject = find_subject(request, observer)
@@ -188,5 +180,5 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     settings = {
         name: getattr(request, name) for name in ("data", "windows", "length", "answers", "clip")
     }
-    kept = keep_record(artifact, loaded, report.compared, report.facts, settings, observer)
+    kept = keep_record(subject.artifact, loaded, report.compared, report.facts, settings, observer)
     return replace(report, record=kept)

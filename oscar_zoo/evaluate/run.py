@@ -18,11 +18,9 @@ import torch
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.records import Compared
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
 from oscar_zoo.evaluate.caches import bits_of, caches_of, encode_text, facts_of
-from oscar_zoo.evaluate.tasks.base import Task, measure
+from oscar_zoo.evaluate.records import Compared
+from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel
@@ -147,8 +145,6 @@ def evaluate(
     for cache, spec in caches.items():
         found[cache] = [measure(model, task, spec, tick=tick) for task in todo]
         values = {task.name: one.value for task, one in zip(todo, found[cache], strict=True)}
-        bits = _bits(spec, model, length)
-        values = {task.name: measure(model, task, spec, tick=tick).value for task in todo}
         bits = bits_of(spec, model, length)
         rows.append(EvalRow(cache, values.get("perplexity"), values.get("recall"), *bits))
     facts = facts_of(model, text, recipe) | {
@@ -157,59 +153,3 @@ def evaluate(
     }
     mine = zip(todo, found["bf16"], found.get("artifact", ()), strict=False)
     return EvalReport(tuple(rows), facts, tuple(Compared(*one) for one in mine))
-
-
-def _caches(
-    model: LoadedModel, artifact: tuple[RotationSet, RotationSet] | None, recipe: ServingRecipe
-) -> dict[str, CacheSpec | None]:
-    plain = recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
-    caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": CacheSpec(None, None, plain)}
-    k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
-    caches["int2-hadamard"] = CacheSpec(k, v, plain)
-    caches["int2-hadamard-clip"] = CacheSpec(k, v, recipe)
-    if artifact is not None:
-        caches["artifact"] = CacheSpec(*artifact, recipe)
-    for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report
-        if spec is not None:
-            spec.check(model.block)
-    return caches
-
-
-def _encode(model: LoadedModel, text: str) -> list[int]:
-    ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
-
-
-def _bits(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[float, float]:
-    if spec is None:
-        return BF16_BITS, BF16_BITS
-    k, v = model.block.head_dim, model.block.v_head_dim
-    bits_k, bits_v = (
-        bits_per_element(spec.quant_spec("k", k)),
-        bits_per_element(spec.quant_spec("v", v)),
-    )
-    bits = (k * bits_k + v * bits_v) / (k + v)
-    # INT2 rows exist for every token, the windows on top of them.
-    return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length
-
-
-def _facts(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, Any]:
-    return {
-        "model": {
-            "id": model.block.id,
-            "revision": model.block.revision,
-            "config_sha256": model.block.config_sha256,
-            "dtype": model.dtype,
-        },
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "sink": recipe.windows.sink,
-        "recent": recipe.windows.recent,
-        "clip": {"k": recipe.clip.k, "v": recipe.clip.v, "algorithm": recipe.clip.algorithm},
-        "group_size": recipe.group_size,
-        "scale_dtype": recipe.scale_dtype,
-        "quantizer": recipe.quantizer,
-        "chunking": "every position exact",
-        "torch": torch.__version__,
-        "device": str(model.device),
-    }
-    return EvalReport(tuple(rows), facts)
