@@ -23,7 +23,7 @@ ANSWER_WEIGHT = 6.0
 LETTER_WEIGHT = 8.0
 """Loss weight of the letter that answers a question with four choices; also marks it."""
 
-ROW_LENGTHS = (300, 600, 1000, 2000)
+TASK_LENGTHS = (300, 600, 1000, 2000, 4000, 8000, 16000)
 SHORTEST_TASK = 250
 SHORTEST_RANDOM = 400
 ATTRIBUTES = ("capital", "color", "owner", "leader", "symbol", "river", "emblem", "harbor")
@@ -81,10 +81,9 @@ class RecallTasks:
     def row(self, length: int) -> tuple[list[int], list[float]]:
         """One row of exactly `length` tokens, made of several tasks, and its loss weights."""
         row = Row()
+        sizes = [size for size in TASK_LENGTHS if size < length]
         while (left := length - len(row.tokens)) > 0:
-            size = (
-                left if left < SHORTEST_RANDOM else min(left, int(self._draw.choice(ROW_LENGTHS)))
-            )
+            size = left if left < SHORTEST_RANDOM else min(left, int(self._draw.choice(sizes)))
             if size < SHORTEST_TASK:
                 row.put(self._fill(size), FILLER_WEIGHT)
             else:

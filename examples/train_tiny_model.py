@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -37,7 +37,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SEPARATOR = "<|endoftext|>"
 SPECIAL_TOKENS = [SEPARATOR, "<|im_start|>", "<|im_end|>"]
-CONTEXT = 2048
+USUAL_CONTEXT = 2048
+"""Batches have as many rows of this length as their size says, and fewer of a longer one."""
 WARMUP_STEPS = 100
 LOWEST_RATE = 0.02
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -59,6 +60,12 @@ class Size:
     vocabulary: int
     batch: int
     rate: float
+    context: int = USUAL_CONTEXT
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch: as many tokens for every context."""
+        return max(1, self.batch * USUAL_CONTEXT // self.context)
 
     def config(self) -> Qwen3Config:
         """As `transformers` wants it."""
@@ -70,9 +77,12 @@ class Size:
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             head_dim=self.head_dim,
-            max_position_embeddings=CONTEXT,
+            max_position_embeddings=self.context,
             rms_norm_eps=1e-6,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0 if self.context <= USUAL_CONTEXT else 100000.0,
+            },
             tie_word_embeddings=True,
             bos_token_id=0,
             eos_token_id=0,
@@ -149,33 +159,33 @@ def build_corpus(text: Path, validation: Path, *, vocabulary: int, work: Path) -
 
 
 def make_batches(
-    tokenizer_path: Path, data: Path, seed: int, rows: int, queue: Queue[Batch]
+    tokenizer_path: Path, data: Path, seed: int, rows: int, context: int, queue: Queue[Batch]
 ) -> None:
     """Fill `queue` for ever; the body of one process."""
     tokens: Tokens = np.fromfile(data, dtype=np.uint16)
     tasks = RecallTasks(Tokenizer.from_file(str(tokenizer_path)), tokens, seed)
     draw = np.random.default_rng(seed + 999)
     while True:
-        ids = np.empty((rows, CONTEXT + 1), np.int32)
-        weights = np.ones((rows, CONTEXT + 1), np.float32)
+        ids = np.empty((rows, context + 1), np.int32)
+        weights = np.ones((rows, context + 1), np.float32)
         for row in range(rows):
             if draw.random() < 0.5:
-                start = int(draw.integers(0, len(tokens) - CONTEXT - 2))
-                ids[row] = tokens[start : start + CONTEXT + 1]
+                start = int(draw.integers(0, len(tokens) - context - 2))
+                ids[row] = tokens[start : start + context + 1]
             else:
-                ids[row], weights[row] = tasks.row(CONTEXT + 1)
+                ids[row], weights[row] = tasks.row(context + 1)
         queue.put((ids, weights))
 
 
 @contextmanager
-def batches(corpus: Corpus, rows: int, workers: int) -> Iterator[Queue[Batch]]:
-    """A queue of batches filled by `workers` processes, which end with the scope."""
+def batches(corpus: Corpus, size: Size, workers: int) -> Iterator[Queue[Batch]]:
+    """A queue of batches for `size`, filled by `workers` processes, which end with the scope."""
     context = multiprocessing.get_context("spawn")
     queue: Queue[Batch] = context.Queue(maxsize=24)
     processes = [
         context.Process(
             target=make_batches,
-            args=(corpus.tokenizer_path, corpus.path, 100 + i, rows, queue),
+            args=(corpus.tokenizer_path, corpus.path, 100 + i, size.rows, size.context, queue),
             daemon=True,
         )
         for i in range(workers)
@@ -262,7 +272,7 @@ def train(
 
 @torch.no_grad()
 def measure(
-    model: nn.Module, corpus: Corpus, *, windows: int = 24, seed: int = 777
+    model: nn.Module, corpus: Corpus, context: int, *, windows: int = 24, seed: int = 777
 ) -> dict[str, float]:
     """Perplexity on validation text, and accuracy on recalled digits and on letters of choices."""
     device = next(model.parameters()).device
@@ -274,14 +284,14 @@ def measure(
 
     loss, text = 0.0, corpus.validation.astype(np.int64)
     for i in range(windows):
-        start = (len(text) - CONTEXT - 1) * i // windows
-        ids = torch.from_numpy(text[start : start + CONTEXT + 1]).to(device)
+        start = (len(text) - context - 1) * i // windows
+        ids = torch.from_numpy(text[start : start + context + 1]).to(device)
         loss += functional.cross_entropy(predict(ids), ids[1:]).item() / windows
     tasks = RecallTasks(Tokenizer.from_file(str(corpus.tokenizer_path)), corpus.validation, seed)
     right = {ANSWER_WEIGHT: 0, LETTER_WEIGHT: 0}
     asked = dict.fromkeys(right, 0)
     for _ in range(2 * windows):
-        tokens, row_weights = tasks.row(CONTEXT + 1)
+        tokens, row_weights = tasks.row(context + 1)
         ids, weights = (
             torch.tensor(tokens, device=device),
             torch.tensor(row_weights, device=device)[1:],
@@ -297,14 +307,14 @@ def measure(
     }
 
 
-def save(model: nn.Module, corpus: Corpus, out: Path) -> None:
+def save(model: nn.Module, corpus: Corpus, context: int, out: Path) -> None:
     """Write weights in bfloat16, configuration and tokenizer."""
     model.to(device="cpu", dtype=torch.bfloat16).save_pretrained(out)
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(corpus.tokenizer_path)),
         eos_token=SEPARATOR,
         pad_token=SEPARATOR,
-        model_max_length=CONTEXT,
+        model_max_length=context,
         chat_template=CHAT_TEMPLATE,
     ).save_pretrained(out)
 
@@ -317,6 +327,9 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="training text")
     parser.add_argument("--validation", type=Path, required=True, help="other text")
     parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument(
+        "--context", type=int, default=USUAL_CONTEXT, help="tokens of a row (%(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=170, help="training time (%(default)s)")
     parser.add_argument(
         "--max-steps", type=int, default=10**9, help="end after so many steps at the latest"
@@ -326,7 +339,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     options = parser.parse_args()
-    size = SIZES[options.size]
+    size = replace(SIZES[options.size], context=options.context)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as work:
@@ -338,10 +351,10 @@ def main() -> None:
             flush=True,
         )
         model = new_model(size, device)
-        with batches(corpus, size.batch, options.workers) as queue:
+        with batches(corpus, size, options.workers) as queue:
             steps = train(model, queue, size, seconds=options.seconds, max_steps=options.max_steps)
-        report = {"steps": steps, "size": asdict(size), **measure(model, corpus)}
-        save(model, corpus, options.out)
+        report = {"steps": steps, "size": asdict(size), **measure(model, corpus, size.context)}
+        save(model, corpus, size.context, options.out)
     (options.out / "training.json").write_text(
         json.dumps(report, indent=1) + "\n", encoding="utf-8"
     )
