@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_artifact
     from oscar_zoo.app.fit import fit, merge_moments
+    from oscar_zoo.app.fit_gpu import fit_gpu
     from oscar_zoo.app.mirror import mirror
     from oscar_zoo.app.publish import publish
     from oscar_zoo.app.pull import pull
@@ -47,6 +48,7 @@ _CALLS = {
     "draw_report": "app.report",
     "evaluate_artifact": "app.evaluate",
     "fit": "app.fit",
+    "fit_gpu": "app.fit_gpu",
     "installed": "app.cache",
     "merge_moments": "app.fit",
     "mirror": "app.mirror",
@@ -72,6 +74,7 @@ __all__ = [
     "draw_report",
     "evaluate_artifact",
     "fit",
+    "fit_gpu",
     "installed",
     "merge_moments",
     "mirror",

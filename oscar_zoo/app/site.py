@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oscar_zoo.app.model_needs import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.app.site_charts import report_of, spectra_of
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact import durable
-from oscar_zoo.engines.sglang.capacity import BF16_BYTES, Cache, caches
+from oscar_zoo.engines.sglang.capacity import Cache, caches
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.errors import ConflictError, OscarZooError, UsageError
 from oscar_zoo.registry.catalog import Catalog
@@ -135,26 +136,30 @@ def _check(target: Path) -> None:
 
 
 def _exhibit(entry: Entry, views: Sequence[HubView]) -> Exhibit:
-    recipe = entry.recipe
-    weights = recipe.parameters if recipe else None
+    needs = _needs(entry)
     return Exhibit(
         entry=entry,
-        caches=_caches(entry),
-        weights=None if weights is None else BF16_BYTES * weights,
-        gpus=recipe.tensor_parallel if recipe and recipe.tensor_parallel in _GPUS else 1,
+        caches=_caches(needs) if needs else {},
+        weights=needs.weights.nbytes if needs and needs.weights else None,
+        gpus=needs.gpus if needs and needs.gpus in _GPUS else 1,
         report=report_of(entry, views),
         spectra=spectra_of(entry, views),
     )
 
 
-def _caches(entry: Entry) -> Mapping[int, tuple[Cache, ...]]:
-    """The kinds of cache by number of GPUs; empty where no shapes are known."""
-    manifest, recipe = entry.manifest, entry.recipe
-    geometry = recipe.geometry if recipe else manifest.model.geometry if manifest else None
-    serving = recipe.serving if recipe else manifest.recipe if manifest else None
-    if geometry is None or serving is None:
-        return {}
+def _needs(entry: Entry) -> Needs | None:
+    """What the model needs as far as recipe and manifest say it, the same on every machine."""
+    if entry.recipe is not None:
+        return needs_of_recipe(entry.recipe)
+    return needs_of_manifest(entry.manifest) if entry.manifest else None
+
+
+def _caches(needs: Needs) -> Mapping[int, tuple[Cache, ...]]:
+    """The kinds of cache by number of GPUs; empty where the INT2 cache does not take the heads."""
     try:
-        return {gpus: caches(geometry, serving, Layout(tp=gpus)) for gpus in _GPUS}
+        return {
+            gpus: caches(needs.geometry, needs.serving, Layout(tp=gpus), needs.other)
+            for gpus in _GPUS
+        }
     except ValueError:
         return {}

@@ -74,12 +74,13 @@ def bulk_of(job: str | None, turns: int) -> Bulk | None:
     return Bulk(requests=requests, context=context, new_tokens=new_tokens, turns=turns)
 
 
-def parse_memory(text: str) -> int:
-    """The bytes that `24GB`, `24GiB` or `24` (GB) mean; raises `UsageError`."""
+def parse_memory(text: str, option: str = "--gpu-memory") -> int:
+    """The bytes that `24GB`, `24GiB` or `24` (GB) mean; raises `UsageError`, which names
+    `option`."""
     units = {"": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units or float(match[1]) == 0:
-        raise UsageError(f"{text!r} is no size of memory.", hint="write it like --gpu-memory 24GB")
+        raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GB")
     return round(float(match[1]) * units[match[2]])
 
 

@@ -21,10 +21,8 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import IndexEntry, Summary
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.registry.score_history import in_order, joined
 from oscar_zoo.registry.view import HubView
-
-_TRUSTED_FIRST = ("measured", "third_party", "upstream")
-"""Reporters, in the order in which their scores are shown."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Entry:
         summary: facts of an index where there is no manifest.
         digest: of the payload, or `None` where nobody has seen it.
         status: as the hub says, else the package.
-        scores: of the hub, else of the package.
+        scores: of the hubs and of the package, what was measured first.
         hubs: names of the hubs that have it, in the order in which they were asked.
         payload_bytes: size of all files, or `None` where nobody knows.
     """
@@ -55,8 +53,8 @@ class Entry:
 
     @property
     def measured(self) -> Measured | None:
-        """Perplexity and recall as they were measured when it was made."""
-        return self.summary.measured
+        """Perplexity and recall: of its scores, or as measured when it was made."""
+        return Measured.best(self.scores, self.summary.measured)
 
     @property
     def family(self) -> str | None:
@@ -73,14 +71,14 @@ class Entry:
     def score(self, task: str) -> Score | None:
         """The score of INT2 in `task`, or in a task whose name begins so: what was measured first,
         then what others say. `None` where nobody reports a value."""
-        found = [
+        found = (
             score
-            for score in self.scores
+            for score in in_order(self.scores)
             if score.task.casefold().startswith(task)
             and score.value is not None
             and score.kv_dtype == "int2"
-        ]
-        return min(found, key=lambda one: _TRUSTED_FIRST.index(one.reporter), default=None)
+        )
+        return next(found, None)
 
     @property
     def gpqa(self) -> Score | None:
@@ -89,20 +87,12 @@ class Entry:
 
     @property
     def perplexity_change(self) -> float | None:
-        """Change of perplexity over BF16 in percent: of a score, else as measured when made."""
-        score = self.score("perplexity")
-        before = score.baseline.value if score and score.baseline else None
-        if score is not None and score.value is not None and before:
-            return 100 * (score.value / before - 1)
+        """Change of perplexity over BF16 in percent."""
         return self.measured.change_percent if self.measured else None
 
     @property
     def recall(self) -> float | None:
-        """Share of facts beyond the windows that are answered right, 0 to 1: of a score, else as
-        measured when made."""
-        score = self.score("recall")
-        if score is not None and score.value is not None:
-            return score.value / 100 if score.unit == "percent" else score.value
+        """Share of facts beyond the windows that are answered right, 0 to 1."""
         return self.measured.recall if self.measured else None
 
 
@@ -189,7 +179,9 @@ def _joined(known: Entry | None, offered: Entry) -> Entry:
         summary=first.summary if first.summary != Summary() else known.summary,
         digest=first.digest or known.digest,
         status=first.status,
-        scores=first.scores or known.scores,
+        scores=joined(known.scores, offered.scores)
+        if known.hubs
+        else joined(offered.scores, known.scores),
         hubs=hubs,
         payload_bytes=first.payload_bytes or known.payload_bytes,
     )

@@ -36,7 +36,7 @@ def fit_section(exhibit: Exhibit) -> Html | None:
             "Requests that run at a time, each with a context of so many tokens, on ",
             element("output", _place(exhibit), id="place", for_="memory gpus weights"),
             ". An estimate with"
-            f" {USABLE:.0%} of the memory for weights and cache.",
+            f" {USABLE:.0%} of the memory for weights and cache, the one of oscar-zoo fit-gpu.",
         ),
         _form(exhibit),
         element("div", _table(exhibit), class_="table", role="region", tabindex="0",
@@ -61,7 +61,7 @@ def _needs(exhibit: Exhibit) -> dict[str, object]:
 
 
 def _form(exhibit: Exhibit) -> Html:
-    weights = None if exhibit.weights is None else f"{exhibit.weights / 1e9:.3g}"
+    weights = None if exhibit.weights is None else f"{exhibit.weights / 1e9:.5g}"
     return element(
         "div",
         element(
@@ -127,7 +127,7 @@ def _sizes(exhibit: Exhibit) -> Html:
     known = (
         "The zoo does not know the size of the weights."
         if exhibit.weights is None
-        else f"Weights in BF16: {numbers.size(exhibit.weights)}."
+        else f"Weights: about {numbers.size(exhibit.weights)}."
     )
     return element(
         "p",

@@ -83,12 +83,26 @@ def _figure(score: Score | None) -> Html:
 def _source(score: Score) -> str:
     harness = score.harness
     tool = None if harness is None else " ".join(filter(None, (harness.name, harness.version)))
-    facts = (score.source, tool, score.date)
+    facts = (score.source, tool, score.hardware, score.date)
     return ", ".join(fact for fact in facts if fact) or "source not named"
 
 
 def _remarks(score: Score) -> Iterable[Html]:
-    """Earlier values, which are never dropped."""
+    """The comparison question by question, and earlier values, which are never dropped."""
+    paired, unit = score.paired, numbers.unit_of(score)
+    if paired is not None:
+        points = "points" if unit == "%" else unit
+        yield element(
+            "p",
+            f"{score.task}: on the same {paired.n} questions INT2 differs from BF16 by"
+            f" {paired.difference:+.2f} {points} (95 % confidence: {paired.lower95:+.2f} to"
+            f" {paired.upper95:+.2f}), so it is no worse than {paired.no_worse_than:.2f} {points}.",
+            class_="remark",
+        )
+    if score.calibrated_on:
+        yield element(
+            "p", f"{score.task}: the calibration has seen questions of this set.", class_="remark"
+        )
     for one, name in ((score, "INT2"), (score.baseline, "BF16")):
         for old in one.history if one else ():
             when = f" ({old.date})" if old.date else ""
@@ -100,8 +114,8 @@ def _remarks(score: Score) -> Iterable[Html]:
 
 
 def _measured(entry: Entry) -> list[Html]:
-    """Perplexity and recall as the tool found them."""
-    measured = entry.measured
+    """Perplexity and recall as they were found when it was made."""
+    measured = entry.summary.measured
     if measured is None:
         return []
     lines = {"Perplexity": measured.perplexity_line, "Recall": measured.recall_line}

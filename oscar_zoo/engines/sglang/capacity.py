@@ -14,30 +14,12 @@ from oscar_kernels.layout import row_bytes
 from oscar_kernels.spec import QuantSpec, group_channels
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.models.other_layers import OtherLayers
 
 USABLE = 0.85
 """Share of a GPU's memory for weights and cache, about what SGLang takes by itself."""
 BF16_BYTES = 2
 FP8_BYTES = 1
-
-
-@dataclass(frozen=True)
-class OtherLayers:
-    """Memory of the layers without full attention, over all GPUs; none of it is in INT2.
-
-    Attributes:
-        state: bytes of the states that a running request keeps.
-        window: tokens that the layers with a sliding window keep of a request.
-        layers: with such a window.
-        num_kv_heads: of such a layer.
-        dims: channels of a row of K and of a row of V together, in such a layer.
-    """
-
-    state: int = 0
-    window: int = 0
-    layers: int = 0
-    num_kv_heads: int = 1
-    dims: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class Cache:
         """The longest context with which `requests` requests fit at a time into `left` bytes."""
         each = left // requests - self.request
         short = each // (self.token + self.window_token)
-        if short <= self.window:
+        if short < self.window:
             return max(0, short)
         return max(self.window, (each - self.window_token * self.window) // self.token)
 

@@ -1,0 +1,107 @@
+"""What a model needs on GPUs, from what is on this machine: its folder, its `config.json` in the
+cache of the hub's client, or its recipe. No hub is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.engines.sglang.capacity import BF16_BYTES
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.model_folder import stored_weights
+from oscar_zoo.models.model_hub import kept_config
+from oscar_zoo.models.other_layers import OtherLayers, other_layers
+from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
+from oscar_zoo.registry.model_names import ModelChoice, holds_model
+from oscar_zoo.registry.recipe import ModelRecipe, serving_recipe
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of all weights, and what says so in a few words."""
+
+    nbytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A model as a planner of memory sees it.
+
+    Attributes:
+        geometry: of its layers with full attention.
+        serving: group size, type of scales and windows.
+        weights: `None` where nobody knows them.
+        other: what its other layers keep, or `None` where nobody knows that.
+        gpus: how many GPUs to start from.
+    """
+
+    geometry: Geometry
+    serving: ServingRecipe
+    weights: Weights | None
+    other: OtherLayers | None
+    gpus: int = 1
+
+
+def needs_of_choice(choice: ModelChoice) -> Needs | None:
+    """The needs of a model; `None` where neither its shapes nor its `config.json` are here.
+
+    Raises:
+        InvalidModel, UnsupportedModel: see `models.geometry.model_block`.
+    """
+    folder = Path(choice.source)
+    local = folder if holds_model(folder) else kept_config(choice.source)
+    recipe = choice.recipe
+    if local is None:
+        return None if recipe is None else needs_of_recipe(recipe)
+    config = ConfigFile.of_folder(local)
+    geometry = geometry_of_folder(local, choice.model_id, config)
+    stored, _ = stored_weights(local, config)
+    counted = weights_of_config(config)
+    weights = Weights(stored, "size of its files") if stored and local == folder else None
+    if weights is None and counted is not None:
+        weights = Weights(counted, "counted from its config.json")
+    return Needs(
+        geometry=geometry,
+        serving=serving_recipe(recipe, geometry),
+        weights=weights or _by_name(choice.name),
+        other=other_layers(config, geometry.attention_layers),
+        gpus=recipe.tensor_parallel if recipe else 1,
+    )
+
+
+def needs_of_recipe(recipe: ModelRecipe) -> Needs:
+    """The needs of a model by its recipe, which says nothing of layers without full attention."""
+    known = recipe.parameters
+    weights = _by_name(recipe.name)
+    if known is not None:
+        weights = Weights(BF16_BYTES * known, "its shapes, in BF16")
+    every = len(recipe.geometry.attention_layers) == recipe.geometry.num_layers
+    alone = every and recipe.model_type != "falcon_h1"
+    return Needs(
+        geometry=recipe.geometry,
+        serving=recipe.serving,
+        weights=weights,
+        other=OtherLayers() if alone else None,
+        gpus=recipe.tensor_parallel,
+    )
+
+
+def needs_of_manifest(manifest: Manifest) -> Needs:
+    """The needs of the model that an artifact is for, by its manifest alone."""
+    geometry = manifest.model.geometry
+    every = len(geometry.attention_layers) == geometry.num_layers
+    return Needs(
+        geometry=geometry,
+        serving=manifest.recipe,
+        weights=_by_name(manifest.artifact_id.model),
+        other=OtherLayers() if every else None,
+    )
+
+
+def _by_name(name: str) -> Weights | None:
+    nbytes = weights_of_name(name)
+    return None if nbytes is None else Weights(nbytes, "about, by the size in its name")

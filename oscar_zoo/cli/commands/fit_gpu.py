@@ -1,0 +1,71 @@
+"""`oscar-zoo fit-gpu`: how much of a model fits a GPU. Needs no torch and no GPU."""
+
+from __future__ import annotations
+
+import click
+
+from oscar_zoo.cli import completing, options, parsing
+
+
+@click.command("fit-gpu")
+@click.argument("model", metavar="MODEL|DIR", shell_complete=completing.models)
+@click.option("--memory", required=True, metavar="SIZE", help="Memory of one GPU, such as 24GB.")
+@click.option(
+    "--context",
+    type=click.IntRange(1, 1 << 24),
+    default=8192,
+    show_default=True,
+    metavar="N",
+    help="Tokens of each request.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 1 << 20),
+    metavar="N",
+    help="Requests that run at a time. [default: as many as serve lets run]",
+)
+@click.option(
+    "--tp",
+    "gpus",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="GPUs that share the model. [default: those of its recipe, else 1]",
+)
+@click.option(
+    "--weights",
+    metavar="SIZE",
+    help="Size of all weights, such as 16GB. [default: of its files, its shapes or its name]",
+)
+@options.json_option
+def command(
+    model: str,
+    memory: str,
+    context: int,
+    requests: int | None,
+    gpus: int | None,
+    weights: str | None,
+    as_json: bool,
+) -> None:
+    """Estimate how many tokens and requests of a model fit a GPU, with a BF16, an FP8 and an INT2
+    KV cache.
+
+    The model is a name of the zoo or a folder with a config.json; no hub is asked. Weights, the
+    BF16 windows of INT2, sliding windows and the states of hybrid models count, in 85 % of the
+    memory.
+
+    \b
+    Examples:
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GB
+      oscar-zoo fit-gpu Qwen3-32B --memory 80GB --tp 2 --context 32768
+      oscar-zoo fit-gpu ./my-model --memory 141GB --requests 64 --json
+    """
+    from oscar_zoo.app.fit_gpu import FitRequest, fit
+    from oscar_zoo.cli.render.fit_gpu import emit_fit, print_fit
+
+    size = None if weights is None else parsing.parse_memory(weights, "--weights")
+    asked = parsing.parse_memory(memory, "--memory")
+    report = fit(FitRequest(model, asked, context, requests, gpus, size))
+    if as_json:
+        emit_fit(report)
+    else:
+        print_fit(report, verdict=requests is not None)

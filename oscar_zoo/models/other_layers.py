@@ -1,0 +1,137 @@
+"""What the layers without full attention keep, from a `config.json` alone: tokens of a sliding
+window, or a state for each request. Needs no torch.
+
+Shapes are those that SGLang allocates on one GPU (`srt/configs/mamba_utils.py` of 0.5.17 to
+0.5.23): a state of a Mamba-2 or linear-attention layer is `[heads, head width, state size]` in
+float32 unless the file says otherwise, and the inputs of its convolution are kept in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.geometry import full_kinds, layer_config, layer_kinds, sliding_window
+
+STATES_PER_REQUEST = 5
+"""State slots that a running request takes in SGLang at most: its own, and those that it saves for
+the prefix cache while the next pass is prepared."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_SLIDING = ("sliding_attention", "swa", "sliding")
+
+
+@dataclass(frozen=True)
+class OtherLayers:
+    """Memory of the layers without full attention, over all GPUs; none of it is in INT2.
+
+    Attributes:
+        state: bytes of the states that a running request keeps.
+        window: tokens that the layers with a sliding window keep of a request.
+        layers: with such a window.
+        num_kv_heads: of such a layer.
+        dims: channels of a row of K and of a row of V together, in such a layer.
+    """
+
+    state: int = 0
+    window: int = 0
+    layers: int = 0
+    num_kv_heads: int = 1
+    dims: int = 0
+
+
+def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLayers | None:
+    """What the layers outside `attention_layers` keep.
+
+    Returns:
+        `None` where the file does not say enough, or names layers that are not known here.
+    """
+    text = config.get_text_config()
+    kinds = layer_kinds(text)
+    number = len(kinds) if kinds else _number(text, "num_hidden_layers")
+    rest = sorted(set(range(number)) - set(attention_layers))
+    both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
+    if not rest:
+        parallel = getattr(text, "model_type", "") == "falcon_h1"
+        return OtherLayers(state=number * (both or 0) * STATES_PER_REQUEST if parallel else 0)
+    window = sliding_window(text)
+    sliding = [layer for layer in rest if _slides(text, kinds, layer)] if window else []
+    states = [layer for layer in rest if layer not in sliding and _has_state(text, kinds, layer)]
+    if states and both is None:
+        return None
+    state = len(states) * (both or 0) * STATES_PER_REQUEST
+    if not sliding or window is None:
+        return OtherLayers(state=state)
+    layer = layer_config(text, sliding[0])
+    heads = _number(layer, "swa_num_key_value_heads") or _number(layer, "num_key_value_heads")
+    width = _number(layer, "swa_head_dim") or _number(layer, "head_dim")
+    width = width or _number(text, "hidden_size") // max(1, _number(text, "num_attention_heads"))
+    values = _number(layer, "swa_v_head_dim") or _number(layer, "v_head_dim") or width
+    if not heads or not width:
+        return None
+    return OtherLayers(state, window, len(sliding), heads, width + values)
+
+
+def _slides(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
+    return kinds is None or kinds[layer] in _SLIDING
+
+
+def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
+    """Whether a layer is no multilayer perceptron alone, as some layers of Nemotron-H are."""
+    if kinds is None or kinds[layer] in full_kinds(text):
+        return True
+    return kinds[layer] not in ("-", "E", "mlp", "moe")
+
+
+def _state(text: Any) -> int | None:
+    """Bytes of the state of one layer; `None` where the file does not describe it."""
+    for needed, shape in _SHAPES.items():
+        if _number(text, needed):
+            conv, numbers = shape(text)
+            dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
+            return 2 * conv + _BYTES.get(dtype, 4) * numbers
+    return None
+
+
+def _linear(text: Any) -> tuple[int, int]:
+    """Qwen3-Next and Qwen3.5: numbers of the convolution and of the state."""
+    heads, width = _number(text, "linear_num_value_heads"), _number(text, "linear_value_head_dim")
+    keys = _number(text, "linear_num_key_heads") * _number(text, "linear_key_head_dim")
+    inputs = 2 * keys + heads * width
+    kept = max(0, _number(text, "linear_conv_kernel_dim") - 1)
+    return inputs * kept, heads * width * _number(text, "linear_key_head_dim")
+
+
+def _nemotron(text: Any) -> tuple[int, int]:
+    heads, width = _number(text, "mamba_num_heads"), _number(text, "mamba_head_dim")
+    size = _number(text, "ssm_state_size")
+    inputs = heads * width + 2 * _number(text, "n_groups") * size
+    return inputs * max(0, _number(text, "conv_kernel") - 1), heads * width * size
+
+
+def _mamba2(text: Any) -> tuple[int, int]:
+    """Falcon-H1 and Granite 4."""
+    heads, size = _number(text, "mamba_n_heads"), _number(text, "mamba_d_state")
+    width = _number(text, "mamba_d_head")
+    inputs = heads * width + 2 * _number(text, "mamba_n_groups") * size
+    return inputs * max(0, _number(text, "mamba_d_conv") - 1), heads * width * size
+
+
+def _short_convolution(text: Any) -> tuple[int, int]:
+    """LFM2 has no state beside the inputs of its convolutions."""
+    return _number(text, "hidden_size") * max(0, _number(text, "conv_L_cache") - 1), 0
+
+
+_SHAPES: Mapping[str, Callable[[Any], tuple[int, int]]] = {
+    "linear_num_value_heads": _linear,
+    "mamba_num_heads": _nemotron,
+    "mamba_n_heads": _mamba2,
+    "conv_L_cache": _short_convolution,
+}
+"""A key that a file of some kind has -> the shapes of its states."""
+
+
+def _number(text: Any, name: str) -> int:
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) else 0

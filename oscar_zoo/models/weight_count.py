@@ -1,0 +1,89 @@
+"""Bytes of a model's weights from its `config.json` alone, about. Needs no torch.
+
+It counts the matrices of attention, of dense and expert layers, and of the embeddings. That is
+within a few percent for language models; towers for images are not counted. Where weight files are
+there, their size is the answer, and not this.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.geometry import layer_kinds
+
+_BF16 = 2.0
+_BYTES = {"fp8": 1.0, "mxfp4": 17 / 32, "nvfp4": 9 / 16}
+"""Of one number of a quantized matrix, its scales included."""
+_SIZE = re.compile(r"(?:^|[-_])([0-9]+(?:\.[0-9]+)?)B(?=[-_.]|$)", re.IGNORECASE)
+_SHARED = ("shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts")
+
+
+def weights_of_config(config: ConfigFile) -> int | None:
+    """Bytes of all weights; `None` where the file lacks a size, or has layers that are not known
+    here."""
+    text = config.get_text_config()
+    hidden, vocabulary = _number(text, "hidden_size"), _number(text, "vocab_size")
+    layers, heads = _layers(text), _number(text, "num_attention_heads")
+    experts = _experts(text)
+    inner = _number(text, "intermediate_size")
+    if not (hidden and vocabulary and layers and heads) or not (inner or experts):
+        return None
+    kinds = layer_kinds(text)
+    if kinds and any(kind in ("mamba", "M", "hybrid", "conv") for kind in kinds):
+        return None  # their projections are of another shape
+    width = _number(text, "head_dim") or hidden // heads
+    keys = 2 * (_number(text, "num_key_value_heads") or heads) * width
+    attention = hidden * (2 * heads * width + keys)
+    dense = min(layers, _number(text, "first_k_dense_replace")) if experts else layers
+    shared = _shared(text)
+    matrices = layers * attention + dense * 3 * hidden * inner
+    routed = (layers - dense) * 3 * hidden * (experts * _expert_size(text) + shared)
+    tied = bool(getattr(text, "tie_word_embeddings", False))
+    embeddings = vocabulary * hidden * (1 if tied else 2)
+    packed = _packed(config, text)
+    whole = _BF16 if packed == _BYTES["mxfp4"] else packed  # only experts are in MXFP4
+    return round(routed * packed + matrices * whole + embeddings * _BF16)
+
+
+def weights_of_name(name: str) -> int | None:
+    """Bytes of all weights by the size in a name, such as `Qwen3-14B`: its billions in BF16, or in
+    8 bits where the name says FP8. `None` where the name has no size, or several."""
+    found = _SIZE.findall(name)
+    if len(found) != 1:
+        return None
+    return round(float(found[0]) * 1e9 * (1 if "fp8" in name.casefold() else 2))
+
+
+def _layers(text: Any) -> int:
+    kinds = layer_kinds(text)
+    return len(kinds) if kinds else _number(text, "num_hidden_layers")
+
+
+def _experts(text: Any) -> int:
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    return next((_number(text, name) for name in names if _number(text, name)), 0)
+
+
+def _expert_size(text: Any) -> int:
+    return _number(text, "moe_intermediate_size") or _number(text, "intermediate_size")
+
+
+def _shared(text: Any) -> int:
+    """Inner width of the experts that every token passes."""
+    one, *numbers = (_number(text, name) for name in _SHARED)
+    return one or max(numbers) * _expert_size(text)
+
+
+def _packed(config: ConfigFile, text: Any) -> float:
+    given = getattr(config, "quantization_config", None) or getattr(
+        text, "quantization_config", None
+    )
+    method = str(given.get("quant_method")) if isinstance(given, dict) else ""
+    return _BYTES.get(method, _BF16)
+
+
+def _number(text: Any, name: str) -> int:
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) else 0

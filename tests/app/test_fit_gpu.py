@@ -1,0 +1,138 @@
+"""What fits a GPU: the calculation, where its numbers come from, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from own_cli import Cli
+
+from oscar_zoo import fit_gpu
+from oscar_zoo.app.fit_gpu import FitReport
+from oscar_zoo.app.memory_estimate import estimate_memory
+from oscar_zoo.engines.sglang.capacity import Cache
+from oscar_zoo.errors import UsageError
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers, other_layers
+from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
+from oscar_zoo.registry.catalog import recipe_for
+
+MODELS = Path(__file__).parents[2] / "docs/figures/models"
+GB = 10**9
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.mark.parametrize(
+    "cache", [Cache("BF16", 1000), Cache("INT2", 150, 1000, 128, 320_000)], ids=lambda one: one.kind
+)
+@pytest.mark.parametrize("left", [10**6, 10**8, 123_456_789])
+def test_requests_and_context_are_inverse(cache: Cache, left: int) -> None:
+    for context in (1, 100, 128, 129, 5000, 40_000):
+        many = cache.requests(left, context)
+        assert many * cache.request_bytes(context) <= left
+        assert (many + 1) * cache.request_bytes(context) > left
+        if many:
+            longest = cache.context(left, many)
+            assert longest >= context
+            assert many * cache.request_bytes(longest) <= left
+            assert many * cache.request_bytes(longest + 1) > left
+
+
+def kinds(report: FitReport) -> dict[str, Cache]:
+    """The caches by their kind."""
+    return {one.cache.kind: one.cache for one in report.caches}
+
+
+def test_it_agrees_with_info() -> None:
+    recipe = recipe_for("Qwen3-8B")
+    known = estimate_memory(recipe, (), 24 * GB)
+    report = fit_gpu("qwen3-8b", 24 * GB)
+    assert known is not None
+    (card,) = known["gpus"]
+    int2 = report.caches[-1]
+    assert (report.requests, report.weights.nbytes) == (card["requests"], known["weights_bytes"])
+    assert int2.cache.token == known["int2_token_bytes"]
+    assert 0 <= card["int2_tokens"] - int2.tokens < report.requests
+    found = kinds(report)
+    assert found["BF16"].token == 2 * found["FP8"].token == known["bf16_token_bytes"]
+    assert report.other_layers
+
+
+def test_states_and_windows_come_from_the_configuration() -> None:
+    hybrid, windows = MODELS / "Qwen3.5-35B-A3B", MODELS / "gpt-oss-20b"
+    states = kinds(fit_gpu(str(hybrid), 141 * GB, gpus=1))
+    one = 30 * (4 * 32 * 128 * 128 + 2 * 3 * (2 * 16 * 128 + 32 * 128))  # 30 of 40 layers
+    assert states["BF16"].request == STATES_PER_REQUEST * one
+    assert states["INT2"].request == STATES_PER_REQUEST * one + (256 + 128) * states["BF16"].token
+    sliding = kinds(fit_gpu(str(windows), 24 * GB, weights=13 * GB))
+    assert [(c.window, c.window_token) for c in sliding.values()] == [
+        (128, 2 * 12 * 8 * 128),
+        (128, 12 * 8 * 128),
+        (128, 2 * 12 * 8 * 128),  # windows stay in BF16
+    ]
+    assert sliding["INT2"].token < sliding["FP8"].token == 12 * 8 * 128
+
+
+def test_what_other_layers_keep_in_other_kinds_of_models() -> None:
+    nemotron = {
+        "hybrid_override_pattern": "M-*E", "mamba_num_heads": 8, "mamba_head_dim": 64,
+        "ssm_state_size": 128, "n_groups": 2, "conv_kernel": 4,
+    }  # fmt: skip
+    state = 4 * 8 * 64 * 128 + 2 * 3 * (8 * 64 + 2 * 2 * 128)
+    assert other_layers(ConfigFile(nemotron), [2]) == OtherLayers(state=5 * state)
+    short = {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "hidden_size": 64,
+        "conv_L_cache": 3,
+    }
+    assert other_layers(ConfigFile(short), [1]) == OtherLayers(state=5 * 2 * 2 * 2 * 64)
+    assert other_layers(ConfigFile({"layer_types": ["full_attention", "new"]}), [0]) is None
+    assert other_layers(ConfigFile({"num_hidden_layers": 2}), [0, 1]) == OtherLayers()
+
+
+def test_weights_are_those_of_the_files_the_shapes_or_the_name(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B has 30.5 billion parameters, as its card says."""
+    folder = MODELS / "Qwen3-30B-A3B"
+    counted = weights_of_config(ConfigFile.of_folder(folder))
+    assert counted is not None and abs(counted / (2 * 30.5e9) - 1) < 0.01
+    fp8 = ConfigFile.of_folder(folder).as_written | {"quantization_config": {"quant_method": "fp8"}}
+    assert 0.49 < (weights_of_config(ConfigFile(fp8)) or 0) / counted < 0.52
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "config.json").write_text(json.dumps(ConfigFile.of_folder(folder).as_written))
+    (mine / "model.safetensors").write_bytes(bytes(1000))
+    assert fit_gpu(mine.as_posix(), 80 * GB).weights.nbytes == 1000
+    assert fit_gpu("Qwen3-14B", 80 * GB).weights.nbytes == 28 * GB
+    assert weights_of_name("Llama-3.1-70B-Instruct-FP8") == 70 * GB
+    assert weights_of_name("Qwen3-30B-A3B") == 60 * GB
+    assert weights_of_name("Mixtral-8x7B-Instruct-v0.1") is None
+
+
+def test_what_cannot_be_answered_says_what_is_missing() -> None:
+    with pytest.raises(UsageError, match=r"weights of GLM-4\.7-FP8 is not known") as error:
+        fit_gpu("GLM-4.7-FP8", 80 * GB)
+    assert "--weights 16GB" in str(error.value.hint)
+    with pytest.raises(UsageError, match="3 GPUs cannot share the 32 query heads"):
+        fit_gpu("Qwen3-8B", 80 * GB, gpus=3)
+    with pytest.raises(UsageError, match="shapes of Foo are not known"):
+        fit_gpu("nobody/Foo", 80 * GB)
+
+
+def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
+    facts = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 16)
+    assert facts["schema"] == "oscar-zoo.fit-gpu/1" and facts["estimate"]
+    assert [(one["kind"], one["fits"]) for one in facts["caches"]] == [
+        ("BF16", False), ("FP8", False), ("INT2", True),
+    ]  # fmt: skip
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 16)
+    assert "REQUESTS OF 8,192" in shown and "16 x 8,192" in shown and "does not fit" in shown
+    assert "56.6 MB with INT2" in shown
+    assert "x 8,192" not in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
+    assert "weights take all memory" in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "16GB")
+    assert "are not counted" in cli(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB")
+    assert "--memory 24GB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]
