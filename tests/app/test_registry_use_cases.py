@@ -113,7 +113,8 @@ def test_the_store_is_listed_checked_and_emptied(sources: Sources) -> None:
     blob.chmod(0o644)
     blob.write_bytes(b"x")
     (found,) = check()
-    assert found.problem and found.repair == f"oscar-zoo pull {HARD.reference}"
+    (hub,) = sources.named
+    assert found.problem and found.repair == f"oscar-zoo pull {HARD.reference} --hub {hub}"
     with pytest.raises(ArtifactNotFound):
         remove([parse_name(HARD.model), parse_name("nowhere")])
     assert len(remove([parse_name(HARD.model)])) == 1 and stored().records == ()

@@ -220,7 +220,7 @@ def test_an_interrupted_pull_leaves_nothing_that_counts(
 ) -> None:
     files = {f"{ONE}/{n}": d for n, d in artifact_files().items()}
     server.repository("org/zoo", files=files)
-    slow = server.fault("slow", f"*{V_NAME}", bytes_per_second=20_000)
+    slow = server.fault("slow", f"*{V_NAME}", bytes_per_second=2_000)
     child = cli.start("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo")
     while not slow.hits:
         time.sleep(0.02)

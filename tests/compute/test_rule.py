@@ -137,12 +137,12 @@ def test_of_equal_methods_the_one_that_asks_less_is_kept(trials: list[Trial], ke
         (
             [trial("wush", 2.0, NOISY), trial("wush", 2.0005, ALL, clip=0.9)],
             1,
-            "reads far rows better",
+            "its attention to distant tokens is more accurate",
         ),  # equal clips
         (
             [trial("wush", 2.0, ALL, retrieval=0.3), trial("wush", 2.0005, LESS, clip=0.9)],
             1,
-            "reads far",
+            "distant tokens",
         ),  # chance
         (
             [trial("wush", 2.0, ALL, retrieval=0.3), trial("wush", 2.0005, FEWER, clip=0.9)],
@@ -210,7 +210,7 @@ def test_without_perplexity_the_least_output_error_is_kept() -> None:
     )
     assert best_by_error([only("hadamard", 0.2), only("oscar", 0.104), only("wush", 0.1)]) == (
         1,
-        "as good as wush on held-out text, and asks less of an engine",
+        "as good as wush on held-out text, and it asks less of a server",
     )
 
 

@@ -44,7 +44,9 @@ def choice_lines(choice: Choice) -> list[RenderableType]:
         lines.append(
             f"Perplexity of {choice.measured_on}; other text or windows give other numbers"
         )
-    return [*lines, f"Kept {choice.chosen.method}: {choice.reason}"]
+    chosen = choice.chosen
+    clip = f" with clip {chosen.clip_k:g},{chosen.clip_v:g}" if chosen.clip_k else ""
+    return [*lines, f"Kept {chosen.method}{clip}: {choice.reason}"]
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:

@@ -169,9 +169,9 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
             ),
         )
     more = (
-        "reads far rows better"
+        "its attention to distant tokens is more accurate"
         if trials[kept].method == trials[rival].method
-        else "asks less of an engine"
+        else "it asks less of a server"
     )
     return kept, f"as good as {_named(trials[rival])} on held-out text, and {more}"
 
@@ -183,7 +183,10 @@ def best_by_error(trials: Sequence[Trial]) -> tuple[int, str]:
     lowest = errors.index(min(errors))
     if kept == lowest:
         return kept, "the lowest output error on held-out text"
-    return kept, f"as good as {trials[lowest].method} on held-out text, and asks less of an engine"
+    return (
+        kept,
+        f"as good as {trials[lowest].method} on held-out text, and it asks less of a server",
+    )
 
 
 def worst(gates: Sequence[Gate]) -> Verdict:
