@@ -124,7 +124,8 @@ def error_facts(error: OscarZooError) -> dict[str, Any]:
 def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> None:
     """One line: cause and next step. With `--json` one object on stdout."""
     if as_json:
-        emit_json({"error": {"code": code, "message": message, "hint": hint}})
+        facts = {"code": code, "message": message, "hint": hint}
+        emit_json({"schema": "oscar-zoo.error/1", "error": facts})
         return
     err().print(error_line(message, hint))
 
