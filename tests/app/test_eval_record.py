@@ -3,10 +3,10 @@ none."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from random_qwen3 import write_model
 from sample_scores import gpqa, write_scores
 
@@ -79,7 +79,7 @@ def test_measuring_again_changes_nothing_and_other_clips_stand_beside(
     folder: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words(folder, model, tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["record"] == f"{folder}/scores.json"
+    assert parsed(capsys.readouterr().out)["record"] == f"{folder}/scores.json"
     before = (folder / "scores.json").read_bytes()
     assert run([*words(folder, model, tmp_path), "-q"]) == 0
     assert (folder / "scores.json").read_bytes() == before

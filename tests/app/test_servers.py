@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 
 from oscar_zoo.app import server_records, servers
 from oscar_zoo.app.server_records import ServerRecord
@@ -136,7 +137,7 @@ def test_stop_waits_for_the_end(
 ) -> None:
     left(record(identity(child)))
     assert run(["stop", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = parsed(capsys.readouterr().out)
     assert told["stopped"] == {"port": 30000, "model_id": "Qwen/Qwen3-8B", "pid": child.pid}
     assert child.wait() == -signal.SIGTERM and not list(server_records.folder().iterdir())
 

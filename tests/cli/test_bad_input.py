@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import shutil
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry
@@ -113,15 +113,15 @@ def test_a_truncated_file_is_refused_everywhere(tmp_path: Path, artifact: Path) 
 
 
 def test_one_flipped_byte_and_a_known_digest(artifact: Path) -> None:
-    digest = json.loads(run("verify", artifact / K_NAME, "--json").stdout)["results"][0]["files"][
-        0
-    ]["sha256"]
+    digest = parsed(run("verify", artifact / K_NAME, "--json").stdout)["results"][0]["files"][0][
+        "sha256"
+    ]
     data = bytearray((artifact / K_NAME).read_bytes())
     data[len(data) // 2] ^= 1
     (artifact / K_NAME).write_bytes(data)
     done = run("verify", artifact / K_NAME, "--digest", f"sha256:{digest}", "--json")
     assert done.returncode == 4
-    result = json.loads(done.stdout)["results"][0]
+    result = parsed(done.stdout)["results"][0]
     assert (
         result["outcome"] == "digest_mismatch"
         and digest in result["want"]
@@ -137,7 +137,7 @@ def test_swapped_k_and_v(tmp_path: Path) -> None:
     )
     done = run("verify", folder, "--json")
     assert done.returncode == 4
-    result = json.loads(done.stdout)["results"][0]
+    result = parsed(done.stdout)["results"][0]
     assert result["outcome"] == "rejected" and result["stage"] == "roles"
     assert "swap" in run("verify", folder).stderr
 

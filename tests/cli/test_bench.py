@@ -4,7 +4,6 @@ it refuses."""
 from __future__ import annotations
 
 import csv
-import json
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from cli_child import Cli
+from cli_output import parsed
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli
 from tiny_artifacts import artifact_files, write_folder
@@ -219,7 +219,7 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
     assert run(["bench", "serve", *DUMMY, *options]) == 1
     out, err = capsys.readouterr()
     if more:
-        assert [len(side["cases"]) for side in json.loads(out)["sides"].values()] == [1, 1]
+        assert [len(side["cases"]) for side in parsed(out)["sides"].values()] == [1, 1]
     else:
         assert out.count("100.00 ms") == 2
     errors = [line for line in err.splitlines() if line.startswith("error: ")]

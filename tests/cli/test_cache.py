@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_output import parsed
 from tiny_artifacts import K_NAME, artifact_files
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -30,7 +30,7 @@ def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> d
     assert run(["cache", *arguments, "--json"]) == code
     done = capsys.readouterr()
     assert done.err == ""
-    value: dict[str, Any] = json.loads(done.out)
+    value: dict[str, Any] = parsed(done.out)
     return value
 
 

@@ -3,7 +3,6 @@ behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from cli_child import Cli, Finished
+from cli_output import parsed
 from engines import needs_sglang
 from safetensors.torch import load_file, save_file
 from saved_models import change_config
@@ -105,7 +105,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     children = [cli.start(*wanted, "--json") for _ in range(2)]
     told = [child.communicate(timeout=1500) for child in children]
     assert [child.returncode for child in children] == [0, 0], told
-    both = [json.loads(out)["artifacts"][0] for out, _ in told]
+    both = [parsed(out)["artifacts"][0] for out, _ in told]
     return Made(cli, model, text, Finished(first.returncode, out, err), left, both)
 
 
@@ -173,7 +173,7 @@ def test_eval_takes_the_folder_of_the_model_for_its_name(
     found = []
     for what in ([inside.computed["path"], "--model", model], [SHORT, "--model", model], [model]):
         assert run(["eval", *what, "--task", "perplexity", *sizes, "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)["rows"]
+        rows = parsed(capsys.readouterr().out)["rows"]
         found.append({one["cache"]: one["perplexity"] for one in rows})
     assert found[0] == found[1] == found[2]
     assert list(found[0].values()).count(found[0]["artifact"]) == 1
@@ -194,7 +194,7 @@ def error_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) 
     """The error of a command that must fail, in this process."""
     capsys.readouterr()
     assert run([*map(str, arguments), "--json"]) == code
-    result: dict[str, str] = json.loads(capsys.readouterr().out)["error"]
+    result: dict[str, str] = parsed(capsys.readouterr().out)["error"]
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli_child import Cli
+from cli_output import parsed
 from saved_models import change_config, save_model
 from tiny_artifacts import artifact_files, write_folder
 
@@ -34,7 +34,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, ob
     code = run([str(argument) for argument in (*arguments, "--json")])
     out, err = capsys.readouterr()
     assert code == 0, (out, err)
-    result: dict[str, object] = json.loads(out)
+    result: dict[str, object] = parsed(out)
     return result
 
 

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from random_qwen3 import EXAMPLE, TOKENIZER, write_model
 from saved_models import INDEX, change_config
 
@@ -114,7 +115,7 @@ def test_a_streamed_computation_makes_the_same_artifact(tmp_path: Path) -> None:
             "--json",
         )
         assert status == 0, err
-        made.append(json.loads(out)["digest"])
+        made.append(parsed(out)["digest"])
     assert made[0] == made[1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pty
 import select
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from hub_clients import HUB_2, VERSIONS
 from hub_server import HubServer
 
@@ -99,7 +99,7 @@ def test_a_pasted_token_is_checked_and_kept_by_the_client_alone(
     assert not any(TOKEN.encode() in content for content in ours)
     again = Terminal(["login", "--json"], environment(server, tmp_path, version))
     assert again.status() == 0
-    assert json.loads(again.text) == {
+    assert parsed(again.text) == {
         "schema": "oscar-zoo.login/1",
         "hub": "hf",
         "user": "tester",
@@ -158,7 +158,7 @@ def test_without_a_terminal_the_variable_is_named(
     line = capsys.readouterr().err
     assert "terminal" in line and "HF_TOKEN" in line and TOKEN not in line and line.count("\n") == 1
     assert run(["login", "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage"
+    assert parsed(capsys.readouterr().out)["error"]["code"] == "usage"
 
 
 def test_modelscope_takes_its_variable_only(
@@ -175,4 +175,4 @@ def test_modelscope_takes_its_variable_only(
         and TOKEN not in done.out + done.err
     )
     assert run(["login", "ms", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["source"] == "MODELSCOPE_API_TOKEN"
+    assert parsed(capsys.readouterr().out)["source"] == "MODELSCOPE_API_TOKEN"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 
 from oscar_zoo import errors
 from oscar_zoo.cli import main
@@ -104,7 +104,7 @@ def test_an_error_with_json_is_one_object_on_stdout() -> None:
     done = run("info", "qwen3-7b", "--json")
     assert done.returncode == 3
     assert done.stderr == ""
-    error = json.loads(done.stdout)["error"]
+    error = parsed(done.stdout)["error"]
     assert (
         error["code"] == "not_found.artifact"
         and "qwen3-7b" in error["message"]

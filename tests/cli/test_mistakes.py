@@ -3,12 +3,12 @@ programs."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from refusals import TINY, refused
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
@@ -128,7 +128,7 @@ def test_list_shows_format_and_bits_of_what_is_here(
 ) -> None:
     for arguments in (["--hub", f"file:{hub}"], []):
         assert run(["list", "--json", *arguments]) == 0
-        row = next(r for r in json.loads(capsys.readouterr().out)["artifacts"] if r["tag"] == TAG)
+        row = next(r for r in parsed(capsys.readouterr().out)["artifacts"] if r["tag"] == TAG)
         assert (row["format_version"], row["bits_per_element"], row["method"]) == (1, 2.5, "oscar")
         assert run(["pull", TINY, "--hub", f"file:{hub}"]) == 0
         capsys.readouterr()
@@ -156,7 +156,7 @@ def test_a_rotten_entry_of_the_store(
     entry.write_bytes(data)
     capsys.readouterr()
     assert run(["verify", TINY, "--json"]) == 4
-    result = json.loads(capsys.readouterr().out)["results"][0]
+    result = parsed(capsys.readouterr().out)["results"][0]
     assert (
         result["outcome"] == "digest_mismatch"
         and len(result["want"]) == 64

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fake_sglang
 import pytest
+from cli_output import parsed
 from refusals import TINY, refused
 from tiny_artifacts import artifact_files, write_folder
 
@@ -46,7 +47,7 @@ def test_a_server_that_dies_while_serving(
     ]
     assert run([*command, "--json"]) == 1
     done = capsys.readouterr()
-    assert json.loads(done.out)["url"] == f"http://127.0.0.1:{port}/v1"
+    assert parsed(done.out)["url"] == f"http://127.0.0.1:{port}/v1"
     assert (
         done.err.count("\n") == 1 and "status 3" in done.err and "it fell over. Log: " in done.err
     )

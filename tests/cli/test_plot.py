@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from random_moments import describe, random_moments
 from sample_reports import sample_report
 
@@ -65,7 +65,7 @@ def test_the_ending_of_the_output_chooses_the_format(report: Path, tmp_path: Pat
 
 def test_json_gives_the_numbers_and_where_the_page_is(report: Path) -> None:
     done = run("plot", report, "--json")
-    facts = json.loads(done.stdout)
+    facts = parsed(done.stdout)
     assert done.returncode == 0 and facts["schema"] == "oscar-zoo.plot/1"
     assert Path(facts["path"]).is_file()
     assert ReportData.from_json(facts["report"]) == small_report()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from architecture_attempts import sentence
 from architecture_page import read_records
 from architectures import ARCHITECTURES, write_config
+from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
@@ -34,7 +34,7 @@ def said(*words: object) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         assert run([*map(str, words), "--json"]) == 1
-    error: dict[str, Any] = json.loads(out.getvalue())["error"]
+    error: dict[str, Any] = parsed(out.getvalue())["error"]
     assert "\n" not in error["message"]
     return sentence(error["message"], error["hint"])
 

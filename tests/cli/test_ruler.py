@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from own_cli import Cli
 from random_qwen3 import EXAMPLE
 from tiny_artifacts import artifact_files, write_folder
@@ -29,7 +29,7 @@ def test_the_example_recalls_with_bf16_and_not_with_plain_int2(
     page = tmp_path / "map.html"
     caches = ("--cache", "bf16", "--cache", "int2")
     words = ("ruler", artifact, "--model", EXAMPLE, *ASKED, *caches, "--plot", page)
-    found = json.loads(cli(0, *words, "--json"))
+    found = parsed(cli(0, *words, "--json"))
     assert found["schema"] == "oscar-zoo.ruler/1"
     right = {(c["cache"], c["depth"]): (c["right"], c["asked"]) for c in found["cells"]}
     assert right == {

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_output import check, parsed
 from engines import MODEL, REPOSITORY, needs_sglang, recall_prompts, text_tokens
 from forked_commands import forked
 from reference_server import ReferenceServer, equal_tokens
@@ -143,6 +144,7 @@ def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ready = json.loads(text or "{}")
     try:
         assert "url" in ready, (ready, process.stderr and process.stderr.read())
+        check(ready)
         yield Running(process, ready, port, temp, artifact)
     finally:
         process.kill() if process.poll() is None else None
@@ -199,13 +201,13 @@ def test_it_is_asked_for_facts_in_long_prompts(
     asked = ["--family", "single", "--depths", "2", "--samples", "1", "--lengths", "600"]
     model = ["--model", str(MODEL), "--url", url, "--api-key-file", str(key)]
     assert run(["ruler", str(served.artifact), *model, *asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = parsed(capsys.readouterr().out)
     assert found["servers"][url]["cache_dtype"] == "int2"
     assert [(one["depth"], one["asked"]) for one in found["cells"]] == [(0.0, 1), (1.0, 1)]
 
 
 def test_another_terminal_sees_it(served: Running) -> None:
-    (row,) = json.loads(oscar_zoo(served.temp, "ps", "--json").stdout)["servers"]
+    (row,) = parsed(oscar_zoo(served.temp, "ps", "--json").stdout)["servers"]
     assert (row["port"], row["pid"], row["state"]) == (served.port, served.process.pid, "ready")
     (record,) = (served.temp / "servers").glob("*.json")
     assert record.stat().st_mode & 0o777 == 0o600 and record.parent.stat().st_mode & 0o777 == 0o700
@@ -382,7 +384,7 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=300)
-    assert process.returncode == 130 and json.loads(out)["error"]["code"] == "interrupted"
+    assert process.returncode == 130 and parsed(out)["error"]["code"] == "interrupted"
     assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
     assert not list((tmp_path / "servers").iterdir())
 
@@ -415,7 +417,7 @@ def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path:
         block["Model"].startswith("my-model, SGLang")
         and f"stop with oscar-zoo stop {port}" in block["Ready"]
     )
-    (row,) = json.loads(oscar_zoo(tmp_path, "ps", "--json").stdout)["servers"]
+    (row,) = parsed(oscar_zoo(tmp_path, "ps", "--json").stdout)["servers"]
     assert (row["port"], row["model_id"]) == (port, "my-model")
     assert "my-model" in oscar_zoo(tmp_path, "ps").stdout
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_output import parsed
 from tiny_artifacts import artifact_files, payload, write_folder
 from tiny_rotations import covariances, rotated
 
@@ -67,7 +68,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     """The same as data."""
-    facts: dict[str, Any] = json.loads(printed(capsys, "--json", *arguments))
+    facts: dict[str, Any] = parsed(printed(capsys, "--json", *arguments))
     return facts
 
 
@@ -116,7 +117,7 @@ def test_a_tree_has_the_artifact_of_the_model(
             run(["serve", str(tree), "--model", model, "--print", "--json", "--device", "cuda"])
             == 0
         )
-        assert f"--oscar-rotation-path={mine}" in json.loads(capsys.readouterr().out)["argv"]
+        assert f"--oscar-rotation-path={mine}" in parsed(capsys.readouterr().out)["argv"]
     write_folder(tree / "tiny-qwen3-hard" / "other_group64", payload())
     assert run(["serve", str(tree), "--model", str(MODEL), "--print"]) == 2
     assert "gpqa_group64" in (line := capsys.readouterr().err) and "other_group64" in line
@@ -242,7 +243,7 @@ def test_the_zoo_says_on_how_many_gpus(
         [],
     ):
         assert run([*command, *more]) == 0
-        answers.append(json.loads(capsys.readouterr().out))
+        answers.append(parsed(capsys.readouterr().out))
     assert [one["tensor_parallel"] for one in answers] == [
         4,
         4,

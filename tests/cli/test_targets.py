@@ -3,11 +3,11 @@ nothing."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
@@ -74,9 +74,9 @@ def test_serve_takes_the_stored_artifact_not_the_folder_of_its_name(
     command = ["serve", "--print", "--model", str(MODEL), "--device", "cpu", "--json"]
     assert run([*command, name]) == 0
     shown = capsys.readouterr()
-    assert json.loads(shown.out)["digest"] == stored and shown.err == ""
+    assert parsed(shown.out)["digest"] == stored and shown.err == ""
     assert run([*command, f"./{name}"]) == 0
-    assert json.loads(capsys.readouterr().out)["digest"] != stored
+    assert parsed(capsys.readouterr().out)["digest"] != stored
     assert run([*command[:-1], name]) == 0
     assert f"the folder of that name is ./{name}" in capsys.readouterr().err
 
@@ -133,7 +133,7 @@ def test_pull_computes_for_a_folder_that_is_written_as_one(
         line = failure(capsys, 3, "pull", "my-model", *hub, *more)
         assert "Did you mean the folder ./my-model?" in line and "--compute" not in line
     assert run(["pull", "./my-model", *hub, "--compute", "--dry-run", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["artifacts"]
+    (row,) = parsed(capsys.readouterr().out)["artifacts"]
     assert row["model"] == "./my-model"
 
 
@@ -207,18 +207,18 @@ def test_an_alias_works_everywhere(
     assert isinstance(oscar_zoo.verify("small"), Verified)
     assert len(oscar_zoo.installed("small")) == 1
     assert run(["info", "small", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = parsed(capsys.readouterr().out)
     assert facts["name"] == NAME and [row["id"] for row in facts["installed"]] == [f"{NAME}/{TAG}"]
     assert run(["list", "--for", "small", "--json"]) == 0
-    assert [row["tag"] for row in json.loads(capsys.readouterr().out)["artifacts"]] == [TAG]
+    assert [row["tag"] for row in parsed(capsys.readouterr().out)["artifacts"]] == [TAG]
     assert (
         run(["serve", "small", "--print", "--model", str(MODEL), "--device", "cpu", "--json"]) == 0
     )
-    assert f"--oscar-artifact={NAME}:{TAG}" in json.loads(capsys.readouterr().out)["argv"]
+    assert f"--oscar-artifact={NAME}:{TAG}" in parsed(capsys.readouterr().out)["argv"]
     assert choose_model("small").name == NAME
     assert choose_model("qwen3-4b-thinking").name == "Qwen3-4B-Thinking-2507"
     assert run(["cache", "rm", "small"]) == 0
     capsys.readouterr()
     assert "small is not in the store" in failure(capsys, 3, "verify", "small")
     assert run(["info", "qwen3-4b-thinking", "--offline", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "Qwen3-4B-Thinking-2507"
+    assert parsed(capsys.readouterr().out)["name"] == "Qwen3-4B-Thinking-2507"

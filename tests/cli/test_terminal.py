@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import cli, run
@@ -123,7 +123,7 @@ def test_an_encoding_that_lacks_characters_gets_others(
             assert done.returncode == (3 if words[-1].endswith("/x") else 0), shown
             assert "internal" not in shown and "Traceback" not in shown
             if more:
-                json.loads(
+                parsed(
                     done.stdout.decode(
                         "ascii" if "latin-1" not in variables.values() else "latin-1"
                     )
@@ -140,7 +140,7 @@ def test_json_keeps_what_cannot_be_encoded() -> None:
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
-    assert json.loads(done.stdout)["error"]["message"].endswith("./→") and b"\\u2192" in done.stdout
+    assert parsed(done.stdout)["error"]["message"].endswith("./→") and b"\\u2192" in done.stdout
 
 
 def test_characters_without_an_equivalent_are_question_marks() -> None:

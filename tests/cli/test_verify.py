@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from tiny_artifacts import K_NAME, TINY, artifact_files, payload, write_folder
 
 import oscar_zoo
@@ -38,7 +39,7 @@ def stored() -> str:
 def result(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, object]:
     """The one result of `verify ... --json`, which must end with `code`."""
     assert run(["verify", *map(str, arguments), "--json"]) == code
-    rows = json.loads(capsys.readouterr().out)["results"]
+    rows = parsed(capsys.readouterr().out)["results"]
     assert len(rows) == 1
     found: dict[str, object] = rows[0]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli_output import parsed
 from hub_clients import HUB_2
 
 
@@ -24,7 +24,7 @@ class Finished:
     @property
     def json(self) -> Any:
         """What it printed on stdout with `--json`."""
-        return json.loads(self.out)
+        return parsed(self.out)
 
 
 @dataclass(frozen=True)

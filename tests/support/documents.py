@@ -17,6 +17,7 @@ PAGES = sorted(
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
         ROOT / "kernels/README.md",
+        ROOT / "docs/schemas/README.md",
         *(ROOT / "docs").glob("*.md"),
     ]
 )

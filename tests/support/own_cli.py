@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from cli_output import parsed
 
 from oscar_zoo.cli.main import run
 
@@ -24,6 +24,6 @@ class Cli:
 
     def json(self, code: int, *words: object) -> Any:
         """The JSON object that is printed; nothing is printed on stderr beside it."""
-        value = json.loads(self(code, *words, "--json"))
+        value = parsed(self(code, *words, "--json"))
         assert self.err == ""
         return value

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from cli_output import parsed
 
 from oscar_zoo.cli.main import run
 
@@ -22,6 +21,6 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
     assert run([*words, "--json"]) == code
     structured = capsys.readouterr()
     assert structured.err == ""
-    error = json.loads(structured.out)["error"]
+    error = parsed(structured.out)["error"]
     assert error["code"] and error["message"].strip() and set(error) == {"code", "message", "hint"}
     return text.err

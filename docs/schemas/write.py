@@ -1,0 +1,149 @@
+"""Complete the JSON Schemas in this folder: give every file the definitions that it refers to.
+
+    python docs/schemas/write.py
+
+What a command prints is described by hand, in one file for each kind of output. The definitions
+that several files share are in `parts.json`, and those of manifests, recipes, scores and reports
+are made from the package's own models. Both are copied into the `$defs` of every file that refers
+to them, so that each file is complete. Definitions that nothing refers to are removed. Running it
+twice changes nothing, and a test compares the files with what it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from oscar_zoo.artifact.manifest import Manifest, Status
+from oscar_zoo.artifact.specs import Score, ServingRecipe
+from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.recipe import ModelRecipe
+
+HERE = Path(__file__).resolve().parent
+PARTS = HERE / "parts.json"
+WIDTH = 100
+"""Columns of a line, as far as one value fits."""
+WRITTEN_IN_FULL: tuple[type[BaseModel], ...] = (
+    Manifest,
+    Measured,
+    ModelRecipe,
+    Score,
+    ServingRecipe,
+    Status,
+)
+"""Models whose output has every key, also those that are null."""
+MAY_BE_ABSENT = {
+    "Manifest": ("registry", "statistics", "quality"),
+    "Score": tuple(
+        key
+        for key in Score.model_fields
+        if key not in Score(task="x", value=None, kv_dtype="int2", reporter="measured").model_dump()
+    ),
+}
+"""Keys of theirs that are left out where they say nothing."""
+
+
+class _Plain(GenerateJsonSchema):
+    """Schemas without titles, which repeat the names, and without defaults of inputs."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def files() -> list[Path]:
+    """The schemas of outputs, and the shared definitions."""
+    return sorted(HERE.glob("*.json"))
+
+
+def definitions() -> dict[str, Any]:
+    """Every shared definition by its name."""
+    found: dict[str, Any] = json.loads(PARTS.read_bytes())["$defs"]
+    for model in (*WRITTEN_IN_FULL, ReportData):
+        blocks = model.model_json_schema(by_alias=True, schema_generator=_Plain)
+        inner = blocks.pop("$defs", {})
+        # A recursive model is a reference to one of its own definitions.
+        whole = inner if "$ref" in blocks else inner | {model.__name__: blocks}
+        for name, block in whole.items():
+            made = _described(block)
+            if model is not ReportData and "properties" in made:
+                absent = MAY_BE_ABSENT.get(name, ())
+                made["required"] = [key for key in made["properties"] if key not in absent]
+            assert found.setdefault(name, made) == made, f"two definitions of {name}"
+    return found
+
+
+def complete(schema: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    """`schema` with all definitions that it refers to, its own first."""
+    own = {name: part for name, part in schema.pop("$defs", {}).items() if name not in shared}
+    known, needed = own | shared, list(_references(schema))
+    for name in needed:  # grows while it is walked
+        needed += [further for further in _references(known[name]) if further not in needed]
+    chosen = [*(name for name in own if name in needed), *sorted({*needed} - {*own})]
+    return schema | ({"$defs": {name: known[name] for name in chosen}} if chosen else {})
+
+
+def text(value: Any, indent: int = 0, before: int = 0) -> str:
+    """JSON in which whatever fits in a line has one.
+
+    Args:
+        indent: columns before its lines.
+        before: columns that its first line has already.
+    """
+    line = json.dumps(value, ensure_ascii=False)
+    if indent + before + len(line) < WIDTH or not value or not isinstance(value, dict | list):
+        return line
+    inner = " " * (indent + 1)
+    if isinstance(value, list):
+        parts, ends = [text(item, indent + 1) for item in value], "[]"
+    else:
+        keys = {key: f"{json.dumps(key)}: " for key in value}
+        parts, ends = [keys[k] + text(v, indent + 1, len(keys[k])) for k, v in value.items()], "{}"
+    body = ",\n".join(inner + part for part in parts)
+    return f"{ends[0]}\n{body}\n{' ' * indent}{ends[1]}"
+
+
+def made(file: Path, shared: dict[str, Any]) -> str:
+    """What `file` has to hold, from what it holds."""
+    schema = json.loads(file.read_bytes())
+    return text(schema if file == PARTS else complete(schema, shared)) + "\n"
+
+
+def _described(block: dict[str, Any]) -> dict[str, Any]:
+    """A block of a model, with the text of each attribute at its property."""
+    block = {key: value for key, value in block.items() if key != "title"}
+    said, _, attributes = block.get("description", "").partition("Attributes:")
+    if said:
+        block["description"] = " ".join(said.split())
+    for names, about in re.findall(
+        r"^ {4}([a-z_0-9, ]+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE
+    ):
+        for name in names.split(", "):
+            block["properties"][name] |= {"description": " ".join(about.split())}
+    return block
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Names of the definitions that a schema refers to."""
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference.removeprefix("#/$defs/")
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+
+
+if __name__ == "__main__":
+    everything = definitions()
+    for schema in files():
+        schema.write_text(made(schema, everything), "utf-8")
