@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from refusals import TINY, refused
 
+import oscar_zoo.app.scores  # noqa: F401 (it would keep what the tests put in place of describe)
 from oscar_zoo.cli import main
 from oscar_zoo.cli.main import COMMANDS, run
 
