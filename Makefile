@@ -21,6 +21,10 @@ SGLANG_OTHERS ?= 0.5.17 0.5.23
 # Compiles the CUDA sources in tests, without a GPU; torch's CUDA builds bring it, its CPU builds do not.
 NVRTC ?= nvidia-cuda-nvrtc==13.0.88
 
+# The harness of benchmarks with what of its dependencies our tasks import; all of them are twice as much.
+HARNESS_SET := lm_eval==0.4.13 datasets==5.2.0 pyarrow==26.0.1 pandas==3.1.1 multiprocess==0.70.19 xxhash \
+  sacrebleu==2.6.0 lxml portalocker tabulate colorama langdetect==1.0.9 immutabledict nltk==3.10.4 joblib six
+
 # Each takes about 1 GB. Three for two cores, because some tests wait for servers that start.
 TEST_PROCESSES ?= 3
 
@@ -48,6 +52,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
 	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
 	$(PIP) install -q --no-warn-conflicts --no-deps $(SGLANG_SET) "$(NVRTC)"
+	$(PIP) install -q --no-warn-conflicts --no-deps $(HARNESS_SET)
 	$(BIN)/python requirements/cpu_site.py
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --no-warn-conflicts --target $(VENV)/hub-2 "$(HUB_2)"
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"

@@ -20,6 +20,7 @@ from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
     from oscar_zoo.app.artifacts import Artifact
+    from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.cache import installed
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_artifact
@@ -41,6 +42,7 @@ _CALLS = {
     "Artifact": "app.artifacts",
     "RunningServer": "app.running_server",
     "add_scores": "app.scores",
+    "benchmark_artifact": "app.benchmark",
     "build_site": "app.site",
     "ask_long_prompts": "app.ruler",
     "compute_artifact": "app.compute",
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "add_scores",
     "ask_long_prompts",
+    "benchmark_artifact",
     "build_site",
     "compute_artifact",
     "deprecate",

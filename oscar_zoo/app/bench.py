@@ -17,11 +17,11 @@ from oscar_zoo.bench.report import LABELS, Report
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.launch import ports, preflight, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
+from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError
-from oscar_zoo.models import nvidia_smi
-from oscar_zoo.models.nvidia_smi import pick_serving_device
+from oscar_zoo.models.nvidia_smi import device_name, pick_serving_device
 
 MOST_CASES = 64
 HELP = "try: oscar-zoo bench serve --help"
@@ -99,7 +99,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
             recipe=subject.model.recipe,
             device=device,
-            baseline=request.baseline or sides.BASELINES[device],
+            baseline=request.baseline or BACKENDS[device],
             kernels=staging.kernels_folder(),
             cases=request.cases,
             new_tokens=request.new_tokens,
@@ -115,7 +115,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         model=subject.model.choice.name,
         random_weights=subject.random_weights,
         artifact=(subject.label, subject.artifact.verified.digest),
-        device=_device_name(device, gpu),
+        device=device_name(device, gpu),
         new_tokens=request.new_tokens,
         cases=request.cases,
         sides=results,
@@ -233,9 +233,3 @@ def _usual_requests(model: ArtifactModel, flags: UserFlags, device: str, gpu: in
         memory=concurrency.gpu_memory(gpu, layout.gpus),
     )
     return demand.usual_requests
-
-
-def _device_name(device: str, gpu: int) -> str:
-    """The name of the GPU, or the kind of the device in capitals."""
-    cards = nvidia_smi.visible(nvidia_smi.gpus()) if device == "cuda" else []
-    return cards[gpu].name if len(cards) > gpu else device.upper()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Note, Observer
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.errors import OscarZooError
@@ -43,7 +44,7 @@ def keep_record(
     """
     if artifact.id is None or not compared:
         return None
-    if not _made_for(artifact, model):
+    if not made_for(artifact, model.block):
         text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
         observer.note(Note("eval.no_record", text))
         return None
@@ -59,12 +60,7 @@ def keep_record(
     if not found:
         return None
     identity = ArtifactId.parse(artifact.id)
-    stored = artifact.path.resolve().is_relative_to(Store().root.resolve())
-    path = (
-        own_scores.in_state(identity)
-        if artifact.installed or stored
-        else own_scores.in_folder(artifact.path)
-    )
+    path = place_of(artifact, identity)
     try:
         own_scores.keep(path, ScoreFile.of(identity, artifact.digest, found))
     except OscarZooError as error:
@@ -74,14 +70,23 @@ def keep_record(
     return path
 
 
-def _made_for(artifact: Artifact, model: LoadedModel) -> bool:
+def place_of(artifact: Artifact, identity: ArtifactId) -> Path:
+    """The score file of an artifact: in its folder where that is the user's own, else in the state
+    folder."""
+    stored = artifact.path.resolve().is_relative_to(Store().root.resolve())
+    if artifact.installed or stored:
+        return own_scores.in_state(identity)
+    return own_scores.in_folder(artifact.path)
+
+
+def made_for(artifact: Artifact, model: ModelBlock) -> bool:
     """Whether the model is the one that the artifact was made for, by its name or its
     `config.json`."""
     made = artifact.manifest.model if artifact.manifest else None
-    if made and made.config_sha256 and made.config_sha256 == model.block.config_sha256:
+    if made and made.config_sha256 and made.config_sha256 == model.config_sha256:
         return True
     base = made.id if made else artifact.base_model
-    return base is not None and base.casefold() == model.block.id.casefold()
+    return base is not None and base.casefold() == model.id.casefold()
 
 
 def _command(artifact: Artifact, settings: Mapping[str, object]) -> str:

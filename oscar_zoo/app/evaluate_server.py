@@ -22,6 +22,7 @@ from oscar_zoo.app.server_answers import (
     ask_own_servers,
     ask_running,
     counter,
+    serving_dtype,
 )
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
@@ -139,7 +140,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
         texts=request.windows,
         answers=request.answers,
     )
-    dtype = _serving_dtype(request.dtype, device)
+    dtype = serving_dtype(request.dtype, device)
     subject = ServerSubject(
         artifact, choice, request.revision, recipe, device, gpu, dtype, questions
     )
@@ -172,14 +173,6 @@ def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...
     on_gpu = nvidia_smi.pick_serving_device(device, check=False)[0] != "cpu"
     two = on_gpu and len(nvidia_smi.visible(nvidia_smi.gpus())) > 1
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
-
-
-def _serving_dtype(wanted: Dtype, device: str) -> Dtype:
-    """The type in which a server keeps weights when `wanted` is `auto`: bfloat16, or float32 on a
-    CPU."""
-    if wanted != "auto":
-        return wanted
-    return "float32" if device == "cpu" else "bfloat16"
 
 
 def _questions(

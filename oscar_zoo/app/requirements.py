@@ -34,3 +34,10 @@ def require_serve() -> None:
         if importlib.util.find_spec(library) is None:
             raise MissingDependency.for_extra(library, "serve")
     sglang_version()
+
+
+def require_eval() -> None:
+    """Check that the harness of benchmarks is installed, without importing it; raises
+    `MissingDependency`."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise MissingDependency.for_extra("lm-eval", "eval")

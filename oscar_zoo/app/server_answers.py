@@ -70,7 +70,7 @@ def ask_running(client: ServerClient, subject: ServerSubject, observer: Observer
         UsageError: it has other settings than the recipe.
         ServerFailed: it does not answer.
     """
-    _check_recipe(client, subject.recipe)
+    check_recipe(client, subject.recipe)
     return _ask(client, subject.questions, observer, radix=True)
 
 
@@ -118,7 +118,7 @@ def _wanted_server(
     )
 
 
-def _check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
+def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
     """Refuse a running server whose settings differ from those of the reference."""
     windows, clip = recipe.windows, recipe.clip
     ours = {"sink": windows.sink, "recent": windows.recent, "k_clip": clip.k, "v_clip": clip.v}
@@ -152,3 +152,11 @@ def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
         observer.advance(label, done, total)
 
     return tick
+
+
+def serving_dtype(wanted: Dtype, device: str) -> Dtype:
+    """The type in which a server keeps weights when `wanted` is `auto`: bfloat16, or float32 on a
+    CPU."""
+    if wanted != "auto":
+        return wanted
+    return "float32" if device == "cpu" else "bfloat16"

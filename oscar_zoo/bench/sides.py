@@ -19,14 +19,13 @@ from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.environment import child_environment
+from oscar_zoo.engines.sglang.launch.stock_server import NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import UsageError
 
 Cache = Literal["bf16", "int2"]
 CACHES: tuple[Cache, ...] = ("bf16", "int2")
-BASELINES = {"cuda": "flashinfer", "cpu": "torch_native"}
-"""Attention backend of the BF16 side, by device."""
 REFUSED_FLAGS = {
     "--attention-backend": "for the BF16 side use --baseline",
     "--prefill-attention-backend": "for the BF16 side use --baseline",
@@ -38,8 +37,6 @@ ORDERED = 128
 """Maximum number of waiting requests that SGLang orders by their cached prefixes."""
 BASELINE_ROWS = 256
 """Concurrent requests of a job on the BF16 side, whose rows cost almost no memory."""
-NO_PLUGIN = "none"
-"""Value of SGLANG_PLUGINS that names no plugin: the BF16 side is stock SGLang alone."""
 
 
 @dataclass(frozen=True)

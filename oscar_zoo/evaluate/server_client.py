@@ -141,6 +141,26 @@ class ServerClient:
         """
         return self._json("GET", path)
 
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object that `path` answers to `body`.
+
+        Raises:
+            ServerFailed: see `facts`.
+        """
+        return self._json("POST", path, dict(body))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of `text`, with the special tokens that a prompt of this server begins with.
+
+        Raises:
+            ServerFailed: see `facts`.
+        """
+        answer = self.post("/tokenize", {"model": "default", "prompt": text})
+        try:
+            return [int(token) for token in answer["tokens"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._odd(f"its tokens lack {error}") from None
+
     def free_tokens(self) -> tuple[int, ...]:
         """Tokens that a new request could get, by data-parallel rank.
 

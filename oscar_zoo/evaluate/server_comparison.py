@@ -17,6 +17,7 @@ from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
 from oscar_zoo.evaluate.generate import greedy_generate, only_attention
 from oscar_zoo.evaluate.server_client import ServerFacts
 from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
+from oscar_zoo.evaluate.sign_test import sign_test
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
@@ -280,18 +281,12 @@ def _unlike(what: str, found: Sequence[bool], other: str, want: Sequence[bool]) 
     """Whether two runs over the same questions differ by more than chance; an exact sign test."""
     gained = sum(a and not b for a, b in zip(found, want, strict=True))
     missed = sum(b and not a for a, b in zip(found, want, strict=True))
-    if _chance(gained, missed) >= CHANCE:
+    if sign_test(gained, missed) >= CHANCE:
         return []
     return [
         f"{what}: {sum(found)} of {len(found)} right, {other} {sum(want)} ({gained} gained,"
         f" {missed} missed)"
     ]
-
-
-def _chance(one: int, other: int) -> float:
-    """Exact two-sided probability that a fair coin splits `one + other` throws as unevenly."""
-    throws, few = one + other, min(one, other)
-    return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
 
 
 def _numbers(found: Perplexities | None) -> dict[str, float] | None:

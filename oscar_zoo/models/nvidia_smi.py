@@ -121,6 +121,12 @@ def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str,
     return kind, number
 
 
+def device_name(device: str, gpu: int) -> str:
+    """The name of the GPU with the number `gpu`, or the kind of the device in capitals."""
+    cards = visible(gpus()) if device == "cuda" else []
+    return cards[gpu].name if len(cards) > gpu else device.upper()
+
+
 def parse_device(name: str) -> tuple[str, int]:
     """`cpu`, `cuda` or `cuda:N` as kind and number.
 

@@ -3,15 +3,16 @@ it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from oscar_zoo.app.evaluate import EvaluateRequest, Task, evaluate
-from oscar_zoo.cli import completing, eval_options, options, parsing
+from oscar_zoo.app.evaluate import EvaluateRequest, evaluate
+from oscar_zoo.cli import benchmark_options, completing, eval_options, options, parsing
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
+    from oscar_zoo.app.benchmark_request import BenchmarkRequest
     from oscar_zoo.cli.render.progress import TerminalObserver
 
 
@@ -27,16 +28,22 @@ if TYPE_CHECKING:
 @click.option(
     "--task",
     "tasks",
-    type=click.Choice(get_args(Task)),
+    metavar="TASK",
     multiple=True,
-    help="May be repeated. [default: both]",
+    callback=benchmark_options.check_task,
+    shell_complete=benchmark_options.complete_task,
+    help=(
+        "perplexity, recall, or a benchmark such as gpqa_diamond; may be repeated. [default:"
+        " perplexity and recall]"
+    ),
 )
 @click.option(
     "--data",
-    default=EvaluateRequest.data,
-    show_default=True,
     metavar="FILE|NAME",
-    help="Text file, or a text known by name.",
+    help=(
+        "Text file, or a text known by name; of a benchmark, its rows. [default:"
+        f" {EvaluateRequest.data}; the benchmark's own data set]"
+    ),
 )
 @click.option(
     "--windows",
@@ -70,6 +77,7 @@ if TYPE_CHECKING:
     ),
 )
 @eval_options.server_eval_options
+@benchmark_options.benchmark_options
 @options.offline_option
 @options.hubs_option
 @options.devices_option
@@ -100,12 +108,19 @@ def command(
     this process has the same chunks. The exit code is 1 when they differ. Lists such as --chunk
     512,8192 start a server for every pair of values; --sweep is the whole list.
 
+    A benchmark as --task is asked of a server with the INT2 cache, then of one with a BF16 cache,
+    under the same settings. Answers are kept as they come, so the same command goes on where it
+    stopped. Benchmarks: gpqa_diamond, gpqa_main, gpqa_extended, aime24, aime25, math500,
+    gsm8k, humaneval, ifeval, mmlu, mmlu_SUBJECT, and sample, which needs no network.
+
     \b
     Examples:
       oscar-zoo eval ./my-rotation --model ./my-model --task perplexity --data text.txt
       oscar-zoo eval Qwen3-8B --json
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
+      oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
+      oscar-zoo eval Qwen3-8B --task math500 --data math500.jsonl --output scores.json
     """
     from oscar_zoo.cli.render.evaluation import print_report
     from oscar_zoo.cli.render.progress import TerminalObserver
@@ -113,9 +128,14 @@ def command(
     if offline:
         options.go_offline()  # before the libraries below are imported
     server = {name: choices.pop(name) for name in eval_options.SERVER_OPTIONS}
+    benchmark = {name: choices.pop(name) for name in benchmark_options.BENCHMARK_OPTIONS}
     given = {name: value for name, value in choices.items() if value not in (None, ())}
     given |= {"artifact": artifact, "clip": parsing.parse_clip(clip)}
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        if any(task not in benchmark_options.TEXT_TASKS for task in given.get("tasks", ())):
+            asked = benchmark_options.benchmark_request(given, server, benchmark, engine_flags)
+            return _eval_benchmarks(asked, observer, as_json)
+        benchmark_options.refuse_benchmark_options(benchmark)
         if engine == "sglang":
             return _eval_servers(given, server, engine_flags, observer, quiet, as_json)
         eval_options.refuse_server_options(server, engine_flags)
@@ -125,6 +145,20 @@ def command(
         terminal.emit_json(report.to_json())
     else:
         print_report(report, request.data)
+    return 0
+
+
+def _eval_benchmarks(request: BenchmarkRequest, observer: TerminalObserver, as_json: bool) -> int:
+    """`eval --task BENCHMARK`."""
+    from oscar_zoo.app.benchmark import run_benchmarks
+    from oscar_zoo.cli.render import benchmark
+
+    found = run_benchmarks(request, observer)
+    observer.close()
+    if as_json:
+        terminal.emit_json(benchmark.to_json(found))
+    else:
+        benchmark.print_result(found)
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: public question sets, asked of a server through lm-evaluation-harness."""

@@ -1,0 +1,201 @@
+"""Answers of servers, kept as they come, so that an interrupted run goes on where it stopped.
+
+The file is a chain of gzip members, one for each answer, which `zcat` reads as lines of JSON. A
+line has its own SHA-256. What a killed process left unfinished at the end is cut off when the file
+is opened again; damage anywhere else is an error.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact import durable, locks, strict_json
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.errors import OscarZooError, StorageError, UsageError
+
+FORMAT = "oscar-zoo.answers/1"
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which answer.
+
+    Attributes:
+        arm: the cache that answered, such as `int2`.
+        seed: of the repeat.
+        request: SHA-256 of what was asked, see `request_key`.
+        number: from 0 on, when a task asks the same several times.
+    """
+
+    arm: str
+    seed: int
+    request: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said.
+
+    Attributes:
+        text: the answer, without its reasoning.
+        finish: `stop`, or `length` when the generation cap cut it.
+        prompt_tokens, completion_tokens: as the server counted them.
+        reasoning: what came before the answer.
+        log_probability: of a given continuation, where nothing was generated.
+    """
+
+    text: str
+    finish: str
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning: str = ""
+    log_probability: float | None = None
+
+
+class Answers:
+    """The kept answers of one run. Safe to call from several threads.
+
+    Args:
+        path: the file; made when it is missing.
+        settings: plain values that decide the answers. A file of other settings is refused.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._kept: dict[Key, Answer] = {}
+        header = {"format": FORMAT, "settings": dict(settings)}
+        lines, whole = _read(path) if path.exists() else ([], 0)
+        if lines and lines[0] != header:
+            raise UsageError(
+                f"{path} holds answers to other questions or of other settings.",
+                hint="move it away, or give --fresh",
+            )
+        for line in lines[1:]:
+            self._kept[Key(**line["key"])] = Answer(**line["answer"])
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if path.stat().st_size != whole:
+            os.truncate(self._descriptor, whole)
+        if not lines:
+            self._append(header)
+
+    @property
+    def day(self) -> str:
+        """`YYYY-MM-DD` of the last answer, in UTC."""
+        return datetime.fromtimestamp(self._path.stat().st_mtime, UTC).strftime("%Y-%m-%d")
+
+    def get(self, key: Key) -> Answer | None:
+        """The kept answer, or `None`."""
+        return self._kept.get(key)
+
+    def keep(self, key: Key, answer: Answer) -> None:
+        """Write one more answer; raises `StorageError`."""
+        with self._lock:
+            if self._descriptor < 0:
+                return  # it came after the end of the run
+            self._append({"key": asdict(key), "answer": asdict(answer)})
+            self._kept[key] = answer
+
+    def close(self) -> None:
+        """Close the file; answers that come later are dropped."""
+        with self._lock:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, value: dict[str, Any]) -> None:
+        with durable.storage_errors(f"cannot write {self._path}"):
+            data = _member(value)
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+
+@contextmanager
+def open_answers(
+    path: Path, settings: Mapping[str, Any], *, fresh: bool = False
+) -> Iterator[Answers]:
+    """The answers in `path`, for this process alone.
+
+    Args:
+        path, settings: as for `Answers`.
+        fresh: begin with no answers.
+
+    Raises:
+        UsageError: another process asks the same now, or the file has other settings.
+        StorageError: the file is damaged or cannot be written.
+    """
+    with durable.storage_errors(f"cannot write {path}"):
+        durable.make_folders(path.parent, mode=0o700)
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    with locks.held_descriptor(descriptor, timeout=0) as state:
+        if state == "late":
+            raise UsageError(
+                "another command is asking the same questions now.", hint="wait for its end"
+            )
+        with durable.storage_errors(f"cannot write {path}"):
+            if fresh:
+                path.unlink(missing_ok=True)
+            answers = Answers(path, settings)
+        try:
+            yield answers
+        finally:
+            answers.close()
+
+
+def request_key(request: Mapping[str, Any]) -> str:
+    """SHA-256 of a request as plain values."""
+    return sha256_hex(strict_json.canonical_bytes(dict(request)))
+
+
+def responses_bytes(kept: Iterable[tuple[Key, Answer]]) -> bytes:
+    """Answers as one gzip file of lines of JSON, in the given order.
+
+    The same answers give the same bytes, in whatever order they came.
+    """
+    lines = (
+        strict_json.canonical_bytes({"key": asdict(key), "answer": asdict(answer)})
+        for key, answer in kept
+    )
+    return gzip.compress(b"".join(line + b"\n" for line in lines), mtime=0)
+
+
+def _member(value: dict[str, Any]) -> bytes:
+    line = {**value, "sha256": sha256_hex(strict_json.canonical_bytes(value))}
+    return gzip.compress(strict_json.canonical_bytes(line) + b"\n", mtime=0)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of all whole members, and the size of these members in bytes."""
+    data, lines, at = path.read_bytes(), list[dict[str, Any]](), 0
+    while at < len(data):
+        member = zlib.decompressobj(_GZIP)
+        try:
+            text = member.decompress(data[at:])
+        except zlib.error:
+            raise _damaged(path, at) from None
+        if not member.eof:
+            break  # the last one, which a killed process began
+        try:
+            line = dict(strict_json.loads(text, what=str(path)))  # type: ignore[arg-type]
+        except (OscarZooError, TypeError, ValueError):
+            raise _damaged(path, at) from None
+        if line.pop("sha256", None) != sha256_hex(strict_json.canonical_bytes(line)):
+            raise _damaged(path, at)
+        lines.append(line)
+        at = len(data) - len(member.unused_data)
+    return lines, at
+
+
+def _damaged(path: Path, at: int) -> StorageError:
+    return StorageError(
+        f"{path} is damaged at byte {at}.", hint="move it away; its questions are asked again"
+    )

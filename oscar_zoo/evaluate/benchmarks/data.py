@@ -1,0 +1,178 @@
+"""The data of a benchmark: rows of a file of the user, of the packaged sample, or of the hub."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.errors import (
+    GatedRepository,
+    HubUnreachable,
+    MissingDependency,
+    OfflineError,
+    OscarZooError,
+    PathNotFound,
+    UsageError,
+)
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in place of a data set of the hub.
+
+    Attributes:
+        splits: rows by the name of their split; the one split `""` stands for every split.
+        revision: what names these rows in a record: a commit of the hub, or `sha256:<64 hex>` of a
+            file.
+    """
+
+    splits: Mapping[str, Sequence[Row]]
+    revision: str | None
+
+    def of(self, split: str) -> Sequence[Row] | None:
+        """The rows of `split`, or `None`."""
+        return self.splits.get(split, self.splits.get(""))
+
+
+def sample_rows() -> Rows:
+    """The packaged sample: 40 questions in GPQA's columns."""
+    data = (files("oscar_zoo") / "evaluate/benchmarks/sample/questions.jsonl").read_bytes()
+    return Rows({"": _lines(data, "the sample")}, f"sha256:{sha256_hex(data)}")
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of a file of JSON lines, JSON, CSV, Parquet or Arrow.
+
+    Raises:
+        PathNotFound: no such file.
+        UsageError: it cannot be read as what its name says, or it has no rows.
+        MissingDependency: Parquet and Arrow need pyarrow.
+    """
+    if not path.is_file():
+        raise PathNotFound.for_path(path, "data file")
+    data, suffix = path.read_bytes(), path.suffix.lower()
+    if suffix == ".jsonl":
+        rows = _lines(data, str(path))
+    elif suffix == ".json":
+        rows = _checked(_json(data, str(path)), str(path))
+    elif suffix == ".csv":
+        rows = [dict(row) for row in csv.DictReader(io.StringIO(_text(data, str(path))))]
+    elif suffix in (".parquet", ".arrow"):
+        rows = _table(data, suffix, path)
+    else:
+        raise UsageError(
+            f"{path} is of no kind that is read here.", hint=f"one of {' '.join(SUFFIXES)}"
+        )
+    if not rows:
+        raise UsageError(f"{path} has no rows.", hint="give one question per row")
+    return Rows({"": rows}, f"sha256:{sha256_hex(data)}")
+
+
+def hub_rows(dataset: str, config: str | None, *, gated: str | None = None) -> Rows:
+    """All rows of a data set of the Hugging Face hub, of the newest commit that can be had.
+
+    Args:
+        dataset: its id.
+        config: a subset, or `None`.
+        gated: the page on which its terms must be accepted, if any.
+
+    Raises:
+        GatedRepository: this account has not accepted the terms, or nobody is logged in.
+        HubUnreachable, OfflineError: it is not on this machine and cannot be fetched.
+        UsageError: the hub has it no longer, or not in this form.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        builder = datasets.load_dataset_builder(dataset, config)
+        found = datasets.load_dataset(dataset, config)
+    except Exception as error:  # the library, its file formats and its client raise what they like
+        raise _failure(dataset, gated, error) from None
+    commit = _COMMIT.search(str(builder.base_path))
+    splits = {str(name): split.to_list() for name, split in found.items()}
+    return Rows(splits, commit.group(1) if commit else None)
+
+
+def _failure(dataset: str, gated: str | None, error: Exception) -> OscarZooError:
+    """Our error for one of the datasets library; types are told apart by their names."""
+    own = "or give the rows: --data FILE"
+    cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".:")
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in _OFFLINE):
+        return OfflineError(
+            f"the data set {dataset} is not on this machine, and offline mode fetches nothing.",
+            hint=f"run it with a network, {own}",
+        )
+    if gated is not None and ("gated" in cause.lower() or "DatasetNotFoundError" in kinds):
+        return GatedRepository(
+            f"the data set {dataset} is given only to those who accept its terms.",
+            hint=f"accept them at {gated}, then log in: oscar-zoo login; {own}",
+        )
+    if kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ValueError"}:
+        return UsageError(f"cannot read the data set {dataset}: {cause}.", hint=own[3:])
+    return HubUnreachable(
+        f"cannot fetch the data set {dataset}: {cause}.", hint=f"check the connection, {own}"
+    )
+
+
+def _lines(data: bytes, what: str) -> list[Row]:
+    lines = _text(data, what).split("\n")  # not splitlines: U+2028 may stand inside a string
+    return _checked(
+        [_json(line.encode(), f"line {at} of {what}") for at, line in enumerate(lines, 1) if line],
+        what,
+    )
+
+
+def _json(data: bytes, what: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise UsageError(f"{what} is not JSON.", hint="give one object per row") from None
+
+
+def _checked(rows: Any, what: str) -> list[Row]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{what} is no list of objects.", hint="give one object per row")
+    return rows
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} is not UTF-8 text.", hint="convert it to UTF-8") from None
+
+
+def _table(data: bytes, suffix: str, path: Path) -> list[Row]:
+    try:
+        import pyarrow
+        from pyarrow import ipc, parquet
+    except ImportError:
+        raise MissingDependency.for_extra("pyarrow", "eval") from None
+    source = pyarrow.BufferReader(data)
+    try:
+        if suffix == ".parquet":
+            table = parquet.read_table(source)
+        elif data.startswith(b"ARROW1"):
+            table = ipc.open_file(source).read_all()
+        else:
+            table = ipc.open_stream(source).read_all()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}.", hint="is it complete?") from None
+    rows: list[Row] = table.to_pylist()
+    return rows

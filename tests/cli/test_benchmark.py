@@ -1,0 +1,227 @@
+"""`oscar-zoo eval` with benchmarks: real servers, a killed command, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cli_child import Cli
+from engines import MODEL, environment, needs_sglang
+from forked_commands import ForkedCli
+from scripted_chat import scripted_chat
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.cli.main import run
+from oscar_zoo.registry.score_file import ScoreFile
+
+needs_harness = pytest.mark.usefixtures("harness")
+LETTERS = "oats"
+QUESTIONS = 6
+
+
+@pytest.fixture
+def harness() -> None:
+    pytest.importorskip("lm_eval", reason="make install puts it there")
+
+
+def letter_rows(number: int) -> list[dict[str, str]]:
+    """Questions whose choices are letters, which any text holds; the last one counts."""
+    rows = []
+    for at in range(number):
+        right, *wrong = LETTERS[at % 4 :] + LETTERS[: at % 4]
+        row = {"Question": f"Name letter {at}.", "Correct Answer": right}
+        rows.append(row | {f"Incorrect Answer {i}": one for i, one in enumerate(wrong, 1)})
+    return rows
+
+
+def judged(rows: list[dict[str, str]], texts: list[str]) -> list[float]:
+    """Right or wrong, by what the harness documents for `flexible-extract`.
+
+    The last `(X)` counts, else the last choice that the text mentions. Choices are in the order in
+    which GPQA's task shuffles them.
+    """
+    random.seed(0)
+    found = []
+    for row, text in zip(rows, texts, strict=True):
+        choices = [row[f"Incorrect Answer {i}"] for i in (1, 2, 3)] + [row["Correct Answer"]]
+        random.shuffle(choices)
+        right = "ABCD"[choices.index(row["Correct Answer"])]
+        letters = re.findall(r"\(([A-Z])\)", text)
+        mentioned = re.findall(f"[{LETTERS}]", text.lower())
+        said = letters[-1] if letters else None
+        if not letters and mentioned:
+            said = "ABCD"[choices.index(mentioned[-1])]
+        found.append(float(said == right))
+    return found
+
+
+def kept_texts(path: Path, arm: str, seed: int, questions: list[str]) -> list[str]:
+    """The kept texts of one repeat in the order of the questions, which the answers do not name:
+    they are in the order in which one question at a time was asked."""
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[1:]]
+    texts = [
+        line["answer"]["text"]
+        for line in lines
+        if (line["key"]["arm"], line["key"]["seed"]) == (arm, seed)
+    ]
+    assert len(texts) == len(questions)
+    return texts
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(900)
+@needs_sglang
+@needs_harness
+def test_two_servers_are_compared(tmp_path: Path) -> None:
+    """Stock SGLang with both caches; the record is recomputed from the kept answers."""
+    rows = letter_rows(QUESTIONS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tmp").mkdir()
+    cli = ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+    options = ["--seeds=2", "--temperature=0.8", "--max-new-tokens=6", "--concurrency=1"]
+    done = cli(
+        *("eval", str(artifact), "--model", str(MODEL), "--task", "gpqa_main"),
+        *("--data=rows.jsonl", "--output=scores.json", "--json", *options),
+        timeout=800,
+    )
+    assert done.code == 0, done.err
+    (task,) = done.json["tasks"]
+    record = ScoreFile.from_bytes((tmp_path / "scores.json").read_bytes())
+    (score,) = record.scores
+    assert task["scores"] == [score.model_dump(mode="json")]
+    assert (score.kv_dtype, score.task, score.n, score.seeds) == ("int2", "gpqa_main", 6, (0, 1))
+    assert score.tokens is not None and 0 < score.tokens.completion <= 6 * 2 * QUESTIONS
+    assert score.exhausted_rate is not None and score.baseline is not None
+    assert score.baseline.kv_dtype == "bf16" and score.paired is not None
+    kept = Path(task["answers"])
+    means: dict[str, list[float]] = {}
+    for arm, one in (("int2", score), ("bf16", score.baseline)):
+        repeats = [
+            judged(rows, kept_texts(kept, arm, seed, [row["Question"] for row in rows]))
+            for seed in (0, 1)
+        ]
+        means[arm] = [sum(pair) / 2 for pair in zip(*repeats, strict=True)]
+        p = sum(means[arm]) / QUESTIONS
+        spread = sum((m - p) ** 2 for m in means[arm]) / (QUESTIONS * (QUESTIONS - 1))
+        error = max(math.sqrt(spread), math.sqrt(p * (1 - p) / (2 * QUESTIONS)))
+        assert one.value == pytest.approx(100 * p, abs=1e-3)
+        assert one.stderr == pytest.approx(100 * error, abs=1e-3)
+        assert one.values == pytest.approx([100 * sum(r) / QUESTIONS for r in repeats], abs=1e-3)
+    difference = (sum(means["int2"]) - sum(means["bf16"])) / QUESTIONS
+    assert score.paired.difference == pytest.approx(100 * difference, abs=1e-3)
+    assert not list((tmp_path / "tmp").glob("oscar-zoo-*")), "private folders are gone"
+
+
+@needs_harness
+def test_a_killed_command_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record is that of a command that was not killed, and no question is asked twice."""
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+
+    def finish(state: Path) -> bytes:
+        monkeypatch.setenv("OSCAR_ZOO_STATE", str(state))
+        assert run(command) == 0
+        return Path(json.loads(capsys.readouterr().out)["file"]).read_bytes()
+
+    with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
+        command = [
+            *("eval", str(artifact), "--model", str(MODEL), "--task", "sample", "--limit", "12"),
+            *("--temperature", "0.6", "--seeds", "2", "--concurrency", "2", "--json"),
+            *("--url", int2.url, "--base-url", bf16.url),
+        ]
+        whole = finish(tmp_path / "whole")
+        assert (len(int2.asked), len(bf16.asked)) == (24, 24)
+        bf16.seconds = 0.2
+        child = Cli(dict(os.environ), tmp_path).start(*command)
+        while len(bf16.asked) < 24 + 5 and child.poll() is None:
+            time.sleep(0.02)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        child.communicate()
+        bf16.seconds = 0.0
+        assert finish(tmp_path / "state") == whole
+        again = len(bf16.asked) - 2 * 24
+        assert len(int2.asked) == 2 * 24 and 0 <= again <= 2, "those that were on their way"
+    assert json.loads(whole)["scores"][0]["exhausted_rate"] > 0
+
+
+@needs_harness
+def test_the_table_and_the_remarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+    with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
+        given = ["--url", int2.url, "--base-url", bf16.url, "--output", str(tmp_path / "s.json")]
+        ask = ["--task", "sample", "--temperature", "0.6", "--top-p", "0.9", "--no-thinking"]
+        code = run(["eval", str(artifact), "--model", str(MODEL), *ask, *given])
+        body = int2.asked[0]
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    assert re.search(r"sample +40 x 3 +\d+\.\d ± \d+\.\d +INT2 +\d+\.\d ± \d+\.\d", told.out)
+    assert re.search(r"INT2 is at most \d+\.\d points\s+worse than BF16, with 95 %", told.out)
+    assert f"Scores: {tmp_path / 's.json'}" in told.out
+    assert "the generation cap cut" in told.err
+    assert (body["temperature"], body["top_p"], body["seed"]) == (0.6, 0.9, 0)
+    assert body["chat_template_kwargs"]["enable_thinking"] is False
+    assert body["max_tokens"] == int(0.8 * 2048), "four fifths of the model's context"
+    (score,) = ScoreFile.from_bytes((tmp_path / "s.json").read_bytes()).scores
+    assert score.thinking is False and score.hardware is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen", "code"),
+    [
+        (["--task", "livecodebench"], "no such task: livecodebench. Tasks: perplexity, recall", 2),
+        (["--task", "sample", "--task", "recall"], "recall is not asked together with", 2),
+        (["--task", "humaneval"], "humaneval runs programs that the model writes", 2),
+        (["--task", "sample", "--task", "gsm8k", "--data", "a"], "--data is the data of one", 2),
+        (["--task", "sample", "--base-url", "http://127.0.0.1:9"], "--base-url is the BF16", 2),
+        (["--task", "sample", "--chunk", "64"], "--chunk is for perplexity and recall", 2),
+        (["--task", "sample", "--windows", "2"], "--windows is for perplexity and recall", 2),
+        (["--task", "recall", "--seeds", "2"], "--seeds is for benchmarks", 2),
+        (["--run-model-code"], "--run-model-code is for benchmarks", 2),
+        (["--task", "sample", "--output", "nowhere/a.json"], "no such folder: nowhere", 3),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], seen: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+    assert run(["eval", str(artifact), "--model", str(MODEL), *arguments]) == code
+    assert seen in capsys.readouterr().err
+
+
+@needs_harness
+@pytest.mark.parametrize(
+    ("arguments", "seen", "code"),
+    [
+        (["--task", "sample", "--seeds", "2"], "every repeat of sample would be the same", 2),
+        (["--task", "gsm8k", "--data", "none.jsonl"], "no such data file: none.jsonl", 3),
+        (["--task", "sample", "--url", "http://127.0.0.1:9"], "127.0.0.1:9 does not answer", 1),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    arguments: list[str], seen: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+    assert run(["eval", str(artifact), "--model", str(MODEL), *arguments]) == code
+    assert seen in capsys.readouterr().err
+
+
+@needs_harness
+def test_servers_with_the_wrong_cache_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = write_folder(tmp_path / "rotation", artifact_files())
+    ask = ["eval", str(artifact), "--model", str(MODEL), "--task", "sample"]
+    with scripted_chat("auto") as server:
+        assert run([*ask, "--url", server.url]) == 2
+    assert "has a cache of auto, not of INT2" in capsys.readouterr().err
