@@ -81,13 +81,13 @@ def _score(one: Compared, model: LoadedModel, around: Circumstances) -> Score:
         **shared,
         kv_dtype="bf16",
         value=scale * one.bf16.value,
-        stderr=_scaled(scale, standard_error(task, one.bf16, seed=_SEED)),
+        stderr=_error(task, one.bf16, shared["n"], scale),
     )
     return Score(
         **shared,
         kv_dtype="int2",
         value=scale * one.int2.value,
-        stderr=_scaled(scale, standard_error(task, one.int2, seed=_SEED)),
+        stderr=_error(task, one.int2, shared["n"], scale),
         artifact_digest=around.digest,
         recipe_changes=dict(around.recipe_changes),
         baseline=base,
@@ -109,5 +109,9 @@ def _paired(one: Compared, scale: float) -> Paired | None:
     )
 
 
-def _scaled(scale: float, error: float | None) -> float | None:
+def _error(task: Task, found: Measurement, n: int, scale: float) -> float | None:
+    """Standard error; of one prompt of recall, that of its answers, and of one window none."""
+    error = standard_error(task, found, seed=_SEED)
+    if error is None and task.name == "recall":
+        error = math.sqrt(found.value * (1 - found.value) / n)
     return None if error is None or not math.isfinite(error) else scale * error
