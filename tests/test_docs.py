@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from hub_folders import put_version
-from tiny_artifacts import artifact_files, payload, write_folder
+from measured_artifacts import measured_files
+from tiny_artifacts import payload, write_folder
 
 import oscar_zoo
 from oscar_zoo.cli.main import COMMANDS
@@ -32,7 +33,7 @@ def test_the_python_of_the_documentation_runs(
     assert recipe is not None
     hub = LocalHub(tmp_path / "public", must_exist=False)
     put_version(hub, f"Qwen3-8B/{recipe.default_tag}", payload(geometry=recipe.geometry))
-    write_folder(tmp_path / "my-rotation", artifact_files())
+    write_folder(tmp_path / "my-rotation", measured_files())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OSCAR_ZOO_HUB", hub.name)
     (tmp_path / "team-zoo").mkdir()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
-from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry import own_scores
 from oscar_zoo.registry import publish as registry
+from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.publish import PublishResult
 from oscar_zoo.registry.publishable import Publishable
+from oscar_zoo.registry.quality_gate import Shown, check_quality
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,10 @@ class PublishRequest:
         create: create a repository or a folder that is not there.
         propose: open a pull request instead of committing.
         aliases: other names of exactly this artifact.
-        scores: score files to attach; without any, `scores.json` of the folder, if it has one.
+        scores: score files to attach beside `scores.json` of the folder, if it has one.
         allow_warnings: publish although verification has warnings.
+        allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
+        unmeasured: publish although perplexity or recall was not measured; the index says so.
         dry_run: send nothing; the plan of each result says what would be sent.
     """
 
@@ -39,6 +44,8 @@ class PublishRequest:
     aliases: tuple[str, ...] = ()
     scores: tuple[Path, ...] = ()
     allow_warnings: bool = False
+    allow_poor: bool = False
+    unmeasured: bool = False
     dry_run: bool = False
 
 
@@ -55,7 +62,8 @@ def publish_all(
         told: called with each result as soon as a hub has taken the version.
 
     Raises:
-        PathNotFound, UsageError: the folder is no artifact folder.
+        PathNotFound, UsageError: the folder is no artifact folder, or does not pass the quality
+            gate.
         OscarZooError: as `Publishable.read`, and as `registry.publish` from the first hub.
     """
     folder = request.folder
@@ -69,7 +77,7 @@ def publish_all(
 
     hubs = writable_hubs(request.hubs)
     made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
-    made = _with_scores(made, folder, request.scores)
+    made = _past_gate(_with_scores(made, folder, request.scores), request, observer)
 
     def write(hub: Hub) -> PublishResult:
         return registry.publish(
@@ -80,11 +88,25 @@ def publish_all(
 
 
 def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publishable:
-    """The artifact with the scores of `files`, or with those of the folder's own score file."""
+    """The artifact with the scores of the folder's own score file and of `files`."""
     own = own_scores.in_folder(folder)
-    for path in files or ([own] if own.exists() else []):
+    for path in ([own] if own.exists() else []) + [*files]:
         made = made.with_scores(own_scores.load(path), what=path_text(path))
     return made
+
+
+def _past_gate(made: Publishable, request: PublishRequest, observer: Observer) -> Publishable:
+    """The artifact with what is accepted about its quality; recommends GPQA where it is missing."""
+    model = "" if can_be_found(made.manifest.model.id) else " --model FOLDER"
+    measure = f"oscar-zoo eval {quote(path_text(request.folder))}{model}"
+    accepted = check_quality(
+        made, measure, allow_poor=request.allow_poor, unmeasured=request.unmeasured
+    )
+    shown = Shown.by(made)
+    if not (shown.gpqa or shown.imported or accepted):
+        text = f"no GPQA was measured, which is recommended: {measure} --task gpqa_diamond"
+        observer.note(Note("publish.gpqa", text))
+    return replace(made, accepted=accepted)
 
 
 def publish(
@@ -96,6 +118,8 @@ def publish(
     aliases: Sequence[str] = (),
     scores: Sequence[str | Path] = (),
     allow_warnings: bool = False,
+    allow_poor: bool = False,
+    unmeasured: bool = False,
     dry_run: bool = False,
 ) -> PublishResult:
     """Verify an artifact folder strictly and publish it as a version that never changes.
@@ -106,11 +130,14 @@ def publish(
         create: create a repository that is not there.
         propose: open a pull request instead.
         aliases: other names of exactly this artifact.
-        scores: score files to attach; default `scores.json` of the folder, if it has one.
+        scores: score files to attach beside `scores.json` of the folder, if it has one.
         allow_warnings: publish although verification has warnings.
+        allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
+        unmeasured: publish although perplexity or recall was not measured; the index says so.
         dry_run: send nothing; `result.plan` says what would be sent.
 
     Raises:
+        UsageError: perplexity or recall was not measured under the recipe, or is poor.
         VersionExists: the version exists with other content.
         VerificationFailed: the artifact must not be used.
         NetworkError: no answer; publishing the same again is safe.
@@ -124,6 +151,8 @@ def publish(
             aliases=tuple(aliases),
             scores=tuple(map(Path, scores)),
             allow_warnings=allow_warnings,
+            allow_poor=allow_poor,
+            unmeasured=unmeasured,
             dry_run=dry_run,
         )
     )

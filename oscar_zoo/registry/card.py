@@ -27,6 +27,7 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~$#&:@!^]|(?<=www)\.", re.IGNORECASE)
 """What could begin markup, an entity, a reference or, in some renderers, a link."""
 _LONGEST = 120
 _UNKNOWN = "not reported"
+_ACCEPTED = {"poor": "poor quality accepted", "unmeasured": "published without measurements"}
 _WHO = {"upstream": "upstream", "third_party": "a third party", "measured": "measured"}
 
 
@@ -173,6 +174,6 @@ def _value(score: Score) -> str:
 def _status(entry: IndexEntry) -> str:
     status = entry.status
     if status.state == "active":
-        return "active"
+        return "; ".join(("active", *(_ACCEPTED[what] for what in entry.accepted)))
     instead = f"; use {escape(status.replaced_by)}" if status.replaced_by else ""
     return f"{status.state}: {escape(status.reason or 'no reason given')}{instead}"

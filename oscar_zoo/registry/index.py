@@ -33,6 +33,10 @@ from oscar_zoo.registry.measured import Measured
 SCHEMA: Final = "oscar-zoo.index/1"
 
 
+Accepted = Literal["poor", "unmeasured"]
+"""What was published in spite of the quality gate: more than 5 % above BF16, or not measured."""
+
+
 class IndexFile(Spec):
     """One payload file of an artifact: POSIX path in its folder, sha256, size in bytes."""
 
@@ -84,6 +88,7 @@ class IndexEntry(Spec):
         aliases: other names of exactly this artifact.
         status: whether it is offered by name.
         scores: quality claims.
+        accepted: what it was published in spite of; see `quality_gate`.
         hubs: pinned places of copies on other hubs.
     """
 
@@ -96,6 +101,7 @@ class IndexEntry(Spec):
     aliases: tuple[Text, ...] = ()
     status: Status = Status()
     scores: tuple[Score, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     hubs: dict[HubScheme, HubLocation] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -178,11 +184,11 @@ class Index(Spec):
     def to_bytes(self) -> bytes:
         """The file form: sorted keys, one space of indent, final newline."""
         value = self.model_dump(mode="json", by_alias=True)
-        for entry in value["artifacts"]:
+        for entry in value["artifacts"]:  # readers of before these keys refuse them
             if entry["summary"] is not None and entry["summary"]["measured"] is None:
-                del entry["summary"][
-                    "measured"
-                ]  # readers of before it was there refuse unknown keys
+                del entry["summary"]["measured"]
+            if not entry["accepted"]:
+                del entry["accepted"]
         return strict_json.pretty_bytes(value)
 
     @classmethod

@@ -16,7 +16,7 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.hubs.base import Change, Hub
 from oscar_zoo.registry.changes import HubState
-from oscar_zoo.registry.index import IndexEntry
+from oscar_zoo.registry.index import Accepted, IndexEntry
 from oscar_zoo.registry.score_history import merged
 from oscar_zoo.registry.version import Version
 
@@ -30,6 +30,7 @@ class Placing:
         files: its files by plain name, `oscar.json` among them if it has one.
         aliases: names to add to its index entry.
         scores: claims about these bytes to add to its index entry.
+        accepted: what it is published in spite of, for its index entry.
         like: an entry of another hub, whose status, scores, aliases and places a new entry takes
             over.
         propose: as a pull request.
@@ -40,6 +41,7 @@ class Placing:
     files: Mapping[str, bytes]
     aliases: tuple[str, ...] = ()
     scores: tuple[Score, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     like: IndexEntry | None = None
     propose: bool = False
     verb: str = "Publish"
@@ -62,7 +64,9 @@ class Placing:
             )
         previous = known if known is not None and known.digest == self.version.digest else self.like
         entry = (there or self.version).entry(previous, aliases=self.aliases)
-        entry = entry.model_copy(update={"scores": merged(entry.scores, self.scores)})
+        scores = merged(entry.scores, self.scores)
+        accepted = tuple(sorted({*entry.accepted, *self.accepted}))
+        entry = entry.model_copy(update={"scores": scores, "accepted": accepted})
         root = state.root_files(state.index if entry == known else state.index.with_entry(entry))
         if there is not None and not root:
             return None

@@ -96,7 +96,12 @@ def publish(
     """
     version, verified = Version.of(made.id, made.files), made.verified
     placing = Placing(
-        version, made.files, aliases=made.aliases, scores=made.scores, propose=propose
+        version,
+        made.files,
+        aliases=made.aliases,
+        scores=made.scores,
+        accepted=made.accepted,
+        propose=propose,
     )
     if dry_run:
         return _rehearse(placing, hub, verified, create)

@@ -16,6 +16,7 @@ from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.registry.attach_scores import check_same
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.index import Accepted
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.registry.score_history import merged
 
@@ -30,6 +31,7 @@ class Publishable:
         verified: the outcome of verification.
         aliases: other names of exactly this artifact.
         scores: claims about it that go to the index with it.
+        accepted: what it is published in spite of; see `quality_gate`.
     """
 
     id: ArtifactId
@@ -37,6 +39,7 @@ class Publishable:
     verified: Verified
     aliases: tuple[str, ...] = ()
     scores: tuple[Score, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
 
     @classmethod
     def read(

@@ -110,7 +110,7 @@ class Version:
         """The index entry of this version.
 
         Args:
-            previous: an entry whose status, scores, aliases and places are taken over.
+            previous: an entry whose mutable part, such as status and scores, is taken over.
             aliases: more aliases.
 
         Raises:
@@ -118,7 +118,7 @@ class Version:
         """
         manifest = self.manifest
         kept = (
-            {name: getattr(previous, name) for name in ("status", "scores", "hubs")}
+            {name: getattr(previous, name) for name in ("status", "scores", "accepted", "hubs")}
             if previous
             else {}
         )

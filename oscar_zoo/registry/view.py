@@ -165,8 +165,18 @@ class HubView:
             packaged=self.catalog.manifest(artifact),
             entry=self.index.entry(artifact),
             geometry=recipe.geometry if recipe else None,
-            warnings=() if status.state == "active" else (status_sentence(artifact, status),),
+            warnings=self._warnings(artifact, status),
         )
+
+    def _warnings(self, artifact: ArtifactId, status: Status) -> tuple[str, ...]:
+        entry = self.index.entry(artifact)
+        sentences = [] if status.state == "active" else [status_sentence(artifact, status)]
+        if entry is not None and "poor" in entry.accepted:
+            sentences.append(
+                f"{artifact.reference} was published although its perplexity is more than 5 % above"
+                " BF16"
+            )
+        return tuple(sentences)
 
 
 def status_sentence(artifact: ArtifactId, status: Status) -> str:

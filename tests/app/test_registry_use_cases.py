@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hub_folders import HARD, hub_with
+from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
@@ -96,7 +97,7 @@ def test_verify_gives_values(tmp_path: Path) -> None:
 
 
 def test_a_later_hub_that_fails_leaves_what_was_done(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "out", artifact_files())
+    folder = write_folder(tmp_path / "out", measured_files())
     (tmp_path / "first").mkdir()
     hubs = (f"file:{tmp_path}/first", f"file:{tmp_path}/missing")
     report = publish_all(PublishRequest(folder, hubs))

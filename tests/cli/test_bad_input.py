@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from measured_artifacts import measured_files
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry
@@ -50,7 +51,7 @@ def refused(code: int, *arguments: object) -> str:
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "artifact", artifact_files())
+    return write_folder(tmp_path / "artifact", measured_files())
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from cli_child import Cli
 from hub_clients import VERSIONS
 from hub_server import HubServer
+from measured_artifacts import measured_files
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 TAG = "seq512_prompt2_group64"
@@ -42,7 +43,7 @@ def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) ->
 def test_publish_list_pull_verify_mirror_and_yank(
     server: HubServer, either: Cli, tmp_path: Path
 ) -> None:
-    folder = str(write_folder(tmp_path / "artifact", artifact_files()))
+    folder = str(write_folder(tmp_path / "artifact", measured_files()))
     hub = ("--hub", "hf:me/zoo")
     assert (
         either("publish", folder, *hub, "--allow-warnings", **TOKENS).code == 3
@@ -57,7 +58,7 @@ def test_publish_list_pull_verify_mirror_and_yank(
     assert repo.tags == {f"oz-tiny-qwen3-hard-{TAG}": repo.head()}
     again = either("publish", folder, *hub, "--allow-warnings", "--json", **TOKENS)
     assert (again.code, len(repo.commits)) == (0, commits)
-    other = str(write_folder(tmp_path / "other", artifact_files(seed=1)))
+    other = str(write_folder(tmp_path / "other", measured_files(seed=1)))
     assert either("publish", other, *hub, "--allow-warnings", **TOKENS).code == 7
 
     listed = either("list", *hub, "--json").json["artifacts"]

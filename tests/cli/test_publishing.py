@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from hub_folders import HARD, put_version
+from measured_artifacts import measured_files
 from own_cli import Cli
-from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
+from tiny_artifacts import FILE_NAME, manifest, payload, write_folder
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.hubs.local import LocalHub
@@ -18,7 +19,7 @@ NAME = HARD.reference
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "out", artifact_files())
+    return write_folder(tmp_path / "out", measured_files())
 
 
 @pytest.fixture
@@ -40,7 +41,11 @@ def test_publish_tells_what_it_did_and_the_next_step(cli: Cli, folder: Path, hub
     assert cli(0, "publish", folder, "--hub", hub).startswith(
         f"Published: {NAME} on {hub}  sha256:"
     )
-    assert cli.err == f"Next: oscar-zoo pull {NAME} --hub {hub}\n"
+    recommended, following = cli.err.splitlines()
+    assert recommended.startswith(
+        "note: no GPQA was measured, which is recommended: oscar-zoo eval"
+    )
+    assert following == f"Next: oscar-zoo pull {NAME} --hub {hub}"
     assert cli(0, "publish", folder, "--hub", hub, "-q").startswith("Already published: ")
     assert cli.err == ""
 
@@ -91,7 +96,7 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(
     cli: Cli, folder: Path, hub: str, tmp_path: Path
 ) -> None:
     taken = f"file:{tmp_path}/taken"
-    put_version(LocalHub(tmp_path / "taken", must_exist=False), HARD, artifact_files(seed=1))
+    put_version(LocalHub(tmp_path / "taken", must_exist=False), HARD, measured_files(seed=1))
     assert (
         cli.json(7, "publish", folder, "--hub", taken, "--hub", hub)["error"]["code"]
         == "conflict.version"
@@ -136,7 +141,7 @@ def test_warnings_stop_a_publish_until_they_are_allowed(cli: Cli, hub: str, tmp_
     folder = write_folder(tmp_path / "out", files | {FILE_NAME: manifest(files).to_bytes()})
     cli(2, "publish", folder, "--hub", hub)
     assert "pair.unproven" in cli.err and "--allow-warnings" in cli.err
-    cli(0, "publish", folder, "--hub", hub, "--allow-warnings")
+    cli(0, "publish", folder, "--hub", hub, "--allow-warnings", "--unmeasured")
     assert "nothing in the files says" in cli.err
 
 
@@ -156,7 +161,7 @@ def test_offline_mode_publishes_to_folders_only(
 
 def test_yank_unyank_and_deprecate(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     other = write_folder(
-        tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other", seed=1)
+        tmp_path / "other", measured_files(artifact="tiny-qwen3-hard/other", seed=1)
     )
     cli(0, "publish", folder, "--hub", hub)
     cli(0, "publish", other, "--hub", hub)

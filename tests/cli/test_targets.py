@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
@@ -30,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with an artifact where `compute` writes it, which is not the one in the
     store."""
     monkeypatch.chdir(tmp_path)
-    write_folder(tmp_path / NAME / TAG, artifact_files(seed=1))
+    write_folder(tmp_path / NAME / TAG, measured_files(seed=1))
     return tmp_path
 
 

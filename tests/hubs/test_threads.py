@@ -12,6 +12,7 @@ from cli_child import Cli
 from hub_clients import VERSIONS
 from hub_repositories import Kind
 from hub_server import HubServer
+from measured_artifacts import measured_files
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, payload, write_folder
 
 ONE = "tiny-qwen3-hard/seq512_prompt2_group64"
@@ -125,7 +126,7 @@ def test_publishing_needs_no_xet_and_is_one_commit(
     repo = server.repository("org/zoo")
     before = len(repo.commits)
     artifact = f"{NAME}/another"
-    folder = write_folder(tmp_path / "artifact", artifact_files(artifact=artifact, seed=3))
+    folder = write_folder(tmp_path / "artifact", measured_files(artifact=artifact, seed=3))
     done = cli("publish", str(folder), *HF, HF_TOKEN="hf_test")
     assert done.code == 0, done.err
     assert len(repo.commits) == before + 1

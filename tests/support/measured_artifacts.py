@@ -28,12 +28,17 @@ SELECTION: dict[str, Any] = {
 """What `compute` writes into `fit.selection`."""
 
 
-def measured_manifest(selection: Any = SELECTION) -> Manifest:
+def measured_manifest(
+    selection: Any = SELECTION, *, artifact: str = str(HARD), seed: int = 0
+) -> Manifest:
     """The manifest of `payload()` with a selection."""
-    made = manifest(payload(), artifact=str(HARD))
+    made = manifest(payload(seed=seed), artifact=artifact)
     return made.model_copy(update={"fit": made.fit.model_copy(update={"selection": selection})})
 
 
-def measured_files() -> dict[str, bytes]:
-    """Every file of such an artifact."""
-    return {**payload(), FILE_NAME: measured_manifest().to_bytes()}
+def measured_files(
+    selection: Any = SELECTION, *, artifact: str = str(HARD), seed: int = 0
+) -> dict[str, bytes]:
+    """Every file of such an artifact, which may be published."""
+    made = measured_manifest(selection, artifact=artifact, seed=seed)
+    return {**payload(seed=seed), FILE_NAME: made.to_bytes()}

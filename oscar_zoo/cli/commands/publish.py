@@ -29,9 +29,19 @@ from oscar_zoo.cli import options
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Score file to attach. Can be repeated. [default: scores.json of the folder]",
+    help="Score file to attach beside scores.json of the folder. Can be repeated.",
 )
 @click.option("--allow-warnings", is_flag=True, help="Publish although verification has warnings.")
+@click.option(
+    "--allow-poor",
+    is_flag=True,
+    help="Publish although perplexity is more than 5 % above BF16; the index says so.",
+)
+@click.option(
+    "--unmeasured",
+    is_flag=True,
+    help="Publish although perplexity or recall was not measured; the index says so.",
+)
 @click.option("--dry-run", is_flag=True, help="Show exactly what would be sent, and send nothing.")
 @options.targets_option
 @options.quiet_option
@@ -46,12 +56,17 @@ def command(
     quietly, and repairs what an interrupted run left undone; other content under the same name and
     tag is refused (exit code 7).
 
+    Perplexity and recall must have been measured under the recipe, by oscar-zoo compute when it
+    chose the method or by oscar-zoo eval, which leaves scores.json in the folder. A GPQA score is
+    recommended.
+
     \b
     Examples:
       oscar-zoo publish ./my-rotation
       oscar-zoo publish ./my-rotation --hub hf:my-org/zoo --hub ms:my-org/zoo --dry-run
       oscar-zoo publish ./my-rotation --hub hf:their-org/zoo --create-pr
       oscar-zoo publish ./my-rotation --scores gpqa.json
+      oscar-zoo publish ./my-rotation --unmeasured
     """
     from oscar_zoo.app.publish import PublishRequest, publish_all
     from oscar_zoo.app.writing import ignore

@@ -1,0 +1,182 @@
+"""What `publish` asks for: perplexity and recall under the recipe, near those of BF16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_folders import HARD, put_version
+from measured_artifacts import SELECTION, measured_files
+from own_cli import Cli
+from sample_scores import figure, gpqa, write_scores
+from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
+
+import oscar_zoo
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.specs import Score
+from oscar_zoo.errors import UsageError
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.version import Version
+
+NAME = HARD.reference
+DIGEST = Version.of(HARD, payload()).digest
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> str:
+    (tmp_path / "hub").mkdir()
+    return f"file:{tmp_path}/hub"
+
+
+def made(tmp_path: Path, files: dict[str, bytes], *scores: Score) -> Path:
+    """A folder with `files` and a score file."""
+    folder = write_folder(tmp_path / "made", files)
+    if scores:
+        write_scores(folder / "scores.json", *scores, digest=DIGEST)
+    return folder
+
+
+def chosen(**change: Any) -> dict[str, Any]:
+    """A selection of `compute` whose chosen fit was measured otherwise."""
+    return SELECTION | {"chosen": SELECTION["chosen"] | change}
+
+
+def perplexity(after: float, **more: Any) -> Score:
+    return figure("perplexity", 10.0, after, digest=DIGEST, **more)
+
+
+RECALL = figure("recall", 99.0, 98.0, digest=DIGEST)
+
+
+def entry(hub: str) -> IndexEntry:
+    found = Index.from_bytes(Path(hub[5:], "index.json").read_bytes()).entry(HARD)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("files", "scores", "missing", "command"),
+    [
+        (artifact_files(), (), "perplexity and recall", "eval ./made --model FOLDER measures"),
+        (artifact_files(), (perplexity(10.1),), "recall", "--model FOLDER --task recall measures"),
+        (artifact_files(), (RECALL,), "perplexity", "--task perplexity measures"),
+        (measured_files(chosen(recall=None)), (), "recall", "--task recall measures"),
+        (
+            artifact_files(),
+            (perplexity(10.1, recipe_changes={"clip": "0.9,0.9"}), RECALL),
+            "perplexity",
+            "--task perplexity",
+        ),
+        (artifact_files(), (gpqa(DIGEST),), "perplexity and recall", "--unmeasured"),
+    ],
+)
+def test_what_was_not_measured_is_refused_with_the_command_that_measures_it(
+    cli: Cli,
+    hub: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, bytes],
+    scores: tuple[Score, ...],
+    missing: str,
+    command: str,
+) -> None:
+    made(tmp_path, files, *scores)
+    monkeypatch.chdir(tmp_path)
+    cli(2, "publish", "./made", "--hub", hub)
+    assert cli.err.startswith(f"error: nobody measured the {missing} of {NAME} under its recipe")
+    assert command in cli.err and cli.err.count("\n") == 1
+    cli(2, "publish", "./made", "--hub", hub, "--dry-run")
+    assert not list(Path(hub[5:]).iterdir())
+    cli(0, "publish", "./made", "--hub", hub, "--unmeasured")
+    assert entry(hub).accepted == ("unmeasured",)
+    assert "published without measurements" in Path(hub[5:], "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "scores"),
+    [
+        (measured_files(), ()),
+        (artifact_files(), (perplexity(10.5), RECALL)),
+        (measured_files(chosen(recall=None)), (RECALL,)),
+    ],
+)
+def test_what_was_measured_is_published(
+    cli: Cli, hub: str, tmp_path: Path, files: dict[str, bytes], scores: tuple[Score, ...]
+) -> None:
+    cli(0, "publish", made(tmp_path, files, *scores), "--hub", hub)
+    assert entry(hub).accepted == () and b"accepted" not in Path(hub[5:], "index.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("files", "scores", "percent"),
+    [
+        (measured_files(chosen(change_percent=5.2)), (), "5.2"),
+        (artifact_files(), (perplexity(10.6), RECALL), "6.0"),
+        (measured_files(), (perplexity(10.6), RECALL), "6.0"),
+        (measured_files(chosen(change_percent=9.0)), (perplexity(10.1), RECALL), "9.0"),
+    ],
+)
+def test_poor_quality_is_refused_unless_it_is_accepted_and_that_is_recorded(
+    cli: Cli,
+    hub: str,
+    tmp_path: Path,
+    files: dict[str, bytes],
+    scores: tuple[Score, ...],
+    percent: str,
+) -> None:
+    folder = made(tmp_path, files, *scores)
+    cli(2, "publish", folder, "--hub", hub, "--unmeasured")
+    assert f"is {percent} % above BF16, more than 5 %" in cli.err and "--allow-poor" in cli.err
+    cli(0, "publish", folder, "--hub", hub, "--allow-poor")
+    assert entry(hub).accepted == ("poor",)
+    assert "poor quality accepted" in Path(hub[5:], "README.md").read_text()
+    cli(0, "pull", NAME, "--hub", hub)
+    assert "although its perplexity is more than 5 % above BF16" in cli.err
+    cli(0, "mirror", hub, f"file:{tmp_path}/copy", "--all", "--create")
+    assert entry(f"file:{tmp_path}/copy").accepted == ("poor",)
+    cli(0, "yank", NAME, "--hub", hub, "--reason", "poor")
+    assert entry(hub).accepted == ("poor",)
+
+
+def test_what_others_made_cannot_be_asked_for_measurements(
+    cli: Cli, hub: str, tmp_path: Path
+) -> None:
+    mine = manifest(payload())
+    theirs = mine.model_copy(
+        update={"provenance": mine.provenance.model_copy(update={"kind": "imported"})}
+    )
+    folder = made(tmp_path, {**payload(), FILE_NAME: theirs.to_bytes()})
+    cli(0, "publish", folder, "--hub", hub)
+    assert entry(hub).accepted == () and "GPQA" not in cli.err
+
+
+def test_mirroring_asks_for_nothing(cli: Cli, tmp_path: Path) -> None:
+    put_version(LocalHub(tmp_path / "from", must_exist=False), HARD, artifact_files())
+    cli(0, "mirror", f"file:{tmp_path}/from", f"file:{tmp_path}/to", "--all", "--create")
+    assert entry(f"file:{tmp_path}/to").accepted == ()
+
+
+def test_gpqa_is_recommended_until_it_is_there(cli: Cli, hub: str, tmp_path: Path) -> None:
+    folder = made(tmp_path, measured_files())
+    cli(0, "publish", folder, "--hub", hub)
+    assert "no GPQA was measured" in cli.err and "--task gpqa_diamond" in cli.err
+    file = write_scores(tmp_path / "gpqa.json", gpqa(DIGEST), digest=DIGEST)
+    cli(0, "publish", folder, "--hub", hub, "--scores", file)
+    assert "GPQA" not in cli.err
+
+
+def test_the_library_has_the_same_gate(hub: str, tmp_path: Path) -> None:
+    folder = made(tmp_path, artifact_files())
+    with pytest.raises(UsageError, match="nobody measured"):
+        oscar_zoo.publish(folder, hub=hub)
+    assert oscar_zoo.publish(folder, hub=hub, unmeasured=True).digest == DIGEST
+    assert json.loads((folder / FILE_NAME).read_bytes())["digest"] == DIGEST
+    assert Manifest.from_bytes((folder / FILE_NAME).read_bytes()).registry is None
