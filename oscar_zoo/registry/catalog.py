@@ -16,6 +16,8 @@ from importlib.resources.abc import Traversable
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import UsageError
+from oscar_zoo.registry import known_digests
+from oscar_zoo.registry.known_digests import KnownDigest
 from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
 
 SCHEMA_NAME = "manifest.schema.json"
@@ -27,14 +29,21 @@ class Catalog:
     Args:
         recipes: model recipes; their names, hub ids and aliases must not collide.
         manifests: manifests that may carry a `registry` block.
+        seen: digests of artifacts that need no manifest here.
 
     Raises:
         ValueError: two recipes claim one name, or two manifests one id.
     """
 
-    def __init__(self, recipes: Iterable[ModelRecipe], manifests: Iterable[Manifest] = ()) -> None:
+    def __init__(
+        self,
+        recipes: Iterable[ModelRecipe],
+        manifests: Iterable[Manifest] = (),
+        seen: Iterable[KnownDigest] = (),
+    ) -> None:
         self._recipes = tuple(sorted(recipes, key=lambda recipe: recipe.name.casefold()))
         self._manifests = {manifest.artifact_id.key: manifest for manifest in manifests}
+        self._seen = {ArtifactId.parse(known.id).key: known for known in seen}
         self._by_name: dict[str, ModelRecipe] = {}
         for recipe in self._recipes:
             for name in recipe.names:
@@ -89,6 +98,10 @@ class Catalog:
     def manifest(self, artifact: ArtifactId) -> Manifest | None:
         """The packaged manifest of `artifact`, or `None`."""
         return self._manifests.get(artifact.key)
+
+    def seen(self, artifact: ArtifactId) -> KnownDigest | None:
+        """The digest of `artifact` as somebody saw it in public, or `None`."""
+        return self._seen.get(artifact.key)
 
     def manifests(self, model: str | None = None) -> tuple[Manifest, ...]:
         """All packaged manifests, or those whose folder is `model` (any case), by id."""
@@ -162,9 +175,9 @@ def _packaged() -> Catalog:
     manifests = (
         Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
         for entry in _json_files(resources.files("oscar_zoo.manifests"))
-        if entry.name != SCHEMA_NAME
+        if entry.name not in (SCHEMA_NAME, known_digests.FILE_NAME)
     )
-    return Catalog(recipes, manifests)
+    return Catalog(recipes, manifests, known_digests.packaged_digests().artifacts)
 
 
 def _json_files(folder: Traversable) -> Iterator[Traversable]:

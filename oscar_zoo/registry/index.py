@@ -16,41 +16,24 @@ from pydantic import Field, ValidationError, model_validator
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import (
-    FILE_NAME,
-    MAX_PARTS,
     FormatVersion,
     HubLocation,
     HubScheme,
     Manifest,
     Status,
 )
-from oscar_zoo.artifact.names import ArtifactId, Reference, check_part
+from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
 from oscar_zoo.errors import MalformedFile, UsageError
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.payload_file import PayloadFile
 
 SCHEMA: Final = "oscar-zoo.index/1"
 
 
 Accepted = Literal["poor", "unmeasured"]
 """What was published in spite of the quality gate: more than 5 % above BF16, or not measured."""
-
-
-class IndexFile(Spec):
-    """One payload file of an artifact: POSIX path in its folder, sha256, size in bytes."""
-
-    path: Text
-    sha256: Hex64
-    size: Annotated[int, Field(ge=1, lt=1 << 40)]
-
-    @model_validator(mode="after")
-    def _safe(self) -> Self:
-        if self.path.count("/") >= MAX_PARTS or self.path.casefold() == FILE_NAME:
-            raise ValueError(f"{self.path!r} is no path of a payload file")
-        for part in self.path.split("/"):
-            check_part(part, "file name")  # raises a ValueError, as validators do
-        return self
 
 
 class Summary(Spec):
@@ -94,7 +77,7 @@ class IndexEntry(Spec):
 
     id: Text
     digest: Digest
-    files: tuple[IndexFile, ...]
+    files: tuple[PayloadFile, ...]
     manifest_sha256: Hex64 | None
     model: Text | None
     summary: Summary | None = None

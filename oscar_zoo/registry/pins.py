@@ -23,7 +23,7 @@ from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
 from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound
-from oscar_zoo.registry.index import IndexFile
+from oscar_zoo.registry.payload_file import PayloadFile
 
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
 LOCK_NAME = "oscar-zoo.lock"
@@ -55,7 +55,7 @@ class Pin(Spec):
 
     id: Text
     digest: Digest
-    files: tuple[IndexFile, ...]
+    files: tuple[PayloadFile, ...]
     manifest_sha256: Hex64 | None
     hub: Text
     revision: Text | None

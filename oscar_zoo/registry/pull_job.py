@@ -26,8 +26,9 @@ from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import first_answer
 from oscar_zoo.registry.fetch import fetch_files, verify_payload
-from oscar_zoo.registry.index import Index, IndexFile
+from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.resolve import find
@@ -240,7 +241,7 @@ def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) ->
     return Pin(
         id=str(record.id),
         digest=record.digest,
-        files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
         manifest_sha256=record.manifest_sha256,
         hub=hub,
         revision=revision,

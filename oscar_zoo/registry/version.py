@@ -18,7 +18,8 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, MalformedFile
 from oscar_zoo.hubs.base import Hub
-from oscar_zoo.registry.index import IndexEntry, IndexFile, Summary
+from oscar_zoo.registry.index import IndexEntry, Summary
+from oscar_zoo.registry.payload_file import PayloadFile
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Version:
                 id=str(self.id),
                 digest=self.digest,
                 files=tuple(
-                    IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload
+                    PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload
                 ),
                 manifest_sha256=self.manifest_sha256,
                 model=manifest.model.id if manifest else previous.model if previous else None,

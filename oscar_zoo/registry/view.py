@@ -14,6 +14,7 @@ from oscar_zoo.errors import ArtifactNotFound, MalformedFile
 from oscar_zoo.hubs.base import INDEX_NAME, Hub, HubFile
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.known_digests import KnownDigest
 from oscar_zoo.registry.trust import Promise, Trust
 
 
@@ -29,6 +30,7 @@ class ResolvedArtifact:
         manifest: the same, parsed.
         packaged: the manifest shipped with this package, or `None`; its checksums, where known, are
             what we expect.
+        seen: what somebody saw in public under this id, or `None`.
         entry: what the hub's index says, or `None`.
         geometry: shape of the model by its recipe, or `None` when the zoo does not know the model.
         warnings: what a person should read before using it.
@@ -40,6 +42,7 @@ class ResolvedArtifact:
     manifest_bytes: bytes | None
     manifest: Manifest | None
     packaged: Manifest | None
+    seen: KnownDigest | None
     entry: IndexEntry | None
     geometry: Geometry | None
     warnings: tuple[str, ...] = ()
@@ -58,17 +61,25 @@ class ResolvedArtifact:
 
     @property
     def expected_digest(self) -> str | None:
-        """Digest the packaged manifest promises, or `None`."""
-        return self.packaged.digest if self.packaged else None
+        """Digest that this package promises, or `None`."""
+        promise = self.packaged_promise
+        return promise.digest if promise else None
 
     @property
     def packaged_promise(self) -> Promise | None:
-        """The packaged manifest as a promise, or `None` when it knows no checksums; it says nothing
-        of `oscar.json`."""
-        if self.packaged is None or self.packaged.digest is None:
+        """What this package says of the payload as a promise, or `None` when nobody has seen it; it
+        says nothing of `oscar.json`.
+
+        A packaged manifest speaks of what is on the hub. What was seen elsewhere is a promise of
+        the past.
+        """
+        if self.packaged is not None and self.packaged.digest is not None:
+            by = "the manifest shipped with oscar-zoo"
+            return Promise(self.packaged.digest, None, by, final=True, about_manifest=False)
+        if self.seen is None:
             return None
-        by = "the manifest shipped with oscar-zoo"
-        return Promise(self.packaged.digest, None, by, final=True, about_manifest=False)
+        by = f"the list shipped with oscar-zoo (seen in {self.seen.seen.repository})"
+        return Promise(self.seen.digest, None, by, about_manifest=False)
 
     @property
     def size(self) -> int:
@@ -163,6 +174,7 @@ class HubView:
             manifest_bytes=data,
             manifest=manifest,
             packaged=self.catalog.manifest(artifact),
+            seen=self.catalog.seen(artifact),
             entry=self.index.entry(artifact),
             geometry=recipe.geometry if recipe else None,
             warnings=self._warnings(artifact, status),

@@ -23,6 +23,7 @@ NOT_PRINTED = {
     "capture",
     "capture-ranks",
     "index",
+    "known-digests",
     "lock",
     "manifest",
     "moments",

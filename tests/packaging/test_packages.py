@@ -92,6 +92,7 @@ def test_recipes_manifests_and_schema_are_importable_resources() -> None:
     assert recipes == {path.name for path in (ROOT / "zoo").glob("*.toml")}
     manifests = resources.files("oscar_zoo.manifests")
     assert (manifests / "manifest.schema.json").is_file()
+    assert (manifests / "known_digests.json").is_file()
     assert (manifests / "Qwen3-8B" / "seq20000_prompt83_group128.json").is_file()
 
 

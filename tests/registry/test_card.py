@@ -12,7 +12,8 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.card import BEGIN, END, escape, is_damaged, update_card
-from oscar_zoo.registry.index import Index, IndexEntry, IndexFile, Summary
+from oscar_zoo.registry.index import Index, IndexEntry, Summary
+from oscar_zoo.registry.payload_file import PayloadFile
 
 HUB = "hf:org/zoo"
 EMPTY = Index.empty()
@@ -34,7 +35,7 @@ def entry(
     return IndexEntry(
         id=name,
         digest=artifact_digest(files),
-        files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
+        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
         manifest_sha256=None,
         **(facts | more),
     )

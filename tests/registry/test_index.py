@@ -14,7 +14,8 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, UsageError
 from oscar_zoo.hubs.base import MAX_ROOT_BYTES
-from oscar_zoo.registry.index import SCHEMA, Index, IndexEntry, IndexFile
+from oscar_zoo.registry.index import SCHEMA, Index, IndexEntry
+from oscar_zoo.registry.payload_file import PayloadFile
 
 
 def entry(
@@ -24,7 +25,7 @@ def entry(
     return IndexEntry(
         id=name,
         digest=artifact_digest(files),
-        files=tuple(IndexFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
+        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
         manifest_sha256="c" * 64,
         model=model,
         **more,

@@ -10,7 +10,7 @@ from failing_calls import Injection, killed_at, raise_error
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
-from oscar_zoo.registry.index import IndexFile
+from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins, project_root
 
 
@@ -20,7 +20,7 @@ def pin(artifact: str = "Model/tag", *, content: str = "a", manifest: str | None
     return Pin(
         id=artifact,
         digest=artifact_digest([FileDigest("k.pt", sha256, 5)]),
-        files=(IndexFile(path="k.pt", sha256=sha256, size=5),),
+        files=(PayloadFile(path="k.pt", sha256=sha256, size=5),),
         manifest_sha256=manifest,
         hub="hf:org/zoo",
         revision="0" * 40,

@@ -22,7 +22,8 @@ from oscar_zoo.hubs.base import INDEX_NAME, Hub
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import first_answer
-from oscar_zoo.registry.index import Index, IndexEntry, IndexFile
+from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.resolve import resolve
 
 HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
@@ -245,7 +246,7 @@ def listed(artifact: str, state: str) -> IndexEntry:
     return IndexEntry(
         id=artifact,
         digest=artifact_digest(digests),
-        files=tuple(IndexFile(path=d.path, sha256=d.sha256, size=d.size) for d in digests),
+        files=tuple(PayloadFile(path=d.path, sha256=d.sha256, size=d.size) for d in digests),
         manifest_sha256=None,
         model="Qwen/Qwen3-8B",
         status=Status(state=state, reason=None if state == "active" else "a bad fit"),  # type: ignore[arg-type]

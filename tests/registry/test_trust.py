@@ -29,7 +29,8 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.hubs.base import INDEX_NAME
 from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.index import Index, IndexEntry, IndexFile
+from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.store import Store
@@ -78,7 +79,9 @@ def entry(
     return IndexEntry(
         id=str(HARD),
         digest=artifact_digest(digests),
-        files=tuple(IndexFile(path=d.path, sha256=d.sha256, size=d.size) for d in sorted(digests)),
+        files=tuple(
+            PayloadFile(path=d.path, sha256=d.sha256, size=d.size) for d in sorted(digests)
+        ),
         manifest_sha256=sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None,
         model="oscar-zoo/tiny-qwen3-hard",
         aliases=aliases,
