@@ -72,13 +72,15 @@ def test_hubs_that_answer_are_counted_and_timed(server: HubServer, cli: Cli, ver
 
 
 def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Cli) -> None:
-    done = cli("doctor", "--hub", f"file:{cli.folder}", "--hub", "hf:org/missing")
+    empty = cli.folder / "empty"
+    empty.mkdir()
+    done = cli("doctor", "--hub", f"file:{empty}", "--hub", "hf:org/missing")
     assert done.code == 0 and done.err.endswith("1 failed.\n")
     for line in done.out.splitlines():
         assert line.startswith(
             ("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: ")
         )
-    assert f"ok          hub      file:{cli.folder}: 0 artifacts" in done.out
+    assert f"ok          hub      file:{empty}: 0 artifacts" in done.out
     assert (
         "FAILED      hub      hf:org/missing: Hugging Face org/missing does not exist, or is"
         " private" in done.out

@@ -168,8 +168,9 @@ def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture
     measured = lines(capsys, *step, *short)
     assert (
         "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows"
-        in measured[-1]
+        in measured[-2]
     )
+    assert measured[-1].startswith("Scores: mine/seq300")
     fitted = lines(capsys, "fit", moments, "--method", "wush")
     assert fitted[0].startswith("Saved ./mine/seq300")
     assert any("the folder of mine" in line and "--model FOLDER" in line for line in fitted)
