@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.artifacts import Artifact
     from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.cache import installed
+    from oscar_zoo.app.card import card
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_artifact
     from oscar_zoo.app.fit import fit, merge_moments
@@ -44,6 +45,7 @@ _CALLS = {
     "add_scores": "app.scores",
     "benchmark_artifact": "app.benchmark",
     "build_site": "app.site",
+    "card": "app.card",
     "ask_long_prompts": "app.ruler",
     "compute_artifact": "app.compute",
     "deprecate": "app.status",
@@ -72,6 +74,7 @@ __all__ = [
     "ask_long_prompts",
     "benchmark_artifact",
     "build_site",
+    "card",
     "compute_artifact",
     "deprecate",
     "draw_report",

@@ -40,6 +40,7 @@ COMMANDS = {
     "list": "Show the artifacts that can be had, and what is installed.",
     "info": "Everything known about one model or artifact.",
     "fit-gpu": "Estimate how many tokens and requests of a model fit a GPU.",
+    "card": "Write the model card of an artifact or of a hub.",
     "site": "Build the zoo's page: a static catalogue with a page for each artifact.",
     "pull": "Fetch an artifact by name, verify it and keep it in the local store.",
     "verify": "Check rotation files, artifact folders or whole trees of them.",

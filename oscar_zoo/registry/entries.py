@@ -96,21 +96,49 @@ class Entry:
         return self.measured.recall if self.measured else None
 
 
-def collect(catalog: Catalog, views: Sequence[HubView]) -> tuple[Entry, ...]:
+def collect(
+    catalog: Catalog, views: Sequence[HubView], model: str | None = None
+) -> tuple[Entry, ...]:
     """All artifacts of the package and of the hubs, by id without case.
 
     The first hub that has an artifact says its facts. An artifact whose manifest cannot be read is
     listed with what is known without it.
+
+    Args:
+        catalog: of the package.
+        views: hubs that answered, in the order in which they were asked.
+        model: only artifacts whose folder has this name, in any case.
     """
-    found = {
-        manifest.artifact_id.key: _packaged(catalog, manifest) for manifest in catalog.manifests()
-    }
+    packaged = catalog.manifests(model)
+    found = {one.artifact_id.key: entry_of(one, catalog=catalog) for one in packaged}
     for view in views:
-        ids = view.hub.artifacts()
+        ids = [one for one in view.hub.artifacts() if _is_of(one, model)]
         calls = [partial(_offered, catalog, view, artifact) for artifact in ids]
         for artifact, offered in zip(ids, in_parallel(calls) if calls else (), strict=True):
             found[artifact.key] = _joined(found.get(artifact.key), offered)
     return tuple(found[key] for key in sorted(found))
+
+
+def entry_of(
+    manifest: Manifest, scores: Sequence[Score] = (), *, catalog: Catalog | None = None
+) -> Entry:
+    """The entry of one manifest, with its own scores and those beside it."""
+    registry = manifest.registry
+    return Entry(
+        id=manifest.artifact_id,
+        manifest=manifest,
+        recipe=(catalog or Catalog.packaged()).recipe(manifest.artifact_id.model),
+        summary=Summary.of(manifest),
+        digest=manifest.digest,
+        status=registry.status if registry else Status(),
+        scores=joined(registry.scores if registry else (), scores),
+        hubs=(),
+        payload_bytes=_total(file.size for file in manifest.files),
+    )
+
+
+def _is_of(artifact: ArtifactId, model: str | None) -> bool:
+    return model is None or artifact.model.casefold() == model.casefold()
 
 
 def _manifest(view: HubView, artifact: ArtifactId) -> Manifest | None:
@@ -120,21 +148,6 @@ def _manifest(view: HubView, artifact: ArtifactId) -> Manifest | None:
     except (NotFoundError, MalformedFile, NetworkError):
         return None
     return manifest if manifest.artifact_id == artifact else None
-
-
-def _packaged(catalog: Catalog, manifest: Manifest) -> Entry:
-    registry = manifest.registry
-    return Entry(
-        id=manifest.artifact_id,
-        manifest=manifest,
-        recipe=catalog.recipe(manifest.artifact_id.model),
-        summary=Summary.of(manifest),
-        digest=manifest.digest,
-        status=registry.status if registry else Status(),
-        scores=registry.scores if registry else (),
-        hubs=(),
-        payload_bytes=_total(file.size for file in manifest.files),
-    )
 
 
 def _offered(catalog: Catalog, view: HubView, artifact: ArtifactId) -> Entry:

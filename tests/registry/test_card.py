@@ -62,8 +62,8 @@ def test_a_new_card_has_front_matter_a_table_and_commands_to_copy() -> None:
     )
     text = new_card(entry(scores=(score,)))
     assert text.startswith(
-        "---\nlibrary_name: oscar-zoo\ntags:\n- kv-cache\n- quantization\nlicense:"
-        " apache-2.0\n---\n"
+        "---\n# oscar-zoo:begin\npipeline_tag: text-generation\nlibrary_name: oscar-zoo\n"
+        "license: apache-2.0\nbase_model:\n- Qwen/Qwen3-8B\ntags:\n- sglang\n- kv-cache\n- int2\n"
     )
     row = (
         "| Qwen/Qwen3-8B | `tag` | oscar | 1 | 2.25 | not reported | gpqa\\_diamond 55.56 (BF16"

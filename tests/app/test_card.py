@@ -1,0 +1,126 @@
+"""The card of an artifact and of a hub: read back by the client of Hugging Face, and merged with
+what its owner wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from own_cli import Cli
+from publishing import publish
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo import card
+from oscar_zoo.errors import ConflictError, UsageError
+from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.card import BEGIN, END
+from oscar_zoo.registry.card_front import TAGS
+
+QWEN = "Qwen3-8B:seq20000_prompt83_group128"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def empty_hub(tmp_path: Path) -> str:
+    (tmp_path / "empty").mkdir()
+    return f"file:{tmp_path}/empty"
+
+
+def front_of(text: str) -> dict[str, Any]:
+    """The front matter as YAML."""
+    found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    assert found
+    value = yaml.safe_load(found[1])
+    assert isinstance(value, dict)
+    return value
+
+
+def test_hugging_faces_client_reads_all_metadata_and_writes_the_same(empty_hub: str) -> None:
+    text = card(QWEN, hubs=empty_hub).content.decode()
+    front = front_of(text)
+    assert front["pipeline_tag"] == "text-generation" and front["base_model"] == ["Qwen/Qwen3-8B"]
+    assert front["tags"] == list(TAGS) and front["library_name"] == "oscar-zoo"
+    read = ModelCard(text, ignore_metadata_errors=False)
+    assert read.data.license == "apache-2.0" and read.data.model_name == QWEN
+    results = read.data.eval_results
+    assert results is not None
+    assert [(one.metric_value, one.metric_name) for one in results] == [
+        (55.56, "accuracy, INT2 KV cache, upstream"),
+        (56.67, "accuracy, BF16 KV cache, upstream"),
+    ]
+    assert {(one.dataset_type, one.dataset_config) for one in results} == {
+        ("Idavidrein/gpqa", "gpqa_diamond")
+    }
+    assert all(isinstance(one, EvalResult) for one in results)
+    own = ModelCardData(
+        model_name=QWEN,
+        eval_results=results,
+        **{k: v for k, v in front.items() if k != "model-index"},
+    )
+    assert yaml.safe_load(own.to_yaml()) == front
+
+
+def test_the_card_of_an_artifact_says_how_to_use_it_and_what_it_was_made_of(empty_hub: str) -> None:
+    text = card(QWEN, hubs=[empty_hub]).content.decode()
+    assert "# INT2 rotation for Qwen3-8B\n" in text
+    assert f"oscar-zoo pull {QWEN} --hub {empty_hub}\noscar-zoo serve {QWEN}\n" in text
+    calibrated = "gpqa\\_diamond, 20,000 tokens, with questions of gpqa\\_diamond"
+    assert f"- Calibration of `{QWEN}`: {calibrated}\n" in text
+    assert "Licence of the rotations: Apache-2.0\n" in text and "eprint = {2605.17757}" in text
+
+
+def test_the_card_of_a_folder_is_written_and_written_again(cli: Cli, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "made", artifact_files())
+    target = folder / "README.md"
+    assert "1 artifact" in cli(0, "card", folder, "--output", target)
+    first = target.read_bytes()
+    assert front_of(first.decode())["base_model"] == ["oscar-zoo/tiny-qwen3-hard"]
+    mine = first.replace(b"---\n# oscar", b"---\nlicense: other\ndatasets:\n- mine\n# oscar", 1)
+    mine = mine.replace(b"tags:\n- sglang\n", b"tags:\n- old\n") + b"\n## My notes\r\n\xff"
+    target.write_bytes(mine)
+    facts = cli.json(0, "card", folder, "--output", target, "--hub", f"file:{tmp_path}")
+    assert facts["output"] == str(target) and len(facts["artifacts"]) == 1
+    after = target.read_bytes()
+    assert after.endswith(b"\n## My notes\r\n\xff") and b"--hub file:" in after
+    front = front_of(after.decode("utf-8", "replace"))
+    assert (front["license"], front["datasets"], front["tags"]) == ("other", ["mine"], list(TAGS))
+    assert after.count(b"license:") == 1  # the owner's
+
+
+def test_damaged_markers_are_refused(tmp_path: Path, empty_hub: str) -> None:
+    target = tmp_path / "README.md"
+    target.write_bytes(END + b"\n" + BEGIN)
+    with pytest.raises(ConflictError, match="once each"):
+        card(QWEN, hubs=empty_hub, output=target)
+    assert target.read_bytes() == END + b"\n" + BEGIN
+
+
+def test_publish_keeps_the_card_that_the_command_writes(cli: Cli, tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path / "hub", must_exist=False)
+    ids = [f"tiny-qwen3-hard/seq512_prompt{n}_group64" for n in (2, 3)]
+    for seed, name in enumerate(ids):
+        folder = write_folder(tmp_path / f"made{seed}", artifact_files(artifact=name, seed=seed))
+        publish(folder, hub, create=seed == 0)
+    kept = (tmp_path / "hub/README.md").read_text()
+    assert cli(0, "card", "--hub", hub.name) == kept
+    assert cli(0, "card", tmp_path / "hub") == kept
+    assert cli.json(0, "card", "--hub", hub.name)["artifacts"] == ids
+    front = front_of(kept)
+    assert "model-index" not in front  # nobody has measured anything
+    assert cli.json(2, "card")["error"]["code"] == "usage"
+
+
+def test_a_name_of_several_versions_is_not_guessed(tmp_path: Path) -> None:
+    for tag in ("seq512_prompt2_group64", "seq512_prompt3_group64"):
+        name = f"tiny-qwen3-hard/{tag}"
+        write_folder(tmp_path / "hub" / name, artifact_files(artifact=name))
+    with pytest.raises(UsageError, match="has 2 versions"):
+        card("tiny-qwen3-hard", hubs=f"file:{tmp_path}/hub")
