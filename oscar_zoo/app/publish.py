@@ -77,14 +77,19 @@ def publish_all(
 
     hubs = writable_hubs(request.hubs)
     made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
-    made = _past_gate(_with_scores(made, folder, request.scores), request, observer)
+    made = _past_gate(_with_scores(made, folder, request.scores), request)
 
     def write(hub: Hub) -> PublishResult:
         return registry.publish(
             made, hub, create=request.create, propose=request.propose, dry_run=request.dry_run
         )
 
-    return write_to_each(hubs, write, "Publishing to", observer, told)
+    report = write_to_each(hubs, write, "Publishing to", observer, told)
+    shown = Shown.by(made)
+    if report.error is None and not (shown.gpqa or shown.imported or made.accepted):
+        text = f"no GPQA was measured, which is recommended: {_measure(made, folder)}"
+        observer.note(Note("publish.gpqa", f"{text} --task gpqa_diamond"))
+    return report
 
 
 def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publishable:
@@ -95,18 +100,21 @@ def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publ
     return made
 
 
-def _past_gate(made: Publishable, request: PublishRequest, observer: Observer) -> Publishable:
-    """The artifact with what is accepted about its quality; recommends GPQA where it is missing."""
-    model = "" if can_be_found(made.manifest.model.id) else " --model FOLDER"
-    measure = f"oscar-zoo eval {quote(path_text(request.folder))}{model}"
+def _past_gate(made: Publishable, request: PublishRequest) -> Publishable:
+    """The artifact with what is accepted about its quality; raises `UsageError` for any other."""
     accepted = check_quality(
-        made, measure, allow_poor=request.allow_poor, unmeasured=request.unmeasured
+        made,
+        _measure(made, request.folder),
+        allow_poor=request.allow_poor,
+        unmeasured=request.unmeasured,
     )
-    shown = Shown.by(made)
-    if not (shown.gpqa or shown.imported or accepted):
-        text = f"no GPQA was measured, which is recommended: {measure} --task gpqa_diamond"
-        observer.note(Note("publish.gpqa", text))
     return replace(made, accepted=accepted)
+
+
+def _measure(made: Publishable, folder: Path) -> str:
+    """The command that measures the artifact in `folder`."""
+    model = "" if can_be_found(made.manifest.model.id) else " --model FOLDER"
+    return f"oscar-zoo eval {quote(path_text(folder))}{model}"
 
 
 def publish(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from measured_artifacts import measured_files
 from refusals import TINY, refused
-from tiny_artifacts import artifact_files, write_folder
+from tiny_artifacts import write_folder
 
 from oscar_zoo.cli.main import run
 
@@ -33,7 +34,7 @@ def test_the_recipes_of_the_checkout_are_no_hub(capsys: pytest.CaptureFixture[st
 def test_a_folder_of_others_becomes_a_hub_only_when_asked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    artifact = write_folder(tmp_path / "artifact", artifact_files())
+    artifact = write_folder(tmp_path / "artifact", measured_files())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     publish = ["publish", str(artifact), "--hub", f"file:{tmp_path / 'mine'}", "--allow-warnings"]

@@ -134,7 +134,7 @@ def test_measured_quality_comes_first_and_upstream_after_it(
     assert "56.50 → 55.00 " in cli(0, "list", "--hub", hub)
     text = cli(0, "info", NAME, "--hub", hub)
     assert text.index("measured by tests") < text.index("55.00 ± 2.50") < text.index("55.56")
-    card = (tmp_path / "hub" / "README.md").read_text()
+    card = (tmp_path / "hub" / "README.md").read_text().partition("<!-- oscar-zoo:begin -->")[2]
     assert card.index("measured by tests") < card.index("55.00 ± 2.50") < card.index("55.56")
 
 
