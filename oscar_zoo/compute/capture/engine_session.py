@@ -194,4 +194,5 @@ def _child(
         child.wait()
         for end in (child.stdin, child.stdout):
             if end is not None:
-                end.close()
+                with contextlib.suppress(BrokenPipeError):  # a job that nobody has read
+                    end.close()
