@@ -144,7 +144,7 @@ def test_two_layers_at_most_are_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
         most_matrices(monkeypatch, folder, stream=stream) for stream in (True, False)
     )
     assert MATRICES < streamed <= 2 * MATRICES
-    assert whole == LAYERS * MATRICES
+    assert whole >= LAYERS * MATRICES
 
 
 def most_matrices(monkeypatch: pytest.MonkeyPatch, folder: str, *, stream: bool) -> int:
