@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from oscar_zoo.bench import load_run
 from oscar_zoo.bench.load_clients import (
     Caller,
     ClientCall,
@@ -27,7 +28,7 @@ from oscar_zoo.bench.load_clients import (
     run_load,
 )
 from oscar_zoo.bench.load_memory import Usage, Watch, gpu_memory, group_memory, usage
-from oscar_zoo.bench.load_run import Drain, LoadLimits, LoadReport
+from oscar_zoo.bench.load_run import Drain, LoadLimits, LoadReport, free_when_idle
 from oscar_zoo.evaluate.server_client import ServerClient
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
@@ -229,6 +230,53 @@ def test_only_the_gpus_of_the_server_are_looked_at(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert gpu_memory(range(1, 2)) == 900 << 20
     assert gpu_memory(range(4, 5)) is None
+
+
+@pytest.fixture
+def count_slots() -> Iterator[Callable[[list[int]], ServerClient]]:
+    """Starts a server that has an empty prefix cache and these free slots, the last for ever."""
+    running: list[ThreadingHTTPServer] = []
+
+    def start(free: list[int]) -> ServerClient:
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self, facts: object) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(facts).encode())
+
+            def do_POST(self) -> None:
+                self._answer({})
+
+            def do_GET(self) -> None:
+                used = 1500 - (free.pop(0) if len(free) > 1 else free[0])
+                self._answer({"loads": [{"max_total_num_tokens": 1500, "num_used_tokens": used}]})
+
+            def log_message(self, *_: object) -> None: ...
+
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=2)
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [([1358, 1400, 1500], 1500), ([1358], 1358)],
+    ids=["begun after its client hung up", "leaked"],
+)
+def test_slots_are_missing_only_when_they_stay_missing(
+    counts: list[int],
+    found: int,
+    count_slots: Callable[[list[int]], ServerClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_run, "LEAKED", 1.0)
+    monkeypatch.setattr(load_run, "PAUSE", 0.01)
+    assert free_when_idle(count_slots(counts), (1500,)) == (found,)
 
 
 @pytest.fixture
