@@ -4,6 +4,7 @@
 #   make lint   formatting, types, import contracts
 #   make models   what works with each architecture, on this CPU; half an hour
 #   make gpu-check   every documented path on this machine's NVIDIA GPU
+#   make reliability   kills, failing disks, races and fuzzing; two hours
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -38,9 +39,10 @@ GPU_PYTHON ?= .venv-gpu/bin/python
 DEVICE ?= cuda
 ENGINE_FLAGS ?=
 MODELS_FLAGS ?=
+RELIABILITY_FLAGS ?=
 COMMIT ?=
 
-.PHONY: demo test lint models gpu-check format install constraints package kernel-hub clean
+.PHONY: demo test lint models gpu-check reliability format install constraints package kernel-hub clean
 
 install: $(STAMP)
 
@@ -79,6 +81,10 @@ lint: $(STAMP)
 # Try every architecture with a small random model and write docs/models.md; MODELS_FLAGS="--only lfm2".
 models: $(STAMP)
 	$(BIN)/python tests/architectures/table.py $(MODELS_FLAGS)
+
+# Put every promise to the test and write docs/reliability.md; RELIABILITY_FLAGS="--only kill".
+reliability: $(STAMP)
+	$(BIN)/python tests/reliability/run.py $(RELIABILITY_FLAGS)
 
 # Walk the documented paths on a GPU and write docs/gpu-check.md; DEVICE=cpu rehearses and writes nothing.
 gpu-check:

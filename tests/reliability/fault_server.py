@@ -1,0 +1,96 @@
+"""Forks a command for every line on stdin; see `disk_faults.FaultyCommands`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import struct
+import sys
+import traceback
+from typing import Any, NoReturn
+
+IMPORTS = (
+    "oscar_zoo.cli.main",
+    "oscar_zoo.cli.commands.cache",
+    "oscar_zoo.cli.commands.list",
+    "oscar_zoo.cli.commands.mirror",
+    "oscar_zoo.cli.commands.publish",
+    "oscar_zoo.cli.commands.pull",
+    "oscar_zoo.cli.commands.verify",
+    "oscar_zoo.cli.commands.yank",
+    "oscar_zoo.app.browse",
+    "oscar_zoo.app.mirror",
+    "oscar_zoo.app.publish",
+    "oscar_zoo.app.pull",
+    "oscar_zoo.app.status",
+    "oscar_zoo.app.verify",
+    "oscar_zoo.cli.render.listing",
+    "oscar_zoo.cli.render.outcomes",
+    "oscar_zoo.hubs.table",
+    "oscar_zoo.hubs.local",
+)
+
+
+def main(library: str, imports: list[str]) -> None:
+    """Answer jobs until stdin ends."""
+    faults = ctypes.CDLL(library)
+    faults.disk_faults_counted.restype = ctypes.c_long
+    faults.disk_faults_arm.argtypes = [ctypes.c_long, *[ctypes.c_int] * 4, ctypes.c_char_p]
+    for name in (*IMPORTS, *imports):
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line), faults)), flush=True)
+
+
+def _answer(job: dict[str, Any], faults: ctypes.CDLL) -> dict[str, int]:
+    counted, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(counted)
+        _run(job, faults, tell)
+    os.close(tell)
+    told = os.read(counted, 8)
+    os.close(counted)
+    _, status = os.waitpid(child, 0)
+    calls = struct.unpack("q", told)[0] if len(told) == 8 else 0
+    return {"code": os.waitstatus_to_exitcode(status), "calls": calls}
+
+
+def _run(job: dict[str, Any], faults: ctypes.CDLL, tell: int) -> NoReturn:
+    code = 70
+    try:
+        signal.alarm(600)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for name in [name for name in os.environ if name.startswith("OSCAR_ZOO")]:
+            del os.environ[name]
+        os.environ.update(job["environment"])
+        os.chdir(job["root"])
+        from oscar_zoo.cli.main import run
+
+        sys.argv = ["oscar-zoo", *job["arguments"]]
+        faults.disk_faults_arm(
+            job["at"],
+            job["how"],
+            job["error"],
+            job["stays"],
+            job["reads"],
+            job["root"].encode(),
+        )
+        code = run(job["arguments"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        calls = faults.disk_faults_counted()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.write(tell, struct.pack("q", calls))
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,62 @@
+"""docs/reliability.md: promise, experiment, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from experiment import Experiment, Found
+
+HEAD = """\
+# Reliability
+
+`make reliability` puts the promises of [security.md](security.md) to the test and writes this page.
+It takes at most two hours on two cores; `make test` runs a short form of every row. S-numbers name
+the promises in the code of the experiments, `tests/reliability/`.
+"""
+SHOWN = 20
+"""Violations that are listed of one experiment."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An experiment that ran; `found` is a sentence where it could not."""
+
+    experiment: Experiment
+    found: Found | str
+    seconds: float
+
+    @property
+    def held(self) -> bool:
+        """Whether it ran, and the promise held."""
+        return isinstance(self.found, Found) and not self.found.violations
+
+
+def page(rows: Sequence[Row], facts: Mapping[str, str]) -> str:
+    """The text of the page; `facts` say when and where."""
+    about = ", ".join(f"{name} {value}" for name, value in facts.items())
+    parts = [HEAD, f"Last run: {about}.\n", "| promise | held | minutes |\n|---|---|---:|"]
+    parts[-1] += "".join(
+        f"\n| [{row.experiment.number} {row.experiment.name}](#{_anchor(row)}) |"
+        f" {'yes' if row.held else 'no'} | {row.seconds / 60:.1f} |"
+        for row in rows
+    )
+    return "\n".join(parts) + "\n" + "".join(_section(row) for row in rows)
+
+
+def _anchor(row: Row) -> str:
+    return f"{row.experiment.number} {row.experiment.name}".lower().replace(" ", "-")
+
+
+def _section(row: Row) -> str:
+    lines = [f"\n## {row.experiment.number} {row.experiment.name}\n", row.experiment.promise, ""]
+    if isinstance(row.found, str):
+        return "\n".join([*lines, f"Not run: {row.found}.", ""])
+    lines += [f"- {name}: {_number(value)}" for name, value in row.found.figures.items()]
+    lines += [f"- **did not hold:** {line[:300]}" for line in row.found.violations[:SHOWN]]
+    more = len(row.found.violations) - SHOWN
+    return "\n".join([*lines, *([f"- and {more} more"] if more > 0 else []), ""])
+
+
+def _number(value: float | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

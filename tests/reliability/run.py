@@ -1,0 +1,78 @@
+"""`make reliability`: run the experiments, print what they find, write docs/reliability.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/support")]
+
+from experiment import Experiment, Found, Scale  # noqa: E402
+from page import Row, page  # noqa: E402
+from table import EXPERIMENTS  # noqa: E402
+
+DOCUMENT = ROOT / "docs/reliability.md"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for; 0 when every promise held, 1 otherwise."""
+    chosen = _parser().parse_args(arguments)
+    wanted = [one for one in EXPERIMENTS if not chosen.only or one.name in chosen.only]
+    rows = [_run(experiment, whole=not chosen.short) for experiment in wanted]
+    if not chosen.only and not chosen.short:
+        DOCUMENT.write_text(page(rows, _facts()), "utf-8")
+        print(f"Written: {DOCUMENT}")
+    return 0 if all(row.held for row in rows) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [one.name for one in EXPERIMENTS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=names, help="write no page")
+    parser.add_argument("--short", action="store_true", help="samples; write no page")
+    return parser
+
+
+def _run(experiment: Experiment, *, whole: bool) -> Row:
+    print(f"{experiment.number} {experiment.name} ...", flush=True)
+    began = time.monotonic()
+    found: Found | str | None = experiment.lacking()
+    if found is None:
+        with tempfile.TemporaryDirectory(prefix="reliability-") as work:
+            try:
+                found = experiment.run(Scale(Path(work), whole))
+            except Exception as error:  # the others still run
+                traceback.print_exc()
+                found = Found({}, (f"the experiment failed: {type(error).__name__}: {error}",))
+    row = Row(experiment, found, time.monotonic() - began)
+    held = "held" if row.held else "DID NOT HOLD"
+    said = found if isinstance(found, str) else dict(found.figures)
+    print(f"{experiment.number} {experiment.name}: {held} ({row.seconds:.0f} s) {said}", flush=True)
+    for line in () if isinstance(found, str) else found.violations:
+        print(f"  {line}")
+    return row
+
+
+def _facts() -> dict[str, str]:
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "on": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit or "unknown",
+        "Python": platform.python_version(),
+        "Linux": platform.release(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Every promise on a sample that takes seconds; `make reliability` runs the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiment import Experiment, Found, Scale
+from page import Row, page
+from table import EXPERIMENTS
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: f"{one.number} {one.name}")
+def test_the_promise_holds(experiment: Experiment, tmp_path: Path) -> None:
+    lacking = experiment.lacking()
+    if lacking is not None:
+        pytest.skip(lacking)
+    found = experiment.run(Scale(tmp_path, whole=False))
+    assert found.violations == ()
+    assert found.figures
+
+
+def test_the_page_says_what_held() -> None:
+    first, second = EXPERIMENTS[:2]
+    rows = [
+        Row(first, Found({"points": 1234}), 90),
+        Row(second, Found({"points": 5}, tuple(f"line {i}" for i in range(25))), 1),
+    ]
+    text = page(rows, {"on": "2026-01-02", "commit": "abc"})
+    assert "Last run: on 2026-01-02, commit abc." in text
+    assert f"| [{first.number} {first.name}](#s7-kill) | yes | 1.5 |" in text
+    assert "- points: 1,234" in text and "| no | 0.0 |" in text
+    assert "did not hold:** line 19" in text and "- and 5 more" in text
+    assert Row(first, "no C compiler", 0).held is False
