@@ -15,6 +15,7 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from oscar_zoo.artifact.cores import over_cores
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.outcome import Grade, State
@@ -28,6 +29,10 @@ LOCALISATION = {"k": 2.0, "v": 1.15}
 """Least score that real calibrated files show; random matrices reach 1.0."""
 
 LOCALISATION_MIN_DIM = 64
+
+_TINY = np.float32(np.finfo(np.float32).tiny)
+_PROBES, _POWER_STEPS = 4, 8
+"""Columns and steps of the power iteration of `_spectral_norm`."""
 
 _NO_EIGENVECTORS = ("hadamard", "pbr", "h_pbr")
 """Objective or composition -> matrices that do not depend on data, so all layers are equal."""
@@ -59,6 +64,16 @@ class Problem:
         return replace(self, path=path)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """Per head of one layer: errors of the inverse and the unit of rounding; the worst condition,
+    0 for a rotation."""
+
+    errors: NDArray[np.float64]
+    units: NDArray[np.float64]
+    condition: float
+
+
 def data_free(rotations: RotationSet) -> bool:
     """Whether the declared objective makes the same matrix for every layer."""
     return (rotations.composition or rotations.objective) in _NO_EIGENVECTORS
@@ -72,23 +87,18 @@ def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
     what rounding them makes: the first limit is in units of `_rounding_unit`.
     """
     worst = rounding = condition = 0.0
-    for layer in _distinct(rotations):
-        if not all(np.isfinite(array).all() for array in _arrays(layer)):
+    for layer, found in over_cores(_measured, _distinct(rotations)):
+        if found is None:
             return Problem(
                 "not_finite",
                 f"layer {layer.layer_id} has NaN or infinite values",
                 layer=layer.layer_id,
             )
-        errors = _inverse_error(layer)
-        if errors.max() > FP32_LIMIT:
-            return _not_inverse(rotations, layer, errors)
-        worst = max(worst, float(errors.max()))
-        rounding = max(rounding, float((errors / _rounding_unit(layer)).max()))
-        if not rotations.orthogonal:
-            condition = max(
-                condition,
-                float((_spectral_norm(layer.forward) * _spectral_norm(layer.partner)).max()),
-            )
+        if found.errors.max() > FP32_LIMIT:
+            return _not_inverse(rotations, layer, found.errors)
+        worst = max(worst, float(found.errors.max()))
+        rounding = max(rounding, float((found.errors / found.units).max()))
+        condition = max(condition, found.condition)
     formula = "R R^T" if rotations.orthogonal else "R Q^T"
     detail = f"max |{formula} - I| = {worst:.1e}" + (
         f", condition {condition:.0f}" if condition else ""
@@ -98,6 +108,18 @@ def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
     )
     grade: Grade = "fp32" if rounding > FP64_LIMIT else "fp64"
     return CheckFinding(detail, "warning" if warnings else "ok", warnings), grade
+
+
+def _measured(layer: LayerTransform) -> tuple[LayerTransform, _Measured | None]:
+    """The numbers of one layer; `None` where a value is not finite."""
+    if not all(np.isfinite(array).all() for array in _arrays(layer)):
+        return layer, None
+    condition = 0.0
+    errors = _inverse_error(layer)
+    if layer.partner is not layer.forward and errors.max() <= FP32_LIMIT:
+        norms = _spectral_norm(layer.forward) * _spectral_norm(layer.partner)
+        condition = float(norms.max())
+    return layer, _Measured(errors, _rounding_unit(layer), condition)
 
 
 def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
@@ -144,37 +166,21 @@ def content(rotations: RotationSet) -> CheckFinding | Problem:
 
     An identity, a permutation, a plain Hadamard matrix or a repeated layer in disguise is refused.
     """
-    h = hadamard(rotations.head_dim)
     declared = rotations.composition or rotations.objective
     seen: dict[bytes, int] = {}
-    for layer in _distinct(rotations):
-        place = f"the matrix of layer {layer.layer_id}"
-        largest, length = np.abs(layer.forward).max(axis=-1), np.linalg.norm(layer.forward, axis=-1)
-        if (
-            (np.abs(layer.forward - np.eye(rotations.head_dim)) < SAME_MATRIX)
-            .all(axis=(-2, -1))
-            .any()
-        ):
-            return Problem("content.identity", f"{place} is the identity", layer=layer.layer_id)
-        unit = (largest > 1 - SAME_MATRIX) & (length < 1 + SAME_MATRIX)
-        if declared != "pbr" and unit.all(axis=-1).any():
-            return Problem(
-                "content.permutation", f"{place} only permutes channels", layer=layer.layer_id
-            )
-        plain = (np.abs(layer.forward - h) < SAME_MATRIX).all(axis=(-2, -1))
-        if declared == "hadamard" and not plain.all():
-            return Problem(
-                "content.not_hadamard", f"{place} is not the Hadamard matrix", layer=layer.layer_id
-            )
-        if declared != "hadamard" and plain.any():
-            return Problem(
-                "content.hadamard", f"{place} is the plain Hadamard matrix", layer=layer.layer_id
-            )
-        twin = seen.setdefault(sha256(layer.forward.tobytes()).digest(), layer.layer_id)
+
+    def looked_at(layer: LayerTransform) -> tuple[LayerTransform, Problem | None, bytes]:
+        digest = sha256(np.ascontiguousarray(layer.forward).data).digest()
+        return layer, _placeholder(layer, declared), digest
+
+    for layer, problem, digest in over_cores(looked_at, _distinct(rotations)):
+        if problem:
+            return problem
+        twin = seen.setdefault(digest, layer.layer_id)
         if twin != layer.layer_id and not data_free(rotations):
             return Problem(
                 "content.equal_layers",
-                f"{place} repeats that of layer {twin}",
+                f"the matrix of layer {layer.layer_id} repeats that of layer {twin}",
                 layer=layer.layer_id,
             )
     if rotations.objective == "uresidual":
@@ -190,6 +196,42 @@ def content(rotations: RotationSet) -> CheckFinding | Problem:
     )
 
 
+def _placeholder(layer: LayerTransform, declared: str) -> Problem | None:
+    """Where a matrix of the layer is an identity, a permutation or a Hadamard matrix, undeclared.
+
+    The first row tells almost every matrix apart; the others are compared whole.
+    """
+    d, place = layer.forward.shape[-1], f"the matrix of layer {layer.layer_id}"
+    h = hadamard(d)
+    matrices = layer.forward.reshape(-1, d, d)
+    if len(_near(matrices, np.eye(d))):
+        return Problem("content.identity", f"{place} is the identity", layer=layer.layer_id)
+    units = matrices[np.abs(matrices[:, 0]).max(axis=-1) > 1 - SAME_MATRIX]
+    largest, length = np.abs(units).max(axis=-1), np.linalg.norm(units, axis=-1)
+    permuting = ((largest > 1 - SAME_MATRIX) & (length < 1 + SAME_MATRIX)).all(axis=-1)
+    if declared != "pbr" and permuting.any():
+        return Problem(
+            "content.permutation", f"{place} only permutes channels", layer=layer.layer_id
+        )
+    plain = len(_near(matrices, h))
+    if declared == "hadamard" and plain < len(matrices):
+        return Problem(
+            "content.not_hadamard", f"{place} is not the Hadamard matrix", layer=layer.layer_id
+        )
+    if declared != "hadamard" and plain:
+        return Problem(
+            "content.hadamard", f"{place} is the plain Hadamard matrix", layer=layer.layer_id
+        )
+    return None
+
+
+def _near(matrices: NDArray[np.float32], known: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Those of `[n, d, d]` that are `known` up to `SAME_MATRIX` in every element."""
+    alike = matrices[(np.abs(matrices[:, 0] - known[0]) < SAME_MATRIX).all(axis=-1)]
+    found = alike[(np.abs(alike - known) < SAME_MATRIX).all(axis=(-2, -1))]
+    return np.asarray(found, dtype=np.float32)
+
+
 def localisation_score(rotations: RotationSet) -> float | None:
     """Mean over layers of s = d/3 * mean over columns of sum(W^4), with W = R H.
 
@@ -201,10 +243,12 @@ def localisation_score(rotations: RotationSet) -> float | None:
     applies = rotations.orthogonal and rotations.composition in ("r_h", "r_h_pbr")
     if not applies or rotations.head_dim < LOCALISATION_MIN_DIM:
         return None
-    h = hadamard(rotations.head_dim)
+    h = hadamard(rotations.head_dim).astype(np.float32)
     # the mean over columns of a sum over d rows, times d/3; x ** 4 would call pow for every element
-    fourth = [np.square(np.square(layer.forward @ h)).mean() for layer in rotations.layers]
-    return float(np.mean(fourth)) * rotations.head_dim**2 / 3
+    fourth = over_cores(
+        lambda layer: np.square(np.square(layer.forward @ h)).mean(), rotations.layers
+    )
+    return float(np.mean(list(fourth))) * rotations.head_dim**2 / 3
 
 
 def localisation(sides: dict[str, RotationSet]) -> CheckFinding:
@@ -265,9 +309,7 @@ def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
     """
     if layer.partner is layer.forward:
         return np.ones(layer.forward.shape[:-2])
-    squares = np.square(layer.forward, dtype=np.float64) @ np.swapaxes(
-        np.square(layer.partner, dtype=np.float64), -2, -1
-    )
+    squares = np.square(layer.forward) @ np.swapaxes(np.square(layer.partner), -2, -1)
     return np.asarray(2 * np.sqrt(squares.max(axis=(-2, -1)))).clip(1)
 
 
@@ -287,16 +329,32 @@ def _not_inverse(
 
 
 def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Largest singular value per matrix, at most 8 % too large.
+    """Largest singular value per matrix, a few percent too small at most.
 
-    It comes from the Frobenius norm of the 32nd power of the Gram matrix.
+    Power iteration on the fourth power of the Gram matrix, in float32.
     """
-    gram = matrix.astype(np.float64)
-    gram = np.swapaxes(gram, -2, -1) @ gram
-    exponent, log_norm = 1, np.zeros(gram.shape[:-2])
-    for _ in range(6):
-        norm = np.maximum(np.linalg.norm(gram, axis=(-2, -1)), np.finfo(np.float64).tiny)
-        log_norm = log_norm + np.log(norm) / exponent
-        gram = gram / norm[..., None, None]
-        gram, exponent = gram @ gram, exponent * 2
-    return np.asarray(np.exp(log_norm / 2))
+    gram = matrix / _largest(matrix)
+    scale, gram = _largest(matrix)[..., 0, 0], np.swapaxes(gram, -2, -1) @ gram
+    fourth = gram
+    for _ in range(2):
+        fourth = fourth / _largest(fourth)
+        fourth = fourth @ fourth
+    # columns with the signs of a fixed random draw: no matrix can be orthogonal to all of them
+    signs = np.random.default_rng(0).standard_normal((matrix.shape[-1], _PROBES))
+    vectors = np.broadcast_to(signs.astype(np.float32), (*matrix.shape[:-1], _PROBES))
+    for _ in range(_POWER_STEPS):
+        vectors = fourth @ (vectors / np.maximum(_length(vectors), _TINY))
+    vectors = vectors / np.maximum(_length(vectors), _TINY)
+    norm = _length(gram @ vectors).max(axis=-1)[..., 0]
+    return np.asarray(scale * np.sqrt(norm), dtype=np.float64)
+
+
+def _largest(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`[.., 1, 1]`: the largest element by size, at least the smallest normal number."""
+    largest = np.abs(matrix).max(axis=(-2, -1), keepdims=True)
+    return np.asarray(np.maximum(largest, _TINY), dtype=np.float32)
+
+
+def _length(columns: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`[.., 1, n]`: the length of every column."""
+    return np.asarray(np.linalg.norm(columns, axis=-2, keepdims=True), dtype=np.float32)

@@ -15,9 +15,9 @@ from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
 
 MAX_FILE_BYTES = 64 << 20
 """Largest file that is read by default, in bytes."""
-MAX_PAYLOAD_BYTES = 256 << 20
-"""Largest payload file read: per-head pairs of big models with their partners; layer-wise ones have
-2 to 17 MB."""
+MAX_PAYLOAD_BYTES = 208 << 20
+"""Largest payload file read: matrices and partners for 40 layers of 40 heads of 128 channels, which
+are checked in less than 300 MB. Files with one matrix per layer have 2 to 17 MB."""
 MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
 """Most bytes of one artifact that are read into memory."""
 

@@ -1,10 +1,10 @@
 """A machine for the few pickle opcodes that `torch.save` emits for a rotation file.
 
 It imports nothing and calls nothing: three global names are compared as strings, the two callables
-only build `TensorRef` records. Depth, stack, marks, memo and strings are bounded while building,
-work is linear in the length of the pickle, and an opcode outside the table ends the reading. The
-result consists of exactly None, bool, int, float, str, dict (keys int or str) and `TensorRef`; a
-dict is never reachable twice.
+only build `TensorRef` records. Opcodes, and so objects, depth, stack, marks, memo and strings are
+bounded while building, and an opcode outside the table ends the reading. The result consists of
+exactly None, bool, int, float, str, dict (keys int or str) and `TensorRef`; a dict is never
+reachable twice, and a storage has one size wherever it is named.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any, NoReturn
 
 from oscar_zoo.errors import MalformedFile
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20
+MAX_OPCODES = 1 << 17
+"""Opcodes that are followed, and so the most objects that are built. A layer takes 40 to 150."""
 MAX_DEPTH = 8
 MAX_STACK = 4096
 MAX_MARKS = 16
-MAX_MEMO = 1 << 18
+MAX_MEMO = MAX_OPCODES
 MAX_TEXT = 4096
 MAX_TUPLE = 8
 MAX_NUMEL = 1 << 32
@@ -103,11 +105,16 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
+        self.storages: dict[str, int] = {}
 
     def run(self) -> Any:
         if self.take(2) != b"\x80\x02":
             self.bad("protocol", "the pickle does not start with protocol 2")
+        opcodes = 0
         while (code := self.take(1)) != b".":
+            opcodes += 1
+            if opcodes > MAX_OPCODES:
+                self.bad("limit", f"the pickle has more than {MAX_OPCODES} opcodes")
             step = _STEPS.get(code)
             if step is None:
                 self.bad(
@@ -256,6 +263,8 @@ class _Machine:
                 and _KEY.fullmatch(key)
                 and _LOCATION.fullmatch(location)
             ):
+                if self.storages.setdefault(key, numel) != numel:
+                    self.bad_tensor("shared", f"the storage {key} is described with two sizes")
                 self.stack.append(_Storage(key, numel))
             case _:
                 self.bad("storage", "a storage is not described as torch.save does it")

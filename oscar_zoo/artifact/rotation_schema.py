@@ -32,6 +32,9 @@ from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
 MAX_HEAD_DIM = 1024
 MAX_LAYER_ID = 1 << 16
+MAX_MULTIPLICATIONS = 1 << 34
+"""Most multiplications in one product of every matrix with its partner, which `checks` needs: 8,192
+matrices of 128 channels, 1,024 of 256 or 16 of 1,024."""
 PER_HEAD_OBJECTIVE = "cov_eig_hadamard_perhead"
 """Objective of the upstream per-head fitting script."""
 
@@ -315,6 +318,8 @@ class _Builder:
         # One array per record: a shared record costs its own size, however many layers name it.
         if ref.key not in self.arrays:
             self.arrays[ref.key] = self.array(f"{name} of layer {key}", ref)
+        if self.arrays[ref.key].shape != ref.shape:
+            self.bad("tensor.shared", f"{name} of layer {key} shares its record in another shape")
         return self.arrays[ref.key]
 
     def array(self, place: str, ref: TensorRef) -> Array:
@@ -329,6 +334,12 @@ class _Builder:
 
     def uniform(self, layers: tuple[LayerTransform, ...]) -> None:
         first = layers[0]
+        work = len({id(layer.forward) for layer in layers}) * first.forward.size
+        if work * first.forward.shape[-1] > MAX_MULTIPLICATIONS:
+            self.bad(
+                "layers.work",
+                f"{len(layers)} layers of {list(first.forward.shape)} are more than is checked",
+            )
         for layer in layers:
             if layer.forward.shape != first.forward.shape:
                 self.bad(

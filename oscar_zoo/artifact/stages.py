@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from oscar_zoo.artifact import checks, pairing, statistics, wush_statistics
 from oscar_zoo.artifact.checks import CheckFinding, Problem
+from oscar_zoo.artifact.cores import over_cores
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, Manifest
@@ -69,7 +70,8 @@ class Verification:
             ("localisation", self.localisation),
             ("probe", lambda: CheckFinding(_NO_WEIGHTS, "not checked")),
         )
-        self.digests = {name: file_digest(name, data) for name, data in sorted(self.files.items())}
+        digests = over_cores(lambda item: file_digest(*item), sorted(self.files.items()))
+        self.digests = {found.path: found for found in digests}
         done: list[Check] = []
         warnings: list[str] = []
         for position, (stage, check) in enumerate(stages):

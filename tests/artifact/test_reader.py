@@ -12,6 +12,7 @@ import tiny_rotations as tiny
 from hostile_archives import Record, archive, good_file, good_records
 from hostile_pickles import Raw, Tensor, layer, of, op, top
 
+from oscar_zoo.artifact import pickle_reader, rotation_schema
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -185,3 +186,32 @@ def test_upstream_variants_of_format_3() -> None:
     assert found.requires == ("k_mean",)
     assert found.layers[0].mean is not None
     assert found.layers[0].eigenvalues is None
+
+
+def test_opcodes_are_counted() -> None:
+    """The bound on work and on objects: so many opcodes are followed, and not one more."""
+    spare = pickle_reader.MAX_OPCODES - 1
+    filled = b"\x80\x02}q\0" + b"(u" * ((spare - 1) // 2)
+    assert pickle_reader.load(filled + b".", what="a") == {}
+    with pytest.raises(MalformedFile) as caught:
+        pickle_reader.load(filled + b"(u.", what="a")
+    assert caught.value.reason == "pickle.limit"
+
+
+def test_a_large_model_of_many_layers_is_far_from_the_limits() -> None:
+    """400 layers with eigenvalues: a fourth of the opcodes that are followed."""
+    many = tiny.rotation_set(layers=range(400))
+    assert len(read_rotation(rotation_bytes(many), what="a").layers) == 400
+    code = good_records(rotation_bytes(many))[0].content
+    assert len(code) < pickle_reader.MAX_BYTES / 4
+
+
+def test_matrices_that_take_long_to_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = rotation_bytes(tiny.rotation_set())
+    two = len(tiny.LAYERS) * tiny.D**3
+    monkeypatch.setattr(rotation_schema, "MAX_MULTIPLICATIONS", two)
+    assert_reads(data)
+    monkeypatch.setattr(rotation_schema, "MAX_MULTIPLICATIONS", two - 1)
+    with pytest.raises(MalformedFile) as caught:
+        read_rotation(data, what="a")
+    assert caught.value.reason == "layers.work"

@@ -235,6 +235,10 @@ def _pickles() -> Iterator[Case]:
     yield "dicts-deep", "pickle.depth", of(dicts)
     yield "dict-wide", "pickle.limit", of(dict.fromkeys(range(5000), 1))
     yield "pickle-huge", "pickle.limit", of_pickle(b"\x80\x02" + b"N" * (5 << 20))
+    yield "dicts-many", "pickle.limit", of_pickle(_many_dicts(20 << 16))
+    yield "dicts-many-short", "pickle.limit", of_pickle(_many_dicts(1 << 16))
+    yield "tuples-many", "pickle.limit", of_pickle(b"\x80\x02}" + b"K\0)s" * 950_000 + b".")
+    yield "tuples-many-short", "pickle.limit", of(Raw(_many_tuples(40_000)))
     yield "memo-skip", "pickle.memo", of(Raw(op("x") + b"q\1"))
     yield "memo-again", "pickle.memo", of(Raw(op("x") + b"q\0q\0"))
     yield "memo-far", "pickle.memo", of(Raw(op("x") + b"r\xff\xff\xff\x7f"))
@@ -244,6 +248,19 @@ def _pickles() -> Iterator[Case]:
     yield "memo-self", "pickle.memo", of(Raw(b"}q\0" + op("a") + b"h\0s"))
     yield "memo-number", "pickle.memo", of(Raw(b"K\1q\0h\0"))
     yield "memo-empty", "pickle.stack", of(Raw(b"q\0"))
+
+
+def _many_dicts(count: int) -> bytes:
+    """A pickle of `count` dicts in dicts, three bytes for most of them."""
+    one = b"}"
+    for width in (256, 256, -(-count >> 16)):
+        one = b"}(" + b"".join(b"K" + bytes([i]) + one for i in range(width)) + b"u"
+    return b"\x80\x02" + one + b"."
+
+
+def _many_tuples(count: int) -> bytes:
+    """Tuples of tuples, all of which are thrown away inside the size of a tensor."""
+    return b"}(" + b"K\0" + b")))\x87" * count + b"u"
 
 
 def _tensors() -> Iterator[Case]:
@@ -305,5 +322,6 @@ def _tensors() -> Iterator[Case]:
     yield "record-absent", "tensor.record", of_layer(rotation=Tensor("9", (d, d)))
     yield "shared", "tensor.shared", of_layer(rotation=Tensor("0", (d, d)))
     yield "shared-eigenvalues", "tensor.shared", of_layer(eigenvalues=Tensor("1", (d,)))
+    yield "shared-sizes", "tensor.shared", of_layer(rotation=Tensor("0", (4, 4)))
     yield "orphan-layer", "tensor.orphan", of(top(layers={0: layer(0)}))
     yield "eigenvalues-shape", "tensor.shape", of_layer(eigenvalues=Tensor("3", (2, d // 2)))
