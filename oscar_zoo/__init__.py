@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.cache import installed
     from oscar_zoo.app.card import card
+    from oscar_zoo.app.compare import compare
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_artifact
     from oscar_zoo.app.fit import fit, merge_moments
     from oscar_zoo.app.fit_gpu import fit_gpu
+    from oscar_zoo.app.leaderboard import leaderboard
+    from oscar_zoo.app.listing import list_artifacts
     from oscar_zoo.app.mirror import mirror
     from oscar_zoo.app.publish import publish
     from oscar_zoo.app.pull import pull
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.ruler import ask_long_prompts
     from oscar_zoo.app.running_server import RunningServer
     from oscar_zoo.app.scores import add_scores, scores
+    from oscar_zoo.app.search import search
     from oscar_zoo.app.serve import serve
     from oscar_zoo.app.site import build_site
     from oscar_zoo.app.status import deprecate, unyank, yank
@@ -46,6 +50,7 @@ _CALLS = {
     "benchmark_artifact": "app.benchmark",
     "build_site": "app.site",
     "card": "app.card",
+    "compare": "app.compare",
     "ask_long_prompts": "app.ruler",
     "compute_artifact": "app.compute",
     "deprecate": "app.status",
@@ -54,11 +59,14 @@ _CALLS = {
     "fit": "app.fit",
     "fit_gpu": "app.fit_gpu",
     "installed": "app.cache",
+    "leaderboard": "app.leaderboard",
+    "list_artifacts": "app.listing",
     "merge_moments": "app.fit",
     "mirror": "app.mirror",
     "publish": "app.publish",
     "pull": "app.pull",
     "scores": "app.scores",
+    "search": "app.search",
     "serve": "app.serve",
     "unyank": "app.status",
     "verify": "app.verify",
@@ -75,6 +83,7 @@ __all__ = [
     "benchmark_artifact",
     "build_site",
     "card",
+    "compare",
     "compute_artifact",
     "deprecate",
     "draw_report",
@@ -82,11 +91,14 @@ __all__ = [
     "fit",
     "fit_gpu",
     "installed",
+    "leaderboard",
+    "list_artifacts",
     "merge_moments",
     "mirror",
     "publish",
     "pull",
     "scores",
+    "search",
     "serve",
     "unyank",
     "verify",

@@ -1,4 +1,4 @@
-"""What can be had and what is here: all artifacts in a list, and everything about one of them."""
+"""Everything that is known about a model, or about one of its artifacts."""
 
 from __future__ import annotations
 
@@ -24,42 +24,7 @@ from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.summary import known_scores
-from oscar_zoo.registry.summary import list_artifacts as summarize
 from oscar_zoo.registry.view import HubView
-
-
-@dataclass(frozen=True)
-class ListRequest:
-    """What to list.
-
-    Attributes:
-        sources: the hubs; with hubs that were named, only what those have is listed.
-        installed: only artifacts in the local store.
-        model: only artifacts whose rotations have this model's name; a name of one version works.
-        family: only models of this family, or of all whose name begins so.
-    """
-
-    sources: Sources
-    installed: bool = False
-    model: str | None = None
-    family: str | None = None
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Known artifacts.
-
-    Attributes:
-        rows: one per artifact; see `registry.summary.list_artifacts`.
-        recipes: models with a recipe and no artifact, where everything or a family is listed.
-        unreachable: what hubs said that did not answer.
-        close: names like the model that was asked for, where the zoo does not know it.
-    """
-
-    rows: tuple[Mapping[str, Any], ...]
-    recipes: tuple[ModelRecipe, ...]
-    unreachable: tuple[OscarZooError, ...]
-    close: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,37 +87,6 @@ class Description:
         }
 
 
-def list_artifacts(request: ListRequest) -> Listing:
-    """List what the hubs, the local store and this package know.
-
-    Raises:
-        UsageError: there is no such family.
-        OscarZooError: the only hub did not answer; see `registry.hub_queries.look`.
-    """
-    catalog, only_hubs = Catalog.packaged(), request.sources.are_named
-    wanted = catalog.recipes() if request.family is None else catalog.of_family(request.family)
-    views: list[HubView] = []
-    unreachable: list[OscarZooError] = []
-    if only_hubs or not request.installed:
-        views, unreachable = look(request.sources.hubs)
-    rows = summarize(catalog, Store().installed(), views, only_hubs=only_hubs)
-    close: tuple[str, ...] = ()
-    if request.model is not None:
-        recipe = catalog.recipe(request.model)
-        close = () if recipe else catalog.close_matches(request.model)
-        rows = _of_model(rows, request.model, recipe, views)
-    if request.installed:
-        rows = [row for row in rows if row["status"] == "installed"]
-    if request.family is not None:
-        meant = {recipe.name.casefold() for recipe in wanted}
-        rows = [row for row in rows if row["model"].casefold() in meant]
-    recipes: tuple[ModelRecipe, ...] = ()
-    if not (request.model or request.installed or only_hubs):
-        known = {row["model"].casefold() for row in rows}
-        recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
-    return Listing(tuple(rows), recipes, tuple(unreachable), close)
-
-
 def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = None) -> Description:
     """The recipe of a model and the manifests of its artifacts, or of the one that is named.
 
@@ -198,24 +132,11 @@ def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = N
     )
 
 
-def _of_model(
-    rows: list[dict[str, Any]], model: str, recipe: ModelRecipe | None, views: Sequence[HubView]
-) -> list[dict[str, Any]]:
-    version = None if recipe else known_names.aliased(model, views)
-    name = recipe.name if recipe else version.model if version else model.rsplit("/", 1)[-1]
-    rows = [row for row in rows if row["model"].casefold() == name.casefold()]
-    if version is None:
-        return rows
-    return [row for row in rows if row["tag"].casefold() == version.tag.casefold()]
-
-
 def _unknown(
     target: NameTarget, recipe: ModelRecipe | None, known: Sequence[str], views: Sequence[HubView]
 ) -> ArtifactNotFound:
     if known:
-        return ArtifactNotFound(
-            f"no artifact is called {target.text!r}.", hint=f"known: {', '.join(known)}"
-        )
+        return ArtifactNotFound.among(target.text, known)
     models = {artifact.model for view in views for artifact in view.hub.artifacts()}
     close = () if recipe else Catalog.packaged().close_matches(target.text, models)
     return ArtifactNotFound.for_name(target.text, close)

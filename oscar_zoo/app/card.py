@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.app.files import check_file, write_file
-from oscar_zoo.app.known import known_entry
+from oscar_zoo.app.known import known_entries
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget, Target, parse
 from oscar_zoo.artifact.files import read_file
@@ -86,7 +86,7 @@ def make_card(request: CardRequest) -> Card:
     if target is None:
         rows, title = _rows_of_hub(sources), None
     else:
-        entry = known_entry(target, sources)
+        (entry,), _ = known_entries([target], sources)
         rows, title = [CardRow.of_entry(entry)], f"INT2 rotation for {entry.id.model}"
     named = {} if title is None else {"title": title}
     content = new_card(rows, where, **named)

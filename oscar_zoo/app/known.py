@@ -2,54 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import NameTarget, PathTarget, Target
+from oscar_zoo.app.targets import ModelTarget, NameTarget, PathTarget, Target
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, OscarZooError, PathNotFound
 from oscar_zoo.registry import known_names, own_scores
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect, entry_of
 from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.index import Summary
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.view import HubView
 
 
-def known_entry(target: Target, sources: Sources) -> Entry:
-    """The artifact in a folder, or the one that a name means.
+def known_entries(
+    targets: Sequence[Target], sources: Sources
+) -> tuple[list[Entry], list[OscarZooError]]:
+    """What each target means: the artifact in a folder, or the one that a name means.
 
-    A name without a tag means the default version of the model, or its only one.
+    A name without a tag means the default version of the model, or its only one. The package and
+    the hubs are asked, then the local store. No hub is asked for folders.
+
+    Returns:
+        The artifacts, and what hubs said that did not answer.
 
     Raises:
         PathNotFound: there is no such folder, or it holds no artifact with an `oscar.json`.
         ArtifactNotFound: nothing known has this name.
-        UsageError: several versions have it.
+        AmbiguousName: several versions have it.
     """
-    if isinstance(target, PathTarget):
-        return _in_folder(target)
+    views: list[HubView] = []
+    unreachable: list[OscarZooError] = []
+    if not all(isinstance(target, PathTarget) for target in targets):
+        views, unreachable = look(sources.hubs)
+    entries = [
+        _in_folder(target) if isinstance(target, PathTarget) else _named(target, views)
+        for target in targets
+    ]
+    return entries, unreachable
+
+
+def _named(target: NameTarget | ModelTarget, views: Sequence[HubView]) -> Entry:
     catalog = Catalog.packaged()
-    views, _ = look(sources.hubs)
     reference = known_names.expand(target.reference, views)
     recipe = catalog.recipe(reference.name)
     model = recipe.name if recipe else reference.name.rpartition("/")[2]
-    found = [one for one in collect(catalog, views, model) if _means(reference, one)]
+    versions = collect(catalog, views, model)
+    found = [one for one in versions if _means(reference, one)]
     default = recipe.default_tag if recipe else None
     if len(found) > 1 and reference.tag is None and reference.digest is None:
         found = [one for one in found if one.id.tag == default] or found
-    if not found:
-        text = target.text if isinstance(target, NameTarget) else str(reference)
-        raise ArtifactNotFound.for_name(text, catalog.close_matches(text))
     if len(found) > 1:
-        names = ", ".join(one.id.reference for one in found)
-        raise UsageError(f"{target.text} has {len(found)} versions.", hint=f"name one: {names}")
-    return found[0]
+        raise AmbiguousName.for_name(str(target), [one.id.reference for one in found])
+    entry = found[0] if found else _stored(reference)
+    if entry is None:
+        raise _unknown(target, versions, views)
+    return entry
+
+
+def _stored(reference: Reference) -> Entry | None:
+    """A copy in the local store of what no hub that was asked has; `None` where there is none."""
+    store = Store()
+    record = known_names.find_stored(reference, store)
+    copy = store.intact(record)
+    if record is None or copy is None:
+        return None
+    if copy.manifest is not None:
+        return entry_of(copy.manifest)
+    return Entry(
+        id=record.id,
+        manifest=None,
+        recipe=Catalog.packaged().recipe(record.id.model),
+        summary=Summary(),
+        digest=record.digest,
+        status=Status(),
+        scores=(),
+        hubs=(),
+        payload_bytes=sum(file.size for file in record.files),
+    )
+
+
+def _unknown(
+    target: NameTarget | ModelTarget, versions: Sequence[Entry], views: Sequence[HubView]
+) -> ArtifactNotFound:
+    catalog, name = Catalog.packaged(), target.reference.name
+    if versions:
+        return ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
+    recipe = catalog.recipe(name)
+    if recipe is not None:
+        return ArtifactNotFound.for_model(recipe.name)
+    models = {artifact.model for view in views for artifact in view.hub.artifacts()}
+    return ArtifactNotFound.for_name(str(target), catalog.close_matches(name, models))
 
 
 def _in_folder(target: PathTarget) -> Entry:
     path = target.path / FILE_NAME
+    if not target.path.is_dir():
+        raise PathNotFound.for_path(target.path, "folder of an artifact")
     if not path.is_file():
-        what = "folder of an artifact" if not target.path.is_dir() else FILE_NAME
-        raise PathNotFound.for_path(target.path if not target.path.is_dir() else path, what)
+        where = "name a folder that compute, fit or pull --output wrote"
+        raise PathNotFound(f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where)
     data = read_file(path, max_bytes=strict_json.MAX_BYTES)
     manifest = Manifest.from_bytes(data, what=str(path))
     beside = own_scores.read(own_scores.in_folder(target.path))

@@ -61,11 +61,6 @@ def check_task(
     return names
 
 
-def complete_task(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """What a shell offers for `--task`."""
-    return [name for name in (*TEXT_TASKS, *NAMES[:-1]) if name.startswith(incomplete)]
-
-
 def benchmark_options(function: F) -> F:
     """What is asked, how answers are generated, and what is kept."""
     given = (

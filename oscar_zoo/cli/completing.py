@@ -53,6 +53,14 @@ def families(context: Context, parameter: Parameter, incomplete: str) -> Items:
     return _starting(incomplete, list(Catalog.packaged().families()))
 
 
+def tasks(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Benchmarks that `eval` asks, and the tasks that it answers by itself."""
+    from oscar_zoo.cli.benchmark_options import TEXT_TASKS
+    from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+
+    return _starting(incomplete, [*TEXT_TASKS, *NAMES[:-1]])
+
+
 def models(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Names of the zoo and hub ids of models, or a folder."""
     from oscar_zoo.registry.catalog import Catalog

@@ -39,6 +39,9 @@ COMPLETION_VARIABLE = "_OSCAR_ZOO_COMPLETE"
 COMMANDS = {
     "list": "Show the artifacts that can be had, and what is installed.",
     "info": "Everything known about one model or artifact.",
+    "search": "Find artifacts and models by words.",
+    "compare": "Put two artifacts side by side.",
+    "leaderboard": "Rank artifacts by a benchmark.",
     "fit-gpu": "Estimate how many tokens and requests of a model fit a GPU.",
     "card": "Write the model card of an artifact or of a hub.",
     "site": "Build the zoo's page: a static catalogue with a page for each artifact.",

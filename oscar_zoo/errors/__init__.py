@@ -60,6 +60,7 @@ from oscar_zoo.errors.names import (
     InvalidName,
     NotLocked,
     OfflineError,
+    ScoreNotFound,
     VersionExists,
     go_online,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "RevisionGone",
     "RevisionNotFound",
     "RollbackError",
+    "ScoreNotFound",
     "ServerFailed",
     "ServerNotFound",
     "StaleRevision",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from oscar_zoo.errors.base import ConflictError, NetworkError, NotFoundError, UsageError
-from oscar_zoo.next_step import ListNames
+from oscar_zoo.next_step import Compute, ListNames
 
 _UNASKED = "{} is not on this machine, and offline mode asks no hub."
 
@@ -68,6 +68,35 @@ class ArtifactNotFound(NotFoundError):
     def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
         """Build the error for an unknown `name` with close matches, best first."""
         return cls(f"no artifact is called {name!r}.", suggestions=close, next_step=ListNames())
+
+    @classmethod
+    def among(cls, name: str, known: Sequence[str]) -> Self:
+        """Build the error for an unknown version `name` of a model with other versions, `known`."""
+        return cls(f"no artifact is called {name!r}.", hint=f"known: {', '.join(known)}")
+
+    @classmethod
+    def for_model(cls, name: str) -> Self:
+        """Build the error for a model that the zoo knows and that nobody has a rotation for."""
+        make = f"oscar-zoo pull {name} --compute"
+        return cls(f"no rotation for {name} is known.", next_step=Compute(name, make))
+
+
+class ScoreNotFound(NotFoundError):
+    """Nobody reports a score of this benchmark."""
+
+    code = "not_found.score"
+
+    @classmethod
+    def for_task(cls, task: str, known: Sequence[str], close: Sequence[str] = ()) -> Self:
+        """Build the error for `task`; `known` are the tasks with scores, `close` those like it."""
+        there = f"tasks with scores: {', '.join(known)}" if known else "nobody reports any score"
+        return cls(f"no score of {task} is known.", suggestions=close, hint=there)
+
+    @classmethod
+    def for_measured(cls, task: str) -> Self:
+        """Build the error for `task`, of which only what oscar-zoo measured was asked for."""
+        others = f"what others report: oscar-zoo leaderboard --task {task}"
+        return cls(f"no score of {task} was measured with oscar-zoo.", hint=others)
 
 
 class ArtifactNotAsked(ArtifactNotFound):

@@ -18,7 +18,7 @@ from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NetworkError, NotFoundError
 from oscar_zoo.hubs.deadline import in_parallel
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.index import IndexEntry, Summary
+from oscar_zoo.registry.index import Accepted, IndexEntry, Summary
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.score_history import in_order, joined
@@ -39,6 +39,7 @@ class Entry:
         scores: of the hubs and of the package, what was measured first.
         hubs: names of the hubs that have it, in the order in which they were asked.
         payload_bytes: size of all files, or `None` where nobody knows.
+        accepted: what it was published in spite of; see `quality_gate`.
     """
 
     id: ArtifactId
@@ -50,6 +51,7 @@ class Entry:
     scores: tuple[Score, ...]
     hubs: tuple[str, ...]
     payload_bytes: int | None
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def measured(self) -> Measured | None:
@@ -166,6 +168,7 @@ def _offered(catalog: Catalog, view: HubView, artifact: ArtifactId) -> Entry:
         scores=listed.scores if listed else (),
         hubs=(view.hub.name,),
         payload_bytes=sum(file.size for file in known) if known else None,
+        accepted=listed.accepted if listed else (),
     )
 
 
@@ -197,6 +200,7 @@ def _joined(known: Entry | None, offered: Entry) -> Entry:
         else joined(offered.scores, known.scores),
         hubs=hubs,
         payload_bytes=first.payload_bytes or known.payload_bytes,
+        accepted=first.accepted,
     )
 
 

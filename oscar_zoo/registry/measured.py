@@ -106,6 +106,17 @@ class Measured(Spec):
             return attached or made
         return made if made._says > attached._says else attached
 
+    def as_scores(self) -> tuple[Score, ...]:
+        """Perplexity and recall as scores beside BF16, for those that were measured with it."""
+        found = []
+        if self.perplexity is not None and self.perplexity_bf16 is not None:
+            kind = {"task": PERPLEXITY, "metric": "perplexity", "unit": "perplexity"}
+            found.append(_beside_bf16(kind, self.perplexity, self.perplexity_bf16))
+        if self.recall is not None and self.recall_bf16 is not None:
+            kind = {"task": RECALL, "metric": "digit_accuracy", "unit": "percent"}
+            found.append(_beside_bf16(kind, 100 * self.recall, 100 * self.recall_bf16))
+        return tuple(found)
+
     @property
     def _says(self) -> int:
         return (self.change_percent is not None) + (self.recall is not None)
@@ -150,6 +161,16 @@ class Measured(Spec):
             return None
         before = "not reported" if self.recall_bf16 is None else f"{100 * self.recall_bf16:.1f} %"
         return f"BF16 {before}, INT2 {100 * self.recall:.1f} % of facts beyond the BF16 windows"
+
+
+def _beside_bf16(kind: dict[str, Any], value: float, before: float) -> Score:
+    facts = kind | {"reporter": "measured"}
+    return Score(
+        **facts,
+        value=value,
+        kv_dtype="int2",
+        baseline=Score(**facts, value=before, kv_dtype="bf16"),
+    )
 
 
 def is_figure(score: Score) -> bool:

@@ -67,7 +67,7 @@ def known_scores(
     return joined(found, packaged.registry.scores if packaged and packaged.registry else ())
 
 
-def list_artifacts(
+def summaries(
     catalog: Catalog,
     installed: Iterable[Record],
     views: Iterable[HubView],
@@ -82,10 +82,11 @@ def list_artifacts(
     `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote
     hub, or known from the packaged manifests and not asked for) or `elsewhere` (known, and on none
     of the remote hubs in `views`); `hubs` names the hubs in `views` that have it, in order.
+    `bytes` is the size of all files.
     """
     views = tuple(views)
     rows = {
-        m.artifact_id.key: artifact_summary(m) | {"status": "public", "hubs": []}
+        m.artifact_id.key: _listed(m) | {"status": "public", "hubs": []}
         for m in catalog.manifests()
     }
     for view in views:
@@ -96,6 +97,7 @@ def list_artifacts(
             entry = view.index.entry(artifact)
             if entry is not None:
                 row |= {"state": entry.status.state, "digest": entry.digest}
+                row["bytes"] = sum(file.size for file in entry.files)
             elif not view.is_remote:
                 row["status"] = "local"
     for scored in {e.artifact_id for view in views for e in view.index.artifacts if e.scores}:
@@ -114,7 +116,14 @@ def list_artifacts(
                 "hubs": []
             }
         rows[record.id.key] |= {"status": "installed", "digest": record.digest}
-    return [rows[key] for key in sorted(rows)]
+        rows[record.id.key]["bytes"] = sum(file.size for file in record.files)
+    return [rows[key] | {"family": _family(catalog, rows[key])} for key in sorted(rows)]
+
+
+def _family(catalog: Catalog, row: dict[str, Any]) -> str | None:
+    """What people call the kind of model, where the zoo knows it."""
+    recipe = catalog.recipe(row["model"])
+    return recipe.family if recipe else None
 
 
 def _score(
@@ -161,12 +170,20 @@ def _row(artifact: ArtifactId, read: Callable[[], bytes]) -> dict[str, Any]:
         manifest = Manifest.from_bytes(read())
     except (NotFoundError, MalformedFile, StorageError):
         return _bare(artifact)
-    return artifact_summary(manifest) if manifest.artifact_id == artifact else _bare(artifact)
+    return _listed(manifest) if manifest.artifact_id == artifact else _bare(artifact)
+
+
+def _listed(manifest: Manifest) -> dict[str, Any]:
+    """`artifact_summary` with the size of all files, where somebody has seen them."""
+    sizes = [file.size for file in manifest.files]
+    known = None if None in sizes else sum(size or 0 for size in sizes)
+    return artifact_summary(manifest) | {"bytes": known}
 
 
 def _bare(artifact: ArtifactId) -> dict[str, Any]:
     """A row for an artifact of which only the name is known."""
-    unknown = dict.fromkeys(("format_version", "method", "bits_per_element", "digest", "measured"))
+    facts = ("format_version", "method", "bits_per_element", "digest", "bytes", "measured")
+    unknown = dict.fromkeys(facts)
     return {
         "id": str(artifact),
         "model": artifact.model,

@@ -15,7 +15,7 @@ from publishing import publish
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import card
-from oscar_zoo.errors import ConflictError, UsageError
+from oscar_zoo.errors import AmbiguousName, ConflictError
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.card import BEGIN, END
 from oscar_zoo.registry.card_front import TAGS
@@ -122,5 +122,5 @@ def test_a_name_of_several_versions_is_not_guessed(tmp_path: Path) -> None:
     for tag in ("seq512_prompt2_group64", "seq512_prompt3_group64"):
         name = f"tiny-qwen3-hard/{tag}"
         write_folder(tmp_path / "hub" / name, artifact_files(artifact=name))
-    with pytest.raises(UsageError, match="has 2 versions"):
+    with pytest.raises(AmbiguousName, match="could be any of"):
         card("tiny-qwen3-hard", hubs=f"file:{tmp_path}/hub")

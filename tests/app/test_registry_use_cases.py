@@ -11,8 +11,9 @@ from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
 from oscar_zoo.app.artifacts import open_artifact
-from oscar_zoo.app.browse import ListRequest, describe, list_artifacts
+from oscar_zoo.app.browse import describe
 from oscar_zoo.app.cache import check, remove, stored
+from oscar_zoo.app.listing import ListRequest, listing
 from oscar_zoo.app.progress import SILENT
 from oscar_zoo.app.publish import PublishRequest, publish_all
 from oscar_zoo.app.pull import pull_all
@@ -122,10 +123,10 @@ def test_the_store_is_listed_checked_and_emptied(sources: Sources) -> None:
 
 
 def test_what_is_known_is_typed(sources: Sources) -> None:
-    listing = list_artifacts(ListRequest(sources))
-    assert [row["id"] for row in listing.rows] == [str(HARD)] and listing.unreachable == ()
-    assert list_artifacts(ListRequest(sources, installed=True)).rows == ()
-    assert list_artifacts(ListRequest(sources, model="qwen3-9b")).close
+    found = listing(ListRequest(sources))
+    assert [row["id"] for row in found.rows] == [str(HARD)] and found.unreachable == ()
+    assert listing(ListRequest(sources, installed=True)).rows == ()
+    assert listing(ListRequest(sources, model="qwen3-9b")).close
     found = describe(parse_name(HARD.model), sources, gpu_memory=24 * 10**9)
     assert [offer.id for offer in found.offered] == [HARD] and found.installed == ()
     assert [manifest.artifact_id for manifest in found.manifests] == [HARD]

@@ -82,7 +82,7 @@ def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
     Store().put(ArtifactId("Mine", "one"), artifact_files(artifact="Mine/one"), source="test")
     hub = LocalHub(paths.default_zoo_dir(), must_exist=False)
     publish(write_folder(tmp_path / "a", artifact_files()), hub, aliases=("small",))
-    for command in ("pull", "info", "serve", "eval"):
+    for command in ("pull", "info", "serve", "eval", "search", "compare"):
         found = completed(tmp_path, script, "oscar-zoo", command, "")
         assert {"Mine", "small", "tiny-qwen3-hard", "Qwen3-8B", "Qwen3-4B-Thinking"} <= {*found}, (
             command
@@ -106,6 +106,14 @@ def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
         "Qwen/Qwen3-32B",
         "Qwen/Qwen3-32B-FP8",
     ]
+    assert completed(tmp_path, script, "oscar-zoo", "compare", "Mine", "tiny-qwen3-h") == [
+        "tiny-qwen3-hard"
+    ]
+    assert completed(tmp_path, script, "oscar-zoo", "leaderboard", "--task", "aime") == [
+        "aime24",
+        "aime25",
+    ]
+    assert completed(tmp_path, script, "oscar-zoo", "list", "--sort", "p") == ["perplexity"]
     assert completed(tmp_path, script, "oscar-zoo", "list", "--family", "gem") == [
         "Gemma-3",
         "Gemma-4",
@@ -113,7 +121,7 @@ def test_names_of_models_and_versions(tmp_path: Path, script: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["./", "../x", "/tmp/a", "~/b"])
-@pytest.mark.parametrize("command", ["pull", "serve", "eval", "verify", "compute"])
+@pytest.mark.parametrize("command", ["pull", "serve", "eval", "verify", "compute", "compare"])
 def test_paths_are_left_to_the_shell(command: str, word: str) -> None:
     assert offered("oscar-zoo", command, word) == [f"file,{word}"]
 

@@ -81,6 +81,15 @@ def test_a_table_that_does_not_fit_becomes_a_block_per_row(columns: int) -> None
     assert max(map(len, wide.splitlines())) > 80
 
 
+def test_a_comparison_has_numbers_for_names_that_do_not_fit() -> None:
+    words = ("compare", "Qwen3-8B", "Qwen3-32B", "--offline")
+    wide, narrow = on_a_terminal(200, *words), on_a_terminal(80, *words)
+    first = "Qwen3-8B:seq20000_prompt83_group128"
+    assert wide.startswith(" ") and narrow.startswith(f"1  {first}\n2  Qwen3-32B:")
+    assert max(map(len, narrow.splitlines())) <= 80 and narrow.count(first) == 1
+    assert len(narrow.splitlines()) == len(wide.splitlines()) + 2
+
+
 def test_what_is_not_a_terminal_gets_every_row_in_one_line() -> None:
     done = subprocess.run(
         [*PROGRAM, "list", "--offline"],

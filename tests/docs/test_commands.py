@@ -14,7 +14,10 @@ from oscar_zoo.cli.main import cli, run
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
 
-ANYWHERE = {"list", "info", "pull", "verify", "cache", "completion", "doctor", "ps"}
+ANYWHERE = {
+    *("list", "info", "search", "compare", "leaderboard", "pull", "verify", "cache"),
+    *("completion", "doctor", "ps"),
+}
 """Verbs that work on any machine, as far as they ask a folder and no hub on the network."""
 ELSEWHERE = ("hf:", "ms:", "--compute", "Qwen/", "--engine")
 """Parts of a line for which it needs a network, or the weights of a large model."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     metavar="TASK",
     multiple=True,
     callback=benchmark_options.check_task,
-    shell_complete=benchmark_options.complete_task,
+    shell_complete=completing.tasks,
     help=(
         "perplexity, recall, or a benchmark such as gpqa_diamond; may be repeated. [default:"
         " perplexity and recall]"

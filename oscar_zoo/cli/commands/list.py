@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from oscar_zoo.cli import completing, options
+from oscar_zoo.registry.row_order import FILTERS, SORTS
 
 
 @click.command("list")
@@ -22,6 +23,23 @@ from oscar_zoo.cli import completing, options
     help="Only models of this family; the beginning of its name is enough.",
     shell_complete=completing.families,
 )
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="KEY=PATTERN",
+    help="Only artifacts that fit, such as method=wush or family='Qwen3*'. Can be repeated. Keys:"
+    f" {', '.join(FILTERS)}.",
+)
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(SORTS),
+    default="name",
+    show_default=True,
+    help="Best first: the highest GPQA or recall with INT2, the smallest change of perplexity or"
+    " size. Unknown values come last.",
+)
 @options.offline_option
 @options.hubs_option
 @options.json_option
@@ -29,6 +47,8 @@ def command(
     installed: bool,
     model: str | None,
     family: str | None,
+    filters: tuple[str, ...],
+    order: str,
     offline: bool,
     hubs: tuple[str, ...],
     as_json: bool,
@@ -44,15 +64,17 @@ def command(
       oscar-zoo list
       oscar-zoo list --for Qwen/Qwen3-8B
       oscar-zoo list --family Qwen3.5
+      oscar-zoo list --sort gpqa --filter family='Qwen3*'
       oscar-zoo list --hub file:/srv/zoo --json
     """
-    from oscar_zoo.app.browse import ListRequest, list_artifacts
+    from oscar_zoo.app.listing import ListRequest, listing
     from oscar_zoo.app.sources import Sources
     from oscar_zoo.cli.render.listing import emit_listing, print_listing
 
     sources = Sources(hubs, offline=offline)
-    listing = list_artifacts(ListRequest(sources, installed, model, family))
+    request = ListRequest(sources, installed, model, family, filters, order)
+    found = listing(request)
     if as_json:
-        emit_listing(listing)
+        emit_listing(found)
     else:
-        print_listing(listing, model, family)
+        print_listing(found, request)

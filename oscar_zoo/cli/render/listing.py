@@ -5,37 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oscar_zoo.app.browse import Listing
+from oscar_zoo.app.listing import Listing, ListRequest
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.registry import row_order
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
 
 _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 
 
-def emit_listing(listing: Listing) -> None:
-    """The JSON of `list`."""
+def emit_listing(listing: Listing, schema: str = "oscar-zoo.list/1") -> None:
+    """The JSON of `list` and `search`."""
     facts = {
         "artifacts": [dict(row) for row in listing.rows],
         "recipes_without_artifact": [recipe.name for recipe in listing.recipes],
         "notes": [error.message for error in listing.unreachable],
     }
-    terminal.emit_json({"schema": "oscar-zoo.list/1"} | facts)
+    terminal.emit_json({"schema": schema} | facts)
 
 
-def print_listing(listing: Listing, model: str | None, family: str | None) -> None:
-    """The table of `list`; `model` and `family` are what was asked for, if anything."""
+def print_listing(listing: Listing, request: ListRequest) -> None:
+    """The table of `list`."""
     _print(listing.rows)
-    _print_recipes(listing.recipes, by_name=family is not None)
+    _print_recipes(listing.recipes, by_name=request.family is not None)
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
     if listing.rows:
         return
-    if model is None:
-        terminal.note("No artifacts." if family is None else f"No artifacts for {family}.")
-        return
-    question = f" Did you mean {' or '.join(listing.close)}?" if listing.close else ""
-    terminal.note(f"No artifacts for {model}.{question}")
+    of = request.model or request.family
+    found = f"No artifacts for {of}." if of else "No artifacts."
+    if request.filters:
+        found = f"{found[:-1]} that fit {' and '.join(request.filters)}. See all: oscar-zoo list"
+    terminal.note(found + _did_you_mean(listing))
+
+
+def print_found(listing: Listing, words: Sequence[str]) -> None:
+    """The table of `search`, and the models without an artifact that have the words."""
+    _print(listing.rows)
+    _print_recipes(listing.recipes, by_name=True)
+    for error in listing.unreachable:
+        terminal.note(f"note: {error.message}")
+    if not listing.rows and not listing.recipes:
+        terminal.note(f"Nothing has all of the words {' '.join(words)}.{_did_you_mean(listing)}")
+
+
+def _did_you_mean(listing: Listing) -> str:
+    return f" Did you mean {' or '.join(listing.close)}?" if listing.close else ""
 
 
 def _print_recipes(recipes: Sequence[ModelRecipe], *, by_name: bool) -> None:
@@ -71,7 +86,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
             )
             shape = () if narrow else (row["format_version"] or "-", bits)
             figures = _figures(row["measured"]) if measured else ()
-            cells = (row["model"], row["tag"], *shape, *figures, _gpqa(row["scores"]), state)
+            cells = (row["model"], row["tag"], *shape, *figures, _gpqa(row), state)
             table.add_row(*map(terminal.clean, cells))
         console.print(table)
         if measured:
@@ -90,9 +105,9 @@ def _figures(measured: dict[str, Any] | None) -> tuple[str, str]:
     ) or "-"
 
 
-def _gpqa(scores: list[dict[str, Any]]) -> str:
-    score = next((s for s in scores if s["task"].casefold().startswith("gpqa")), None)
-    if score is None or score["value"] is None:
+def _gpqa(row: Mapping[str, Any]) -> str:
+    score = row_order.gpqa(row)
+    if score is None:
         return terminal.NOT_REPORTED
     before = f"{score['baseline']:.2f}" if score["baseline"] is not None else "?"
     return f"{before} → {score['value']:.2f}" + (" ᵘ" if score["reporter"] == "upstream" else "")

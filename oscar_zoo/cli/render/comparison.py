@@ -1,0 +1,115 @@
+"""What `compare` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oscar_zoo.app.compare import Comparison
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.registry.measured import Measured
+
+_TAKES = {
+    "bits_per_element": "bits per number",
+    "token_bytes": "INT2 cache per token",
+    "bytes": "size of the files",
+}
+_MADE = {
+    "model": "model",
+    "method": "method",
+    "format_version": "format",
+    "group_size": "group size",
+    "clip_k": "clip of keys",
+    "clip_v": "clip of values",
+    "sink": "first tokens in BF16",
+    "recent": "last tokens in BF16",
+    "calibration": "calibration text",
+    "calibration_tokens": "calibration tokens",
+    "calibrated_on": "has questions of",
+    "license": "licence",
+    "state": "state",
+    "accepted": "published although",
+}
+_LABELS = 28
+"""Columns that the labels take, with the space between columns."""
+_BYTES = ("token_bytes", "bytes")
+
+
+def emit_comparison(found: Comparison) -> None:
+    """The JSON of `compare`."""
+    facts = {
+        "artifacts": list(found.facts),
+        "differences": list(found.differences),
+        "notes": [error.message for error in found.unreachable],
+    }
+    terminal.emit_json({"schema": "oscar-zoo.compare/1"} | facts)
+
+
+def print_comparison(found: Comparison) -> None:
+    """A row for each fact that one of them has; a star marks those that differ."""
+    one, two = found.facts
+    table = terminal.table("", *map(terminal.clean, _heads(found.names)))
+    rows = _quality(one, two)
+    for key, label in (_TAKES | _MADE).items():
+        rows[label] = (_shown(key, one[key]), _shown(key, two[key]))
+    rows["digest"] = (_digest(one), _digest(two))
+    for label, cells in rows.items():
+        if set(cells) != {terminal.NOT_REPORTED}:
+            star = "*" if cells[0] != cells[1] else " "
+            table.add_row(f"{star} {terminal.clean(label)}", *map(terminal.clean, cells))
+    terminal.out().print(table)
+    if any(facts["scores"] for facts in found.facts):
+        terminal.prose("Who measured what, and how: oscar-zoo scores show NAME")
+    for error in found.unreachable:
+        terminal.note(f"note: {error.message}")
+
+
+def _heads(names: tuple[str, str]) -> tuple[str, str]:
+    """The names; numbers on a terminal that has no room for them, which first stand above."""
+    if not terminal.is_narrow(_LABELS + len(names[0]) + len(names[1])):
+        return names
+    for number, name in enumerate(names, 1):
+        terminal.labelled(f"{number}  ", name)
+    return "1", "2"
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None or value == []:
+        return "nothing" if key == "calibrated_on" else terminal.NOT_REPORTED
+    if key in _BYTES:
+        return terminal.gigabytes(value)
+    if key == "calibration_tokens":
+        return f"{value:,}"
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    return facts["digest"][:19] if facts["digest"] else terminal.NOT_REPORTED
+
+
+def _quality(one: dict[str, Any], two: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Perplexity, recall and every task that one of them has."""
+    rows = {name: (_figure(name, one), _figure(name, two)) for name in ("perplexity", "recall")}
+    tasks = dict.fromkeys(
+        score["task"]
+        for facts in (one, two)
+        for score in facts["scores"]
+        if score["kv_dtype"] == "int2" and score["task"] not in rows
+    )
+    return rows | {task: (_score(task, one), _score(task, two)) for task in tasks}
+
+
+def _figure(name: str, facts: dict[str, Any]) -> str:
+    measured = Measured.model_validate(facts["measured"]) if facts["measured"] else None
+    text = getattr(measured, f"short_{name}") if measured else None
+    return text or terminal.NOT_REPORTED
+
+
+def _score(task: str, facts: dict[str, Any]) -> str:
+    """BF16 and INT2 of the first report, which is a measured one where there is one."""
+    found = (one for one in facts["scores"] if one["task"] == task and one["kv_dtype"] == "int2")
+    score = next(found, None)
+    if score is None or score["value"] is None:
+        return terminal.NOT_REPORTED
+    before = "?" if score["baseline"] is None else f"{score['baseline']:.2f}"
+    error = "" if score["stderr"] is None else f" ± {score['stderr']:.2f}"
+    return f"{before} → {score['value']:.2f}{error} ({score['reporter'].replace('_', ' ')})"
