@@ -12,6 +12,10 @@ from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.evaluate.ablation import Values
+
+    Numbers = int | Sequence[int]
+    Clips = tuple[float, float] | Clip | Sequence[tuple[float, float] | Clip] | None
 
 
 def clip_of(clip: tuple[float, float] | Clip | None) -> Clip | None:
@@ -25,6 +29,20 @@ def clip_of(clip: tuple[float, float] | Clip | None) -> Clip | None:
         return Clip(k=k, v=v)
     except ValueError:
         raise UsageError(f"clip {k}, {v} is not two clip ratios between 0 and 1.") from None
+
+
+def values_of(sink: Numbers, recent: Numbers, clip: Clips, group_size: Numbers) -> Values:
+    """Values of a recipe to measure with, one or several of each; raises `UsageError` for a clip
+    ratio that is not between 0 and 1."""
+    from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.evaluate.ablation import Values
+
+    one = clip is None or isinstance(clip, Clip) or isinstance(clip[0], int | float)
+    clips = map(clip_of, [clip] if one else clip)  # type: ignore[arg-type, list-item]
+    sinks, recents, groups = (
+        (given,) if isinstance(given, int) else tuple(given) for given in (sink, recent, group_size)
+    )
+    return Values(sinks, recents, tuple(filter(None, clips)), groups)
 
 
 def model_text(model: str | Path) -> str:
@@ -45,6 +63,11 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
             elif each is not None and each is not False:
                 words += [f"--{name}", str(each)]
     return words
+
+
+def list_word(values: Sequence[int]) -> str | None:
+    """Numbers as options such as `--sink 0,64` take them; `None` without any."""
+    return ",".join(map(str, values)) or None
 
 
 def clip_word(clip: Clip | None) -> str | None:

@@ -11,7 +11,6 @@ from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, path_text
-from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.evaluate.records import Circumstances, Compared, scores
 from oscar_zoo.evaluate.texts import NAMES
@@ -27,6 +26,7 @@ def keep_record(
     compared: Sequence[Compared],
     facts: Mapping[str, object],
     settings: Mapping[str, object],
+    changes: Mapping[str, str],
     observer: Observer,
 ) -> Path | None:
     """Keep what was measured, and say where; a record that cannot be kept costs no result.
@@ -36,7 +36,8 @@ def keep_record(
         model: the model that it was measured with.
         compared: the measurements.
         facts: of the report, with `text_sha256`.
-        settings: `data`, `windows`, `length`, `answers` and `clip` of the request.
+        settings: `data`, `windows`, `length` and `answers` of the request.
+        changes: settings that were not those of the recipe.
         observer: hears why there is no record, where there is none.
 
     Returns:
@@ -48,13 +49,12 @@ def keep_record(
         text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
         observer.note(Note("eval.no_record", text))
         return None
-    clip = settings["clip"]
     around = Circumstances(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        source=_command(artifact, settings),
+        source=_command(artifact, settings, changes),
         text_sha256=str(facts["text_sha256"]),
         digest=artifact.digest,
-        recipe_changes={"clip": f"{clip.k:g},{clip.v:g}"} if isinstance(clip, Clip) else {},
+        recipe_changes=changes,
     )
     found = scores(compared, model, around)
     if not found:
@@ -89,8 +89,9 @@ def made_for(artifact: Artifact, model: ModelBlock) -> bool:
     return base is not None and base.casefold() == model.id.casefold()
 
 
-def _command(artifact: Artifact, settings: Mapping[str, object]) -> str:
+def _command(artifact: Artifact, settings: Mapping[str, object], changes: Mapping[str, str]) -> str:
     """The command that measures the same again; a file of the user is not named."""
     data = settings["data"] if settings["data"] in NAMES else "FILE"
-    rest = (f"--{name} {settings[name]}" for name in ("windows", "length", "answers"))
-    return " ".join(("oscar-zoo eval", artifact.label, f"--data {data}", *rest))
+    rest = {name: settings[name] for name in ("windows", "length", "answers")} | dict(changes)
+    words = (f"--{name.replace('_', '-')} {value}" for name, value in rest.items())
+    return " ".join(("oscar-zoo eval", artifact.label, f"--data {data}", *words))

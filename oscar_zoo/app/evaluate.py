@@ -3,24 +3,37 @@ process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from oscar_zoo.app.arguments import clip_of, clip_word, command_line, model_text, option_words
-from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.arguments import (
+    clip_word,
+    command_line,
+    list_word,
+    model_text,
+    option_words,
+    values_of,
+)
+from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.requirements import require_compute
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.ablation import AS_PUBLISHED, TimeLeft, Values
+from oscar_zoo.evaluate.phases import Phase, duration
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.app.arguments import Clips, Numbers
+    from oscar_zoo.app.evaluated_model import Subject
+    from oscar_zoo.artifact.specs import ServingRecipe
+    from oscar_zoo.evaluate.ablation import Setting
     from oscar_zoo.evaluate.run import EvalReport
     from oscar_zoo.models.loading import Dtype
 
 Task = Literal["perplexity", "recall"]
 _PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
+_LONG = 600.0
+"""Seconds from which on it is worth saying how long the other combinations will take."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,8 @@ class EvaluateRequest:
         windows: windows of the text for perplexity.
         length: tokens of a window at most.
         answers: recall questions.
-        clip: clip ratios in place of the recipe's.
+        values: other values of the recipe to measure with. One of each replaces the recipe's for
+            all caches; of several, every combination is measured with the artifact.
         device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
         dtype: type of the weights in memory; `auto` keeps the stored one.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
@@ -50,7 +64,7 @@ class EvaluateRequest:
     windows: int = 6
     length: int = 2048
     answers: int = 64
-    clip: Clip | None = None
+    values: Values = AS_PUBLISHED
     device: str | None = None
     dtype: Dtype = "auto"
     stream_weights: bool | None = None
@@ -68,7 +82,10 @@ class EvaluateRequest:
             "windows": None if self.windows == usual.windows else self.windows,
             "length": None if self.length == usual.length else self.length,
             "answers": None if self.answers == usual.answers else self.answers,
-            "clip": clip_word(self.clip),
+            "clip": tuple(map(clip_word, self.values.clip)),
+            "sink": list_word(self.values.sink),
+            "recent": list_word(self.values.recent),
+            "group-size": list_word(self.values.group_size),
             "device": self.device,
             "dtype": None if self.dtype == usual.dtype else self.dtype,
             "stream-weights": stream is True,
@@ -88,7 +105,10 @@ def evaluate_artifact(
     windows: int = EvaluateRequest.windows,
     length: int = EvaluateRequest.length,
     answers: int = EvaluateRequest.answers,
-    clip: tuple[float, float] | Clip | None = None,
+    clip: Clips = None,
+    sink: Numbers = (),
+    recent: Numbers = (),
+    group_size: Numbers = (),
     device: str | None = None,
     dtype: Dtype = EvaluateRequest.dtype,
     stream_weights: bool | None = None,
@@ -106,7 +126,10 @@ def evaluate_artifact(
         windows: windows of the text for perplexity.
         length: tokens of a window at most.
         answers: recall questions.
-        clip: clip ratios of keys and values in place of the recipe's.
+        clip: clip ratios of keys and values in place of the recipe's, or a list of them.
+        sink, recent: first and last tokens that stay in BF16, in place of the recipe's.
+        group_size: channels that share a scale, in place of the recipe's. Where any of these four
+            is a list of several, BF16 and the artifact under every combination are measured.
         device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
         dtype: type of the weights in memory; `auto` keeps the stored one.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
@@ -116,7 +139,8 @@ def evaluate_artifact(
 
     Returns:
         A report with one row per cache; `to_json()` gives plain values. `record` is the score
-        file in which perplexity and recall were kept, for `add_scores` and `publish`.
+        file in which perplexity and recall were kept, for `add_scores` and `publish`; `None` for
+        several combinations.
 
     Raises:
         MissingDependency: torch or transformers is not installed.
@@ -133,7 +157,7 @@ def evaluate_artifact(
         windows=windows,
         length=length,
         answers=answers,
-        clip=clip_of(clip),
+        values=values_of(sink, recent, clip, group_size),
         device=device,
         dtype=dtype,
         stream_weights=stream_weights,
@@ -144,11 +168,13 @@ def evaluate_artifact(
 
 
 def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalReport:
-    """Measure BF16, the data-free INT2 caches and the artifact's, on the same text.
+    """Measure BF16, the data-free INT2 caches and the artifact's, on the same text; for several
+    values of the recipe, BF16 and the artifact under every combination.
 
     Raises:
         MissingDependency: torch or transformers is not installed.
-        UsageError: the artifact has only one side, or the text is too short.
+        UsageError: the artifact has only one side, the text is too short, or values of the recipe
+            that cannot be measured with this model.
         GeometryMismatch: the artifact was made for another shape of model.
         NotEnoughMemory: the model does not fit.
         OscarZooError: artifact, model or text cannot be found or read.
@@ -162,23 +188,66 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.evaluate import run
     from oscar_zoo.models.memory import memory_errors
 
+    own, settings = _settings(request, subject)
+    several = settings if len(settings) > 1 else ()
     observer.begin(_PHASES, timed=False)
-    loaded, recipe = load_subject(request, subject, observer, longest=request.length)
+    loaded = load_subject(request, subject, observer, longest=request.length)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.evaluate(
             loaded,
             subject.text,
             tasks=request.tasks,
             artifact=both_sides(subject.artifact),
-            recipe=recipe,
+            recipe=own if several else settings[0].recipe,
             windows=request.windows,
             length=request.length,
             answers=request.answers,
-            progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
+            settings=several,
+            progress=_progress(observer, several),
         )
     observer.begin((), timed=False)
-    settings = {
-        name: getattr(request, name) for name in ("data", "windows", "length", "answers", "clip")
-    }
-    kept = keep_record(subject.artifact, loaded, report.compared, report.facts, settings, observer)
+    if several:
+        return report
+    asked = {name: getattr(request, name) for name in ("data", "windows", "length", "answers")}
+    changes = settings[0].differences(own)
+    kept = keep_record(
+        subject.artifact, loaded, report.compared, report.facts, asked, changes, observer
+    )
     return replace(report, record=kept)
+
+
+def _settings(
+    request: EvaluateRequest, subject: Subject
+) -> tuple[ServingRecipe, tuple[Setting, ...]]:
+    """The recipe of the artifact, and those to measure with; no weights are read.
+
+    Raises:
+        UsageError: values that cannot be measured with this model.
+        OscarZooError: the model's configuration cannot be read.
+    """
+    from oscar_zoo.app.evaluated_model import recipe_of
+    from oscar_zoo.evaluate.ablation import check_settings
+    from oscar_zoo.models.inspect import inspect_model
+
+    choice = subject.choice
+    block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
+    own = recipe_of(subject, block.geometry)
+    settings = request.values.settings(own)
+    longest = (block.rope and block.rope.max_position) or request.length
+    check_settings(settings, block, min(request.length, longest))
+    return own, settings
+
+
+def _progress(observer: Observer, several: Sequence[Setting]) -> Callable[[int, int, str], None]:
+    """Tells `observer` how far the measurement is, and once how long the combinations take, if that
+    is long."""
+    left = TimeLeft(caches=1 + len(several))
+
+    def tell(done: int, total: int, unit: str) -> None:
+        observer.advance("measure", done, total, unit)
+        seconds = left.after(done, total)
+        if seconds >= _LONG:
+            rest = f"the other {len(several) - 1} combinations will take about {duration(seconds)}."
+            observer.note(Note("eval.long", rest, {"seconds": seconds}))
+
+    return tell

@@ -15,7 +15,7 @@ from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Clip, ServingRecipe
+    from oscar_zoo.artifact.specs import Geometry, ServingRecipe
     from oscar_zoo.models.loading import Dtype, LoadedModel
     from oscar_zoo.registry.model_names import ModelChoice
 
@@ -29,8 +29,6 @@ class Wanted(Protocol):
     def model(self) -> str | None: ...
     @property
     def data(self) -> str: ...
-    @property
-    def clip(self) -> Clip | None: ...
     @property
     def device(self) -> str | None: ...
     @property
@@ -81,10 +79,18 @@ def find_subject(wanted: Wanted, observer: Observer) -> Subject:
     return Subject(artifact, choice, text)
 
 
+def recipe_of(subject: Subject, geometry: Geometry) -> ServingRecipe:
+    """The serving recipe of the artifact, else the zoo's or the default for a model of this
+    shape."""
+    from oscar_zoo.registry.recipe import serving_recipe
+
+    return subject.artifact.recipe or serving_recipe(subject.choice.recipe, geometry)
+
+
 def load_subject(
     wanted: Wanted, subject: Subject, observer: Observer, *, longest: int
-) -> tuple[LoadedModel, ServingRecipe]:
-    """The model in memory, and the recipe with the clip ratios that are wanted.
+) -> LoadedModel:
+    """The model in memory.
 
     Args:
         longest: tokens of the longest sequence.
@@ -96,7 +102,6 @@ def load_subject(
     from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.loading import load_model
     from oscar_zoo.models.memory import Workload
-    from oscar_zoo.registry.recipe import serving_recipe
 
     observer.advance("load", 0, 0)
     choice = subject.choice
@@ -111,5 +116,4 @@ def load_subject(
     )
     for note in loaded.notes:
         observer.note(Note("model.loaded", note))
-    recipe = subject.artifact.recipe or serving_recipe(choice.recipe, loaded.block.geometry)
-    return loaded, recipe.override(clip=wanted.clip)
+    return loaded

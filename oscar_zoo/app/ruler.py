@@ -166,7 +166,7 @@ def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
     """
     require_compute()
     from oscar_zoo.app.artifact_model import both_sides
-    from oscar_zoo.app.evaluated_model import find_subject, load_subject
+    from oscar_zoo.app.evaluated_model import find_subject, load_subject, recipe_of
 
     _check(request)
     subject = find_subject(request, observer)
@@ -185,7 +185,8 @@ def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
     if request.servers:
         return _ask_servers(request, questions, subject.text, choice.source, observer)
     observer.begin(_PHASES, timed=False)
-    loaded, recipe = load_subject(request, subject, observer, longest=max(lengths))
+    loaded = load_subject(request, subject, observer, longest=max(lengths))
+    recipe = recipe_of(subject, loaded.block.geometry).override(clip=request.clip)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.measure_model(
             loaded,

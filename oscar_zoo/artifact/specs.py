@@ -151,10 +151,21 @@ class ServingRecipe(Spec):
         """Stored bits per element, including its share of the 16-bit scale and offset."""
         return self.bits + 32 / self.group_size
 
-    def override(self, *, clip: Clip | None = None, group_size: int | None = None) -> ServingRecipe:
+    def override(
+        self,
+        *,
+        clip: Clip | None = None,
+        group_size: int | None = None,
+        sink: int | None = None,
+        recent: int | None = None,
+    ) -> ServingRecipe:
         """A copy of this recipe in which the given settings replace its own; `None` keeps them."""
         given = {"clip": clip, "group_size": group_size}
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes: dict[str, object] = {n: value for n, value in given.items() if value is not None}
+        tokens = {"sink": sink, "recent": recent}
+        windows = {name: count for name, count in tokens.items() if count is not None}
+        if windows:
+            changes["windows"] = Windows(**(self.windows.model_dump() | windows))
         return ServingRecipe(**(self.model_dump() | changes)) if changes else self
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from oscar_zoo.cli.eval_options import SERVER_OPTIONS
+from oscar_zoo.cli.eval_options import SERVER_OPTIONS, without_values, written
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES, is_benchmark
 
@@ -148,7 +148,7 @@ def benchmark_request(
         flags: for the engine.
 
     Raises:
-        UsageError: an option of perplexity and recall.
+        UsageError: an option of perplexity and recall in this process.
     """
     from oscar_zoo.app.benchmark_request import BenchmarkRequest
 
@@ -157,7 +157,7 @@ def benchmark_request(
         raise UsageError(
             f"{_written(name)} is for perplexity and recall.", hint="oscar-zoo eval --help"
         )
-    values = dict(given)
+    values = without_values(given)
     if "data" in values:
         values["data"] = Path(values["data"]).expanduser()
     return BenchmarkRequest(
@@ -166,4 +166,4 @@ def benchmark_request(
 
 
 def _written(name: str) -> str:
-    return _WRITTEN.get(name, f"--{name.replace('_', '-')}")
+    return _WRITTEN.get(name, written(name))

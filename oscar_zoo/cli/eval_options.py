@@ -1,4 +1,5 @@
-"""Options of `eval` alone: those for `--engine sglang`, and the servers that they mean."""
+"""Options of `eval` alone: values of the recipe, and those for `--engine sglang` with the servers
+that they mean."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from oscar_zoo.cli.parsing import numbers
+from oscar_zoo.cli.parsing import numbers, parse_clip
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
     from oscar_zoo.engines.sglang.launch.variants import ServerVariant
+    from oscar_zoo.evaluate.ablation import Values
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +31,68 @@ SERVER_OPTIONS: Mapping[str, Any] = {
     "timeout": 1800.0,
 }
 """Options that only `--engine sglang` has, with their defaults."""
+
+
+def recipe_options(function: F) -> F:
+    """Values of the recipe to measure with in place of its own."""
+    given = (
+        click.option(
+            "--sink",
+            metavar="N,...",
+            help="First tokens kept in BF16. [default: the recipe's]",
+        ),
+        click.option(
+            "--recent",
+            metavar="N,...",
+            help="Last tokens kept in BF16. [default: the recipe's]",
+        ),
+        click.option(
+            "--clip",
+            "clips",
+            metavar="K,V",
+            multiple=True,
+            help="Clip ratios; may be repeated. [default: the recipe's]",
+        ),
+        click.option(
+            "--group-size", metavar="N,...", help="Channels per scale. [default: the recipe's]"
+        ),
+    )
+    for option in reversed(given):
+        function = option(function)
+    return function
+
+
+def take_values(given: dict[str, Any]) -> Values:
+    """The values of the options of `recipe_options`, which are taken out of `given`; raises
+    `UsageError`."""
+    from oscar_zoo.evaluate.ablation import Values
+
+    clips = tuple(filter(None, map(parse_clip, given.pop("clips", ()))))
+    lists = {
+        name: numbers(written(name), given.pop(name), least=0 if name == "sink" else 1)
+        for name in ("sink", "recent", "group_size")
+        if name in given
+    }
+    return Values(**lists, clip=clips)
+
+
+def without_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` for a server, which takes other clip ratios and no other values of the recipe.
+
+    Raises:
+        UsageError: other values, or several clips, were given.
+    """
+    rest = dict(given)
+    values: Values = rest.pop("values")
+    refused = [written(n) for n in ("sink", "recent", "group_size") if getattr(values, n)]
+    if len(values.clip) > 1:
+        refused.append("a list of --clip")
+    if refused:
+        raise UsageError(
+            f"{refused[0]} is for the model in this process, and a server is asked here.",
+            hint="leave it out, or leave out --engine and benchmarks",
+        )
+    return rest | {"clip": values.clip[0] if values.clip else None}
 
 
 def server_eval_options(function: F) -> F:
@@ -95,7 +159,7 @@ def refuse_server_options(given: Mapping[str, Any], flags: tuple[str, ...]) -> N
     for name, default in SERVER_OPTIONS.items():
         if given[name] != default:
             raise UsageError(
-                f"--{name.replace('_', '-')} needs --engine sglang.",
+                f"{written(name)} needs --engine sglang.",
                 hint="try: oscar-zoo eval --help",
             )
     if flags:
@@ -121,7 +185,11 @@ def server_request(
 
     wanted = _variants(server, flags, given.get("device"))
     return ServerEvaluateRequest(
-        **given, url=server["url"], timeout=server["timeout"], variants=wanted, extra=flags
+        **without_values(given),
+        url=server["url"],
+        timeout=server["timeout"],
+        variants=wanted,
+        extra=flags,
     )
 
 
@@ -143,7 +211,7 @@ def _variants(
     if server["sweep"]:
         if changed:
             raise UsageError(
-                f"--sweep and --{changed[0].replace('_', '-')} exclude each other.",
+                f"--sweep and {written(changed[0])} exclude each other.",
                 hint="give one of them",
             )
         return sweep(device, full=server["full"])
@@ -152,6 +220,11 @@ def _variants(
         for name in ("chunk", "page-size", "tp")
     )
     return variants(chunks, pages, _switches(server["radix"]), tps, full=server["full"])
+
+
+def written(name: str) -> str:
+    """The option whose field is `name`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _switches(text: str) -> tuple[bool, ...]:

@@ -32,12 +32,14 @@ def parse_clip(text: str | None) -> Clip | None:
         ) from None
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """The whole numbers of a list such as `1,16`, each of them once; raises `UsageError`."""
+def numbers(option: str, text: str, *, least: int = 1) -> tuple[int, ...]:
+    """The whole numbers from `least` on of a list such as `1,16`, each of them once; raises
+    `UsageError`."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(map(_is_number, parts)):
+    if not all(_is_number(part) or (part == "0" and least == 0) for part in parts):
         raise UsageError(
-            f"{option} {text!r} is not a list of whole numbers.", hint=f"for example {option} 1,16"
+            f"{option} {text!r} is not a list of whole numbers from {least} on.",
+            hint=f"for example {option} 1,16",
         )
     return tuple(dict.fromkeys(map(int, parts)))
 

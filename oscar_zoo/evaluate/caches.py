@@ -15,6 +15,8 @@ from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
 BF16_BITS = 16.0
+CONTEXTS = (8192, 32768, 131072)
+"""Tokens of sequences for which a comparison also tells what an element costs."""
 
 
 def caches_of(
@@ -59,6 +61,12 @@ def bits_of(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[fl
     bits = (k * bits_k + v * bits_v) / (k + v)
     # INT2 rows exist for every token, the windows on top of them.
     return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length
+
+
+def bits_at_contexts(spec: CacheSpec | None, model: LoadedModel) -> dict[str, float]:
+    """Bits of everything that a sequence occupies, as `bits_of` counts them, by its tokens in
+    `CONTEXTS`."""
+    return {str(length): bits_of(spec, model, length)[1] for length in CONTEXTS}
 
 
 def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, Any]:

@@ -7,6 +7,7 @@ phase may end early, and may be left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,3 +28,13 @@ class Phase:
     name: str
     unit: str = ""
     seconds: float = 1.0
+
+
+def duration(seconds: float) -> str:
+    """A duration in words, rounded up so that it does not look exact."""
+    if seconds <= 50:
+        return f"{10 * max(1, math.ceil(seconds / 10))} s"
+    if seconds < 90 * 60:
+        minutes = math.ceil(seconds / 60)
+        return f"{minutes} minute{'s' if minutes > 1 else ''}"
+    return f"{seconds / 3600:.0f} hours"

@@ -1,7 +1,8 @@
 """One comparison: BF16, data-free INT2 caches, and an artifact's INT2 cache on one model.
 
 All rows of the comparison see the same tokens, windows, group size and quantizer; only transforms
-and clip differ. Every query position reads its own window exactly, and the rest as INT2, so no
+and clip differ. Or BF16 stands beside one artifact under several settings, over the same tokens and
+questions. Every query position reads its own window exactly, and the rest as INT2, so no
 number depends on how a server would chunk the prompt.
 """
 
@@ -14,13 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.caches import bits_of, caches_of, encode_text, facts_of
+from oscar_zoo.evaluate.ablation import Setting, widest_windows
+from oscar_zoo.evaluate.caches import (
+    bits_at_contexts,
+    bits_of,
+    caches_of,
+    encode_text,
+    facts_of,
+)
 from oscar_zoo.evaluate.records import Compared
-from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.tasks.base import Measurement, measure
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel
@@ -33,7 +43,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class EvalRow:
-    """One cache.
+    """One cache, or one cache under one setting.
 
     Attributes:
         cache: `bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip` or `artifact`.
@@ -44,6 +54,9 @@ class EvalRow:
         bits_per_element: of one stored element, scales included.
         bits_per_element_with_windows: everything one sequence of the measured length occupies,
             high-precision windows included, per element.
+        bits_per_element_at: the same for other sequences, by their tokens in `CONTEXTS`.
+        changes: values that this row has in place of those of the report's recipe, as in
+            `ablation.Setting`; empty where all rows have the same.
     """
 
     cache: str
@@ -51,6 +64,8 @@ class EvalRow:
     recall: float | None
     bits_per_element: float
     bits_per_element_with_windows: float
+    bits_per_element_at: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,9 +73,10 @@ class EvalReport:
     """What was measured.
 
     Attributes:
-        rows: one per cache, in the order above.
+        rows: one per cache in the order above, or BF16 and one per setting.
         facts: what is needed to repeat them, plain JSON values.
-        compared: every task under BF16 and under the artifact's cache, sequence by sequence.
+        compared: every task under BF16 and under the artifact's cache, sequence by sequence; empty
+            under several settings.
         record: the file in which the scores were kept, if any.
     """
 
@@ -90,6 +106,7 @@ def evaluate(
     length: int = 2048,
     answers: int = 64,
     seed: int = 0,
+    settings: Sequence[Setting] = (),
     progress: Progress = lambda done, total, unit: None,
 ) -> EvalReport:
     """Measure BF16, the data-free baselines and an artifact.
@@ -104,35 +121,27 @@ def evaluate(
         length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
         answers: questions of recall, rounded up to whole prompts.
         seed: of the recall prompts.
+        settings: to measure the artifact with, one after the other, in place of the data-free
+            baselines; `recipe` then only describes the report.
         progress: called with sequences done and in total.
 
     Raises:
         GeometryMismatch: the artifact is for another shape of model.
         UsageError: unknown task, text too short, or a recipe that cannot be simulated.
     """
-    caches = caches_of(model, artifact, recipe)
+    to_measure = _caches_under(settings, artifact, model) or [
+        (name, spec, {}) for name, spec in caches_of(model, artifact, recipe).items()
+    ]
+    exact = widest_windows([one.recipe for one in settings] or [recipe])
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
     ids = torch.tensor(encode_text(model, text), device="cpu")
-    todo: list[Task] = []
-    for name in dict.fromkeys(tasks):
-        if name == "perplexity":
-            todo.append(Perplexity.from_tokens(ids, windows=windows, length=length))
-        elif name == "recall":
-            encode = partial(encode_text, model)
-            todo.append(
-                Recall.from_tokens(
-                    ids,
-                    encode,
-                    windows=recipe.windows,
-                    answers=answers,
-                    length=length,
-                    seed=seed,
-                    unit="token",
-                )
-            )
-        else:
-            raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")
-    total = len(caches) * sum(len(task.prompts) for task in todo)
+    todo = [
+        Perplexity.from_tokens(ids, windows=windows, length=length)
+        if name == "perplexity"
+        else _recall(model, ids, exact, answers=answers, length=length, seed=seed)
+        for name in _known(tasks)
+    ]
+    total = len(to_measure) * sum(len(task.prompts) for task in todo)
     done = 0
 
     def tick() -> None:
@@ -142,14 +151,60 @@ def evaluate(
 
     rows = []
     found: dict[str, list[Measurement]] = {}
-    for cache, spec in caches.items():
+    for cache, spec, changes in to_measure:
         found[cache] = [measure(model, task, spec, tick=tick) for task in todo]
         values = {task.name: one.value for task, one in zip(todo, found[cache], strict=True)}
-        bits = bits_of(spec, model, length)
-        rows.append(EvalRow(cache, values.get("perplexity"), values.get("recall"), *bits))
+        rows.append(
+            EvalRow(
+                cache,
+                values.get("perplexity"),
+                values.get("recall"),
+                *bits_of(spec, model, length),
+                bits_at_contexts(spec, model),
+                changes,
+            )
+        )
     facts = facts_of(model, text, recipe) | {
         "tokens": len(ids),
+        "length": length,
         "tasks": {t.name: dict(t.describe()) for t in todo},
     }
-    mine = zip(todo, found["bf16"], found.get("artifact", ()), strict=False)
+    mine = () if settings else zip(todo, found["bf16"], found.get("artifact", ()), strict=False)
     return EvalReport(tuple(rows), facts, tuple(Compared(*one) for one in mine))
+
+
+def _caches_under(
+    settings: Sequence[Setting],
+    artifact: tuple[RotationSet, RotationSet] | None,
+    model: LoadedModel,
+) -> list[tuple[str, CacheSpec | None, Mapping[str, Any]]]:
+    """BF16 and the artifact under every setting, with the changes; nothing without settings."""
+    if not settings:
+        return []
+    if artifact is None:
+        raise UsageError("several settings are measured with an artifact only.")
+    several = [(CacheSpec(*artifact, one.recipe), one.changes) for one in settings]
+    for spec, _ in several:
+        spec.check(model.block)
+    return [("bf16", None, {}), *(("artifact", spec, changes) for spec, changes in several)]
+
+
+def _known(tasks: Sequence[str]) -> list[str]:
+    for name in tasks:
+        if name not in TASKS:
+            raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")
+    return list(dict.fromkeys(tasks))
+
+
+def _recall(
+    model: LoadedModel, ids: Tensor, windows: Windows, *, answers: int, length: int, seed: int
+) -> Recall:
+    return Recall.from_tokens(
+        ids,
+        partial(encode_text, model),
+        windows=windows,
+        answers=answers,
+        length=length,
+        seed=seed,
+        unit="token",
+    )

@@ -88,6 +88,16 @@ def test_measuring_again_changes_nothing_and_other_clips_stand_beside(
     assert changes == [{}, {"clip": "0.9,0.8"}]
 
 
+def test_another_window_is_named_and_the_recipe_s_own_values_are_no_change(
+    folder: Path, model: Path, tmp_path: Path
+) -> None:
+    windows = ["--sink", "4", "--recent", "16"]
+    assert run([*words(folder, model, tmp_path), "-q", *windows, "--clip", "0.96,0.92"]) == 0
+    (score,) = own_scores.load(folder / "scores.json").scores
+    assert score.recipe_changes == {"sink": "4", "recent": "16"}
+    assert score.source is not None and score.source.endswith(" --sink 4 --recent 16")
+
+
 def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
     folder: Path, model: Path, tmp_path: Path, state: Path
 ) -> None:

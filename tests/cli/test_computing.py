@@ -26,8 +26,8 @@ from tiny_artifacts import artifact_files
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.render.course import duration
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.phases import duration
 from oscar_zoo.registry.model_names import check_made_for, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from oscar_zoo.app import evaluate_server
 from oscar_zoo.app.evaluate import EvaluateRequest
@@ -14,6 +15,7 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands import eval as eval_command
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
+from oscar_zoo.evaluate.ablation import Values
 
 
 @pytest.fixture
@@ -36,6 +38,27 @@ def test_without_options_the_requests_have_their_defaults(asked: list[Any]) -> N
     assert asked == [EvaluateRequest("Name"), ServerEvaluateRequest("Name")]
 
 
+def test_one_clip_is_for_every_form_and_the_other_values_for_this_process(
+    asked: list[Any],
+) -> None:
+    run(["eval", "Name", "--sink", "0,64,0", "--recent", "128", "--group-size", "32,64"])
+    run(["eval", "Name", "--clip", "0.9,0.8", "--clip", "0,0"])
+    values = Values(sink=(0, 64), recent=(128,), group_size=(32, 64))
+    clips = Values(clip=(Clip(k=0.9, v=0.8), Clip(k=0.0, v=0.0)))
+    assert [request.values for request in asked] == [values, clips]
+
+
+@pytest.mark.parametrize("server", [["--engine", "sglang"], ["--task", "gsm8k"]])
+def test_a_server_is_measured_with_the_recipe_that_it_serves(
+    server: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--sink", "--recent", "--group-size"):
+        line = refused(capsys, 2, "eval", "Name", option, "32", *server)
+        assert line.startswith(f"error: {option} is for the model in this process")
+    clips = ["--clip", "0.9,0.9", "--clip", "0.8,0.8"]
+    assert "a list of --clip is for" in refused(capsys, 2, "eval", "Name", *clips, *server)
+
+
 def test_options_reach_the_request(asked: list[Any], tmp_path: Path) -> None:
     common = [
         "--task",
@@ -50,10 +73,11 @@ def test_options_reach_the_request(asked: list[Any], tmp_path: Path) -> None:
     run(["eval", "Name", *common])
     servers = ["--engine", "sglang", "--chunk", "64,128", "--radix", "off", "--timeout", "7"]
     run(["eval", "Name", *common, *servers, "--", "--max-running-requests=2"])
-    given: dict[str, Any] = {"tasks": ("recall",), "clip": Clip(k=0.5, v=0.6), "answers": 3}
-    given["hubs"] = (f"file:{tmp_path}",)
+    clip = Clip(k=0.5, v=0.6)
+    given: dict[str, Any] = {"tasks": ("recall",), "answers": 3, "hubs": (f"file:{tmp_path}",)}
     here, there = asked
-    assert here == EvaluateRequest("Name", **given)
+    assert here == EvaluateRequest("Name", **given, values=Values(clip=(clip,)))
     wanted = tuple(ServerVariant(chunk=chunk, radix=False) for chunk in (64, 128))
     flags = ("--max-running-requests=2",)
-    assert there == ServerEvaluateRequest("Name", **given, variants=wanted, timeout=7, extra=flags)
+    given |= {"clip": clip, "variants": wanted, "timeout": 7, "extra": flags}
+    assert there == ServerEvaluateRequest("Name", **given)

@@ -14,6 +14,7 @@ from random_qwen3 import EXAMPLE, write_model
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
+from oscar_zoo.evaluate.ablation import TimeLeft, Values
 from oscar_zoo.evaluate.run import evaluate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import measure
@@ -63,6 +64,42 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
     assert rows["int2"].bits_per_element_with_windows == 2.5 + 16 * 320 / 2048
     assert all(row.recall is None for row in report.rows)
     assert seen == [(i, 5, "sequences") for i in range(1, 6)]
+
+
+def test_every_combination_of_settings_is_measured_with_the_artifact(small: LoadedModel) -> None:
+    artifact = hadamard_set(small.block, "k"), hadamard_set(small.block, "v")
+    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=4))
+    values = Values(sink=(0, 8), recent=(16,), clip=(Clip(k=0.0, v=0.0), Clip(k=0.9, v=0.9)))
+    settings = values.settings(recipe)
+    assert [(one.recipe.windows.sink, one.recipe.windows.recent) for one in settings] == [
+        (0, 16),
+        (0, 16),
+        (8, 16),
+        (8, 16),
+    ]
+    given = {"tasks": ("perplexity",), "windows": 1, "length": 128, "recipe": recipe}
+    report = evaluate(small, TEXT[:20_000], artifact=artifact, settings=settings, **given)
+    rows = report.to_json()["rows"]
+    assert [row["cache"] for row in rows] == ["bf16", *["artifact"] * 4]
+    assert [row["changes"].get("clip") for row in rows[1:]] == ["0,0", "0.9,0.9"] * 2
+    for row, setting in zip(report.rows[1:], settings, strict=True):
+        alone = evaluate(
+            small, TEXT[:20_000], artifact=artifact, **given | {"recipe": setting.recipe}
+        )
+        same = next(one for one in alone.rows if one.cache == "artifact")
+        assert row.perplexity == same.perplexity
+        assert row.bits_per_element_with_windows == same.bits_per_element_with_windows
+    assert report.compared == ()
+    with pytest.raises(UsageError, match="with an artifact only"):
+        evaluate(small, TEXT[:20_000], artifact=None, settings=settings, **given)
+
+
+def test_the_time_left_is_told_once_when_the_first_combination_is_done() -> None:
+    now = iter([7.0, 107.0])
+    left = TimeLeft(caches=5, clock=lambda: next(now))
+    assert [left.after(done, 10) for done in range(1, 11)] == [0, 0, 0, 300.0, *[0] * 6]
+    alone = TimeLeft(caches=1, clock=lambda: 0.0)
+    assert [alone.after(done, 4) for done in range(1, 5)] == [0, 0, 0, 0]
 
 
 def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel) -> None:

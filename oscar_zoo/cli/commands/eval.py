@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oscar_zoo.app.evaluate import EvaluateRequest, evaluate
-from oscar_zoo.cli import benchmark_options, completing, eval_options, options, parsing
+from oscar_zoo.cli import benchmark_options, completing, eval_options, options
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Recall questions. [default: 64; 60 of a server]",
 )
-@click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
+@eval_options.recipe_options
 @options.dtype_option
 @options.revision_option
 @click.option(
@@ -87,7 +87,6 @@ if TYPE_CHECKING:
 def command(
     artifact: str,
     engine_flags: tuple[str, ...],
-    clip: str | None,
     engine: str,
     offline: bool,
     quiet: bool,
@@ -101,6 +100,10 @@ def command(
     oscar-zoo compute.
 
     Perplexity and recall use the sink, recent and INT2 layout exactly at every query position.
+
+    One value of --sink, --recent, --clip or --group-size takes the place of the recipe's for every
+    cache. With several, BF16 and the artifact under every combination are measured, and no scores
+    are kept.
 
     With --engine sglang the artifact is served by stock SGLang, and its perplexity is computed from
     the server's own log-probabilities, cold and behind a prefix-cache hit; recall is asked for in
@@ -117,6 +120,8 @@ def command(
     Examples:
       oscar-zoo eval ./my-rotation --model ./my-model --task perplexity --data text.txt
       oscar-zoo eval Qwen3-8B --json
+      oscar-zoo eval Qwen3-8B --sink 0,64 --recent 128,256,512
+      oscar-zoo eval Qwen3-8B --clip 0.96,0.92 --clip 0.9,0.9 --group-size 32,64
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
       oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
@@ -130,7 +135,7 @@ def command(
     server = {name: choices.pop(name) for name in eval_options.SERVER_OPTIONS}
     benchmark = {name: choices.pop(name) for name in benchmark_options.BENCHMARK_OPTIONS}
     given = {name: value for name, value in choices.items() if value not in (None, ())}
-    given |= {"artifact": artifact, "clip": parsing.parse_clip(clip)}
+    given |= {"artifact": artifact, "values": eval_options.take_values(given)}
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         if any(task not in benchmark_options.TEXT_TASKS for task in given.get("tasks", ())):
             asked = benchmark_options.benchmark_request(given, server, benchmark, engine_flags)

@@ -10,7 +10,7 @@ from oscar_zoo.app.artifact_model import model_argument
 from oscar_zoo.cli.pasting import pasted, saved, typed
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.choice import print_choice
-from oscar_zoo.cli.render.course import duration
+from oscar_zoo.evaluate.phases import duration
 
 if TYPE_CHECKING:
     from oscar_zoo.app.obtain import Computed

@@ -7,11 +7,10 @@ here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.phases import Phase, duration
 
 EVERY_SECONDS = 30.0
 """Seconds between two lines about the same work where stderr is no terminal."""
@@ -150,13 +149,3 @@ class Rarely:
     def now(self) -> None:
         """Restart the wait, as if a call had just returned true."""
         self._last = self._clock()
-
-
-def duration(seconds: float) -> str:
-    """A duration in words, rounded up so that it does not look exact."""
-    if seconds <= 50:
-        return f"{10 * max(1, math.ceil(seconds / 10))} s"
-    if seconds < 90 * 60:
-        minutes = math.ceil(seconds / 60)
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
-    return f"{seconds / 3600:.0f} hours"

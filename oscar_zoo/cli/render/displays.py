@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.render.course import Course, Rarely, duration
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.cli.render.course import Course, Rarely
+from oscar_zoo.evaluate.phases import Phase, duration
 
 Clock = Callable[[], float]
 
