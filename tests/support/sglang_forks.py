@@ -113,6 +113,11 @@ class Forks:
 def shared(front: Path | None = None) -> Forks:
     """The connection of this process, to the installed SGLang or to the one in the folder
     `front`."""
+    return connect(front)
+
+
+def connect(front: Path | None = None) -> Forks:
+    """Another connection, for a call that runs beside others."""
     from engines import environment
 
     env = environment()

@@ -172,6 +172,12 @@ SERVER = (
         "one request per item",
     ),
     Refusal(
+        "--tokenizer-worker-num",
+        above("tokenizer_worker_num", 1),
+        "further HTTP workers load no plugins, so they would check no request",
+        "one of them",
+    ),
+    Refusal(
         "--kv-canary",
         other_than("kv_canary", "none"),
         "it checks slots in the layout of the stock pool",
@@ -213,6 +219,7 @@ ENVIRONMENT = (
         "it sizes the pool after rings and sinks were allocated",
     ),
     ("SGLANG_USE_HND_KVCACHE", "codes are stored token by token"),
+    ("SGLANG_RUST_SERVER", "its HTTP server loads no plugins, so it would check no request"),
 )
 
 TRUE = ("true", "1", "yes", "y")

@@ -66,6 +66,7 @@ SERVER_CASES = {
     "--dllm-algorithm": {"dllm_algorithm": "LowConfidence"},
     "--prefill-only-disable-kv-cache": {"prefill_only_disable_kv_cache": True},
     "--enable-mis": {"enable_mis": True},
+    "--tokenizer-worker-num": {"tokenizer_worker_num": 2},
     "--kv-canary": {"kv_canary": "log"},
     "--enable-nvidia-megakernel": {"enable_nvidia_megakernel": True},
     "--cuda-graph-backend-prefill full": {"cuda_graph_config": graphs("disabled", "full")},

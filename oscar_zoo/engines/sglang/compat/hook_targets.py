@@ -107,6 +107,9 @@ def _observed_places() -> dict[str, tuple[Target, ...]]:
         "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),
         "sampling": verify if beams else (),
         "media": (Target(f"{manager}._validate_one_request", "BEFORE"),),
+        "arrives": (Target(f"{manager}.generate_request", "BEFORE"),),
+        "prompt": (Target(f"{manager}._validate_one_request", "BEFORE"),),
+        "http": (Target(f"{manager}.__init__", "AFTER"),),
         "server_info": (
             Target("sglang.srt.managers.scheduler.Scheduler.get_internal_state", "AFTER"),
         ),

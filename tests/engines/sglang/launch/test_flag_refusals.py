@@ -18,6 +18,7 @@ VALUES = {
     "--dcp-size": "2",
     "--attn-cp-size": "2",
     "--dllm-algorithm": "LowConfidence",
+    "--tokenizer-worker-num": "2",
     "--kv-canary": "log",
 }
 """Values of the flags that are no switches."""

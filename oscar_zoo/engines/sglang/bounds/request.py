@@ -1,0 +1,322 @@
+"""One row per field of a request of any supported release of SGLang, and the checks of a whole
+request: as it arrives, and of each prompt once it is tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from oscar_zoo.engines.sglang.bounds import sampling, values
+from oscar_zoo.engines.sglang.bounds.values import Check, shown
+from oscar_zoo.errors import UsageError
+
+MOST_PROMPTS = 1024
+"""Prompts of one request, and answers to all of them together."""
+MOST_LOGPROBS = 1024
+"""Tokens for which one position reports log-probabilities."""
+MOST_REPORTED = 4_000_000
+"""Log-probabilities of all positions of a prompt."""
+CHARACTERS_PER_TOKEN = 64
+"""No longer text is made into tokens: it could not fit into the context anyway."""
+LEAST_TEXT = 1 << 16
+ALIASES = {
+    "input_ids": "prompt",
+    "text": "prompt",
+    "sampling_params.max_new_tokens": "max_tokens",
+    "sampling_params.sampling_seed": "seed",
+    "sampling_params.json_schema": "response_format",
+    "top_logprobs_num": "top_logprobs",
+}
+"""How the OpenAI-compatible routes call a field."""
+NOT_DIVIDED = "prefill and decode run in one server here"
+NOT_FOREIGN = "this server takes tokens or text"
+INTERNAL = sampling.INTERNAL
+
+_name = values.text(values.MOST_NAME)
+_small = values.whole(0, 1 << 20)
+_ids = values.sequence(values.whole(0, sampling.MOST_TOKENS), sampling.MOST_IDS)
+
+
+def _media(value: Any) -> str | None:
+    """Images, video and sound are checked by SGLang's processors, if it has one for this model."""
+    return None
+
+
+SESSION = {
+    "id": _name,
+    "rid": _name,
+    "offset": values.whole(0, sampling.MOST_TOKENS),
+    "replace": values.flag,
+    "drop_previous_output": values.flag,
+}
+
+
+def _session(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return f"must be an object, and is {shown(value)}"
+    for key, inner in value.items():
+        if key not in SESSION:
+            return f"has an unknown entry {shown(key)}"
+        wrong = None if inner is None else SESSION[key](inner)
+        if wrong is not None:
+            return f"has an entry {key} that {wrong}"
+    return None if value.get("id") else "needs an id"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One field.
+
+    Attributes:
+        check: of its value for one prompt.
+        each: a request with several prompts may have a list with one value per prompt.
+    """
+
+    check: Check
+    each: bool = False
+
+
+ROWS: dict[str, Row] = {
+    "rid": Row(_name, each=True),
+    "session_id": Row(_name),
+    "text": Row(values.text(1 << 30), each=True),
+    "input_ids": Row(lambda value: None),  # `check_prompt` sees them all
+    "input_embeds": Row(values.absent(NOT_FOREIGN)),
+    "image_data": Row(_media),
+    "video_data": Row(_media),
+    "audio_data": Row(_media),
+    "mm_hashes": Row(_media),
+    "mm_content_hashes": Row(_media),
+    "mm_data_mooncake": Row(values.absent(NOT_DIVIDED)),
+    "use_audio_in_video": Row(values.flag),
+    "video_config": Row(values.plain),
+    "mm_processor_kwargs": Row(values.plain),
+    "images_config": Row(values.plain),
+    "sampling_params": Row(lambda value: None),  # `sampling` has its rows
+    "return_logprob": Row(values.flag, each=True),
+    "logprob_start_len": Row(values.whole(0, sampling.MOST_TOKENS, -1), each=True),
+    "top_logprobs_num": Row(values.whole(0, MOST_LOGPROBS), each=True),
+    "token_ids_logprob": Row(_ids, each=True),
+    "return_sampling_mask": Row(values.flag, each=True),
+    "sampling_logprobs_mode": Row(values.word("selected", "support"), each=True),
+    "return_text_in_logprobs": Row(values.flag),
+    "return_flat_raw_top_logprobs": Row(values.flag),
+    "return_flat_raw_output_top_logprobs": Row(values.flag),
+    "return_flat_raw_top_logprobs_b64": Row(values.flag),
+    "stream": Row(values.flag),
+    "log_metrics": Row(values.flag),
+    "return_hidden_states": Row(values.word(True, False, "last"), each=True),
+    "return_routed_experts": Row(values.flag),
+    "routed_experts_start_len": Row(values.whole(0, sampling.MOST_TOKENS)),
+    "return_indexer_topk": Row(values.flag),
+    "modalities": Row(values.sequence(_name, MOST_PROMPTS)),
+    "session_params": Row(_session),
+    "lora_path": Row(_name, each=True),
+    "lora_id": Row(values.absent(INTERNAL)),
+    "custom_logit_processor": Row(values.text(1 << 20), each=True),
+    "positional_embed_overrides": Row(values.absent(NOT_FOREIGN)),
+    "bootstrap_host": Row(values.absent(NOT_DIVIDED)),
+    "bootstrap_port": Row(values.absent(NOT_DIVIDED)),
+    "bootstrap_room": Row(values.absent(NOT_DIVIDED)),
+    "bootstrap_pair_key": Row(values.absent(NOT_DIVIDED)),
+    "decode_tp_size": Row(values.absent(NOT_DIVIDED)),
+    "disagg_prefill_dp_rank": Row(values.absent(NOT_DIVIDED)),
+    "routed_dp_rank": Row(_small),
+    "data_parallel_rank": Row(_small),
+    "routing_key": Row(_name),
+    "conversation_id": Row(_name),
+    "http_worker_ipc": Row(values.text(1 << 12)),  # workers of the HTTP server set it
+    "background": Row(values.flag),
+    "require_reasoning": Row(values.flag),
+    "max_thinking_tokens": Row(values.whole(0, sampling.MOST_TOKENS)),
+    "priority": Row(values.whole(-sampling.MOST_TOKENS, sampling.MOST_TOKENS)),
+    "extra_key": Row(_name, each=True),
+    "cache_salt": Row(_name, each=True),
+    "kv_hints": Row(values.absent("this server has no cache outside of its GPU")),
+    "no_logs": Row(values.flag),
+    "custom_labels": Row(values.mapping(_name, _name, 64)),
+    "return_bytes": Row(values.flag),
+    "return_entropy": Row(values.flag),
+    "return_prompt_token_ids": Row(values.flag),
+    "external_trace_header": Row(values.mapping(_name, values.text(1 << 13), 64)),
+    "received_time": Row(values.number(0, 1e18)),
+    "need_wait_for_mm_inputs": Row(values.absent(NOT_DIVIDED)),
+    "num_items_assigned": Row(values.absent(NOT_DIVIDED)),
+    "encoder_urls": Row(values.absent(NOT_DIVIDED)),
+    "max_dynamic_patch": Row(_small),
+    "min_dynamic_patch": Row(_small),
+    "image_max_dynamic_patch": Row(_small),
+    "video_max_dynamic_patch": Row(_small),
+    "multi_item_delimiter_indices": Row(_ids, each=True),
+    "token_indices_to_pool": Row(_ids, each=True),
+    "watermark": Row(values.plain),
+}
+"""A value of `None` means that the field was left out, and is not checked."""
+
+
+class RefusedField(UsageError):
+    """A request that asks for something that a server must not try.
+
+    Args:
+        field: as SGLang calls it.
+        reason: the rest of the sentence.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field = ALIASES.get(field, field.removeprefix("sampling_params."))
+        called = f" ({self.field})" if field in ALIASES else ""
+        super().__init__(f"{field}{called} {reason}.")
+
+
+def check_request(request: Any, known: Collection[str], *, longest: int) -> None:
+    """Check a request as it arrives, before SGLang divides it into prompts.
+
+    Args:
+        request: attributes as of SGLang's `GenerateReqInput`.
+        known: the sampling parameters of this release.
+        longest: tokens of the context.
+
+    Raises:
+        RefusedField: names the first field that is wrong.
+    """
+    prompts = _prompts(request)
+    _check_sampling(request.sampling_params, prompts, known)
+    samples = _samples(request.sampling_params)
+    if (prompts or 1) * samples > MOST_PROMPTS:
+        raise RefusedField(
+            "sampling_params.n",
+            f"asks for {(prompts or 1) * samples} answers, and at most {MOST_PROMPTS} are allowed",
+        )
+    several = prompts if prompts is not None else (1 if samples > 1 else None)
+    for name, row in ROWS.items():
+        value = getattr(request, name, None)
+        if value is None:
+            continue
+        wrong = _wrong(row, value, several)
+        if wrong is not None:
+            raise RefusedField(name, wrong)
+    texts = [request.text] if isinstance(request.text, str) else request.text or []
+    most = max(LEAST_TEXT, CHARACTERS_PER_TOKEN * longest)
+    if any(len(text) > most for text in texts):
+        raise RefusedField("text", f"has more than {most} characters, too many for this server")
+
+
+def wrong_body(body: Any, known: Collection[str], *, longest: int) -> str | None:
+    """What `check_request` says about the JSON of a request; `None` when nothing is wrong."""
+    if not isinstance(body, dict):
+        return "the body must be an object."
+    request = SimpleNamespace(**(dict.fromkeys((*ROWS, "input_ids", "text")) | body))
+    try:
+        check_request(request, known, longest=longest)
+    except RefusedField as refused:
+        return refused.message
+    return None
+
+
+def check_prompt(request: Any, ids: Sequence[int] | None, vocabulary: int) -> None:
+    """Check one prompt and what was asked about it, just before the scheduler gets it.
+
+    Args:
+        request: attributes as of SGLang's request for one prompt.
+        ids: the tokens of the prompt; `None` where media decide them.
+        vocabulary: number of tokens of the model.
+
+    Raises:
+        RefusedField: names the first field that is wrong.
+    """
+    field = "input_ids" if request.input_ids is not None else "text"
+    wrong = None if ids is None else values.token_ids(ids, vocabulary)
+    if wrong is not None:
+        raise RefusedField(field, wrong)
+    session = getattr(request, "session_params", None)
+    if not ids and not session and not request.contains_mm_input():
+        raise RefusedField(field, "holds no tokens")
+    found = sampling.check_tokens(request.sampling_params or {}, vocabulary)
+    if found is not None:
+        raise RefusedField(*found)
+    if getattr(request, "return_logprob", False):
+        _check_logprobs(request, len(ids or ()), vocabulary)
+
+
+def _check_logprobs(request: Any, length: int, vocabulary: int) -> None:
+    start = request.logprob_start_len if request.logprob_start_len is not None else -1
+    if start > length:
+        raise RefusedField("logprob_start_len", f"is {start}, and the prompt has {length} tokens")
+    top, listed = request.top_logprobs_num or 0, request.token_ids_logprob or ()
+    if top > vocabulary:
+        raise RefusedField("top_logprobs_num", f"is {top}, and this model has {vocabulary} tokens")
+    wrong = values.token_ids(listed, vocabulary)
+    if wrong is not None:
+        raise RefusedField("token_ids_logprob", wrong)
+    positions = 1 if start == -1 else length - start + 1
+    if positions * (top + len(listed)) > MOST_REPORTED:
+        raise RefusedField(
+            "logprob_start_len",
+            f"asks for {positions * (top + len(listed))} log-probabilities of"
+            f" the prompt, and at most {MOST_REPORTED} are allowed",
+        )
+
+
+def _prompts(request: Any) -> int | None:
+    """The number of prompts; `None` for one that is not in a list."""
+    if request.text is not None:
+        field, given, single = "text", request.text, isinstance(request.text, str)
+    elif request.input_ids is not None:
+        field, given = "input_ids", request.input_ids
+        single = not given or not isinstance(given[0], list)
+    else:
+        raise RefusedField("input_ids", "or text is needed")
+    if request.text is not None and request.input_ids is not None:
+        raise RefusedField("input_ids", "and text exclude each other")
+    if single:
+        return None
+    if not given:
+        raise RefusedField(field, "holds no prompt")
+    if not all(isinstance(one, str if field == "text" else list) for one in given):
+        raise RefusedField(field, "must be one prompt, or a list of prompts")
+    if len(given) > MOST_PROMPTS:
+        raise RefusedField(
+            field, f"has {len(given)} prompts, and at most {MOST_PROMPTS} are allowed"
+        )
+    return len(given)
+
+
+def _check_sampling(given: Any, prompts: int | None, known: Collection[str]) -> None:
+    if given is None:
+        return
+    several = given if isinstance(given, list) and prompts is not None else [given]
+    if len(several) != (prompts or 1) and several is given:
+        raise RefusedField("sampling_params", f"has {len(several)} entries for {prompts} prompts")
+    for one in several:
+        found = sampling.check(one, known)
+        if found is not None:
+            raise RefusedField(*found)
+    if len({one.get("n") or 1 for one in several}) > 1:
+        raise RefusedField("sampling_params.n", "must be the same for all prompts of a request")
+
+
+def _samples(given: Any) -> int:
+    one = given[0] if isinstance(given, list) else given or {}
+    return int(one.get("n") or 1)
+
+
+def _wrong(row: Row, value: Any, prompts: int | None) -> str | None:
+    if not (row.each and prompts is not None and isinstance(value, list)):
+        return row.check(value)
+    if row.check is _ids and not any(isinstance(one, list) for one in value):
+        return row.check(value)  # one list of tokens for all prompts
+    if len(value) != prompts:
+        return f"has {len(value)} entries for {prompts} prompts"
+    found = (row.check(one) for one in value if one is not None)
+    return next((f"has an entry that {wrong}" for wrong in found if wrong is not None), None)
+
+
+def field_of(message: str) -> str | None:
+    """The field that an error message begins with, as OpenAI calls it; `None` for other errors."""
+    word = message.partition(" ")[0]
+    if word in ALIASES:
+        return ALIASES[word]
+    name = word.removeprefix("sampling_params.")
+    return name if name in ROWS or name in sampling.ROWS or word != name else None

@@ -1,0 +1,83 @@
+"""SGLang's requests on their way to the scheduler, and how its HTTP server refuses one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SERVER = "sglang.srt.entrypoints.http_server"
+
+
+def generates(request: Any) -> bool:
+    """Whether `request` asks for text; the others ask for embeddings, which have other fields."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    return isinstance(request, GenerateReqInput)
+
+
+@functools.cache
+def sampling_parameters() -> frozenset[str]:
+    """The names of all sampling parameters of this release."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    return frozenset(SamplingParams.__struct_fields__)
+
+
+def vocabulary(tokenizer_manager: Any) -> int:
+    """The number of tokens of the model."""
+    return int(tokenizer_manager.model_config.vocab_size)
+
+
+def context(tokenizer_manager: Any) -> int:
+    """Tokens of the context."""
+    return int(tokenizer_manager.model_config.context_len)
+
+
+def http_server() -> Any:
+    """SGLang's HTTP server in this process: its module; `None` where there is none."""
+    return sys.modules.get(SERVER)
+
+
+def name_fields(field_of: Callable[[str], str | None]) -> None:
+    """Let answers of the OpenAI-compatible routes to bad requests name the field, as OpenAI's own
+    do.
+
+    Args:
+        field_of: the field that a message is about.
+    """
+    from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
+
+    answer = OpenAIServingBase.create_error_response
+    OpenAIServingBase.create_error_response = _naming(answer, field_of)
+
+
+def check_bodies(wrong: Callable[[Any], str | None]) -> None:
+    """Let `/generate` ask `wrong` of the JSON of a request before a schema of SGLang, which names
+    no field; releases before 0.5.23 have none."""
+    server = http_server()
+    if hasattr(server, "generate_contract_error"):
+        schema = server.generate_contract_error
+        server.generate_contract_error = lambda body: wrong(body) or schema(body)
+
+
+def _naming(original: Any, field_of: Callable[[str], str | None]) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    @functools.wraps(original)
+    def answer(self: Any, message: str, *given: Any, **named: Any) -> Any:
+        response = original(self, message, *given, **named)
+        field = field_of(message) if response.status_code == 400 else None
+        if field is None:
+            return response
+        error = {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": field,
+            "code": 400,
+        }
+        # OpenAI's clients read the inner object, clients of SGLang the outer one.
+        return ORJSONResponse({"error": error, "object": "error", **error}, status_code=400)
+
+    return answer

@@ -1,0 +1,220 @@
+"""Requests that a server must refuse, over HTTP, on every release of SGLang that the plugin
+supports. Without the plugin's checks many of these end the whole server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MODEL, RELEASES, folder_of, needs_sglang
+from sglang_forks import shared
+from sglang_http import HttpServer, http_server
+from tiny_artifacts import payload, write_folder
+
+from oscar_zoo.engines.sglang.bounds import patterns, sampling
+from oscar_zoo.engines.sglang.bounds import request as bounds
+
+pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(900)]
+
+PROMPTS = ([5, 6, 7], list(range(100, 180)), [11])
+HUGE = 10**15
+VOCABULARY = json.loads((MODEL / "config.json").read_text())["vocab_size"]
+
+
+def native(field: str, **given: Any) -> tuple[str, dict[str, Any], str]:
+    prompt = {} if {"input_ids", "text"} & given.keys() else {"input_ids": [5, 6, 7]}
+    return "/generate", {"sampling_params": {"max_new_tokens": 2}, **prompt, **given}, field
+
+
+def sampled(field: str, **given: Any) -> tuple[str, dict[str, Any], str]:
+    return native(field, sampling_params={"max_new_tokens": 2, **given})
+
+
+def completion(field: str, **given: Any) -> tuple[str, dict[str, Any], str]:
+    return (
+        "/v1/completions",
+        {"model": "default", "prompt": "Hello", "max_tokens": 2, **given},
+        field,
+    )
+
+
+def chat(field: str, **given: Any) -> tuple[str, dict[str, Any], str]:
+    message = {"role": "user", "content": "Hello"}
+    body = {"model": "default", "messages": [message], "max_tokens": 2, **given}
+    return "/v1/chat/completions", body, field
+
+
+BAD = {
+    "a token beyond the vocabulary": native("input_ids", input_ids=[99999999]),
+    "the first token beyond it": native("input_ids", input_ids=[5, VOCABULARY]),
+    "a negative token": native("input_ids", input_ids=[-1]),
+    "the largest integer": native("input_ids", input_ids=[2**63 - 1]),
+    "one bad prompt of several": native("input_ids", input_ids=[[1], [99999999]]),
+    "an empty prompt": native("input_ids", input_ids=[]),
+    "an empty prompt of several": native("input_ids", input_ids=[[5], []]),
+    "no prompts": native("input_ids", input_ids=[[]]),
+    "a bad prompt of a completion": completion("prompt", prompt=[99999999]),
+    "bad prompts of a completion": completion("prompt", prompt=[[1, 2], [99999999]]),
+    "a negative token of a completion": completion("prompt", prompt=[-5]),
+    "a bad prompt of n samples": native(
+        "input_ids", input_ids=[99999999], sampling_params={"n": 2, "max_new_tokens": 1}
+    ),
+    "log-probabilities of too many tokens": native(
+        "logprob_start_len", return_logprob=True, top_logprobs_num=100000, logprob_start_len=-9
+    ),
+    "more log-probabilities than tokens": native(
+        "top_logprobs_num", return_logprob=True, top_logprobs_num=1025
+    ),
+    "a negative number of log-probabilities": native(
+        "top_logprobs_num", return_logprob=True, top_logprobs_num=-1
+    ),
+    "a negative start": native("logprob_start_len", return_logprob=True, logprob_start_len=-9),
+    "a start behind the prompt": native(
+        "logprob_start_len", return_logprob=True, logprob_start_len=99
+    ),
+    "a list for one prompt": native(
+        "top_logprobs_num", return_logprob=True, top_logprobs_num=[1, 2, 3]
+    ),
+    "log-probabilities of a token that is none": native(
+        "token_ids_logprob", return_logprob=True, token_ids_logprob=[99999999]
+    ),
+    "too many samples": sampled("n", n=100000),
+    "no sample": sampled("n", n=0),
+    "half a sample": sampled("n", n=1.5),
+    "too many answers": native(
+        "n", input_ids=[[5]] * 100, sampling_params={"n": 100, "max_new_tokens": 1}
+    ),
+    "too many prompts": native("input_ids", input_ids=[[5]] * 2000),
+    "a negative length": sampled("max_new_tokens", max_new_tokens=-1),
+    "a length of many digits": sampled("max_new_tokens", max_new_tokens=HUGE),
+    "a length that is text": sampled("max_new_tokens", max_new_tokens="a"),
+    "half a token": sampled("max_new_tokens", max_new_tokens=1.5),
+    "at least more than at most": sampled("min_new_tokens", min_new_tokens=5, max_new_tokens=2),
+    "a long stop string": sampled("stop", stop=["x" * 100000]),
+    "many stop strings": sampled("stop", stop=["x"] * 1000),
+    "a stop number": sampled("stop", stop=[5]),
+    "a stop token beyond": sampled("stop_token_ids", stop_token_ids=[99999999]),
+    "a stop token of many digits": sampled("stop_token_ids", stop_token_ids=[10**30]),
+    "stop tokens that are text": sampled("stop_token_ids", stop_token_ids="abc"),
+    "a stop expression that is none": sampled("stop_regex", stop_regex="("),
+    "a stop expression without an end": sampled("stop_regex", stop_regex="(a+)+$"),
+    "a stop expression with many ways": sampled("stop_regex", stop_regex="(a|a){1,40}b"),
+    "a stop expression that is long": sampled("stop_regex", stop_regex="a" * 1000),
+    "an expression with many states": sampled("regex", regex="(a{1,5000}){1,5000}"),
+    "a long expression": sampled("regex", regex="a" * 200000),
+    "a number for an expression": sampled("regex", regex=5),
+    "a schema that is none": sampled("json_schema", json_schema="{"),
+    "a schema with a long string": sampled(
+        "json_schema", json_schema='{"type": "string", "minLength": 100000000}'
+    ),
+    "a deep schema": sampled("json_schema", json_schema='{"not":' * 200 + "{}" + "}" * 200),
+    "a grammar with a long repetition": sampled("ebnf", ebnf='root ::= "a"{1,100000000}'),
+    "a tag that is none": sampled("structural_tag", structural_tag="x"),
+    "a temperature that is text": sampled("temperature", temperature="x"),
+    "a tiny temperature": sampled("temperature", temperature=5e-6),
+    "a negative temperature": sampled("temperature", temperature=-1),
+    "no share of the tokens": sampled("top_p", top_p=0),
+    "a top of many digits": sampled("top_k", top_k=HUGE, temperature=1),
+    "a top that is broken": sampled("top_k", top_k=1.5, temperature=1),
+    "a tiny penalty": sampled("repetition_penalty", repetition_penalty=1e-30),
+    "a penalty that is text": sampled("presence_penalty", presence_penalty="a"),
+    "a bias beyond the vocabulary": sampled("logit_bias", logit_bias={"99999999": 1}),
+    "a bias for no token": sampled("logit_bias", logit_bias={"a": 1}),
+    "a bias that is text": sampled("logit_bias", logit_bias={"5": "b"}),
+    "a bias that is null": sampled("logit_bias", logit_bias={"5": None}),
+    "a bias that is infinite": sampled("logit_bias", logit_bias={"5": 1e300}),
+    "a list of biases": sampled("logit_bias", logit_bias=[1]),
+    "a seed of many digits": sampled("sampling_seed", sampling_seed=2**63, temperature=1),
+    "no tokens between parts": sampled("stream_interval", stream_interval=0),
+    "a parameter that is none": sampled("unknown", unknown=1),
+    "what SGLang decides": sampled("is_normalized", is_normalized=True),
+    "where stop strings end": sampled("stop_str_max_len", stop_str_max_len=HUGE),
+    "nested parameters": sampled("custom_params", custom_params={"a": [[[[[[1]]]]]]}),
+    "a session that is none": native("session_params", session_params={"x": 1}),
+    "a long id": native("rid", rid="x" * 100000),
+    "other servers": native("bootstrap_host", bootstrap_host="x", bootstrap_room=5),
+    "vectors": native("positional_embed_overrides", positional_embed_overrides=[1]),
+    "a priority of many digits": native("priority", priority=HUGE),
+    "a long text": native("text", text="a " * 500000),
+    "no text": native("text", text=[""]),
+    "too many log-probabilities of a completion": completion("top_logprobs", logprobs=100000),
+    "too many samples of a completion": completion("n", n=100000),
+    "a negative length of a completion": completion("max_tokens", max_tokens=-5),
+    "many stop strings of a completion": completion("stop", stop=["x"] * 1000),
+    "a bias of a completion": completion("logit_bias", logit_bias={"99999999": 5}),
+    "too many samples of a chat": chat("n", n=100000),
+    "too many log-probabilities of a chat": chat(
+        "top_logprobs", logprobs=True, top_logprobs=100000
+    ),
+    "a negative bias of a chat": chat("logit_bias", logit_bias={"-5": 1}),
+    "a seed of a chat": chat("seed", seed=2**63),
+}
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HttpServer]:
+    folder = tmp_path_factory.mktemp("served")
+    pair = write_folder(folder / "pair", payload())
+    flags = ("--kv-cache-dtype=int2", f"--oscar-rotation-path={pair}")
+    with http_server(request.param, folder, *flags) as server:
+        yield server
+
+
+def test_a_bad_request_is_refused_by_the_name_of_its_field(served: HttpServer) -> None:
+    before = [served.tokens(prompt) for prompt in PROMPTS]
+    found = {case: served.post(path, body) for case, (path, body, _) in BAD.items()}
+    wrong = {
+        case: (status, json.dumps(answer)[:300])
+        for case, (status, answer) in found.items()
+        if status != 400 or BAD[case][2] not in json.dumps(answer)
+    }
+    assert wrong == {}
+    assert [served.tokens(prompt) for prompt in PROMPTS] == before
+
+
+def test_a_stream_that_is_refused_says_so(served: HttpServer) -> None:
+    status, answer = served.post("/generate", {"input_ids": [99999999], "stream": True})
+    assert "holds token 99999999" in json.dumps(answer)
+    body = {"model": "default", "prompt": [99999999], "stream": True}
+    status, answer = served.post("/v1/completions", body)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+def test_an_answer_to_a_bad_request_has_the_form_of_openai(served: HttpServer) -> None:
+    path, body, _ = completion("max_tokens", n=1000)
+    status, answer = served.post(path, body)
+    assert status == 400 and answer["error"]["message"].startswith("sampling_params.n must be")
+    assert {name: answer["error"][name] for name in ("type", "param", "code")} == {
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": 400,
+    }
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_field_of_a_request_has_a_row(release: str, tmp_path: Path) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    code = shared(folder_of(release)).call("sglang_http:fields", tmp_path, log, out=str(out))
+    assert code == 0, log.read_text()
+    found = json.loads(out.read_text())
+    assert set(found["request"]) - bounds.ROWS.keys() == set()
+    assert set(found["sampling"]) - sampling.ROWS.keys() == set()
+
+
+QUICK = ("[0-9]{1,20}\\.", "END", "(yes|no)", "a{4}(bc){2}", "\\n\\n$", "")
+SLOW = ("a*", "a+?", "(ab){1,9}", "(a|a){2,3}", "(a)\\1", "(?=a)b", "a{1,9}b{1,9}c{1,9}", "a{300}")
+
+
+@pytest.mark.parametrize("good", QUICK)
+def test_quick_stop_expressions_are_allowed(good: str) -> None:
+    assert patterns.stop_pattern(good) is None
+
+
+@pytest.mark.parametrize("bad", [*SLOW, "["])
+def test_stop_expressions_that_can_take_long_are_not(bad: str) -> None:
+    assert patterns.stop_pattern(bad) is not None

@@ -1,0 +1,136 @@
+"""SGLang's own HTTP server with our plugin, forked from the process that imported SGLang."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sglang_forks
+from engines import MODEL, folder_of
+
+from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
+
+PATIENCE = 300.0
+
+
+@dataclass
+class HttpServer:
+    """A server on loopback that takes requests.
+
+    Attributes:
+        release: of SGLang.
+        port: where it listens.
+        log: what it prints.
+        headers: sent with every request.
+    """
+
+    release: str
+    port: int
+    log: Path
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """Status, JSON (or text) and headers of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            kind = {} if data is None else {"Content-Type": "application/json"}
+            connection.request(method, path, data, {**kind, **self.headers, **(headers or {})})
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        try:
+            return response.status, json.loads(text), response.headers
+        except ValueError:
+            return response.status, text.decode("utf-8", "replace"), response.headers
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and JSON of an answer."""
+        return self.ask("POST", path, body)[:2]
+
+    def tokens(self, prompt: list[int], new: int = 8) -> list[int]:
+        """The most likely continuation."""
+        sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
+        status, answer = self.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+        assert status == 200, answer
+        return list(answer["output_ids"])
+
+
+@contextlib.contextmanager
+def http_server(
+    release: str, folder: Path, *flags: str, env: Mapping[str, str] | None = None
+) -> Iterator[HttpServer]:
+    """`python -m sglang.launch_server` for the example model; gone when the block ends."""
+    port, log = free_port(), folder / "server.log"
+    argv = [f"--model-path={MODEL}", f"--port={port}", *CPU_SWITCHES]
+    argv += [f"{name}={value}" for name, value in CPU_FLAGS.items()]
+    forks = sglang_forks.connect(folder_of(release))
+    given = {"argv": [*argv, *flags]}
+    call = threading.Thread(
+        target=forks.call, args=("sglang_http:serve", folder, log, env), kwargs=given, daemon=True
+    )
+    call.start()
+    server = HttpServer(release, port, log)
+    try:
+        _wait(server, call)
+        yield server
+    finally:
+        forks.kill()
+        call.join(PATIENCE)
+        forks.close()
+
+
+def serve(argv: list[str]) -> None:
+    """In the fork: SGLang's program."""
+    import engine_child
+
+    engine_child.fork_workers()
+    sys.argv = ["sglang.launch_server", *argv]
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+
+
+def fields(out: str) -> None:
+    """In a fork: write the fields of a request, and the sampling parameters, to the file `out`."""
+    import dataclasses
+
+    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    found = {
+        "request": [one.name for one in dataclasses.fields(GenerateReqInput)],
+        "sampling": [*SamplingParams.__struct_fields__],
+    }
+    Path(out).write_text(json.dumps(found))
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(server: HttpServer, call: threading.Thread) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and call.is_alive():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if server.ask("GET", "/health")[0] == 200:
+                return
+        time.sleep(0.05)
+    said = server.log.read_text()[-4000:] if server.log.exists() else ""
+    raise AssertionError(f"the server is not ready:\n{said}")
