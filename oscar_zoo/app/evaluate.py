@@ -247,7 +247,7 @@ def _progress(observer: Observer, several: Sequence[Setting]) -> Callable[[int, 
         observer.advance("measure", done, total, unit)
         seconds = left.after(done, total)
         if seconds >= _LONG:
-            rest = f"the other {len(several) - 1} combinations will take about {duration(seconds)}."
+            rest = f"the rest of the combinations will take about {duration(seconds)}."
             observer.note(Note("eval.long", rest, {"seconds": seconds}))
 
     return tell
