@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.checks import Problem
@@ -50,7 +51,7 @@ def verify_path(
             else {path.name: read_file(path, max_bytes=max_bytes)}
         )
     except (MalformedFile, StorageError) as error:
-        return Unreadable(error.message, str(path))
+        return Unreadable(error.message, str(path), hint=error.hint)
     except OSError as error:
         return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
     if not isinstance(files, dict):
@@ -72,8 +73,9 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
     """
     if folder.is_symlink():
         raise MalformedFile("file.kind", f"{folder} is a symbolic link.")
+    refuse_links(folder)
     names = {entry.name for entry in folder.iterdir() if is_payload(entry.name)}
-    described = (folder / FILE_NAME).exists() or (folder / FILE_NAME).is_symlink()
+    described = (folder / FILE_NAME).exists()
     if not described and (problem := _not_one_pair(folder, names)):
         return problem
     files: dict[str, bytes] = {}
@@ -95,6 +97,24 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
             continue  # listed and absent: stage `bytes` says so
         left -= len(files[name])
     return files
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder whose manifest or rotation files are symbolic links, and say how to copy what
+    they lead to.
+
+    Raises:
+        MalformedFile: `file.kind`, the first of them that is a link.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and (path.name == FILE_NAME or is_payload(path.name)):
+            text = path_text(folder)
+            raise MalformedFile(
+                "file.kind",
+                f"{path_text(path)} is a symbolic link, which is not followed.",
+                hint="copy the folder with what its links lead to:"
+                f" cp -rL {quote(text)} {quote(f'{text}-copy')}",
+            )
 
 
 def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:

@@ -39,7 +39,13 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise PathNotFound.for_path(path, "file") from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
+        if error.errno == errno.ELOOP:
+            raise MalformedFile(
+                "file.kind",
+                f"{path} is a symbolic link, which is not followed.",
+                hint="put a copy of what it leads to in its place",
+            ) from None
+        if error.errno == errno.ENXIO:
             raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
         raise StorageError(
             f"cannot read {path}: {error.strerror}.", hint="check its permissions"

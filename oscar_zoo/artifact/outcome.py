@@ -86,11 +86,12 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The bytes could not be read at all."""
+    """The bytes could not be read at all; `hint` says what to do, where that is known."""
 
     cause: str
     path: str | None = None
     checks: tuple[Check, ...] = ()
+    hint: str | None = None
 
 
 Failure = DigestMismatch | Rejected | Unsupported | Unreadable
@@ -119,9 +120,10 @@ def refuse(name: str, outcome: Failure) -> NoReturn:
     Raises:
         VerificationFailed: always.
     """
+    step = outcome.hint if isinstance(outcome, Unreadable) else None
     raise VerificationFailed(
         f"{name} failed verification: {why(outcome)}.",
-        hint=f"do not use this copy; details: oscar-zoo verify {quote(name)}",
+        hint=step or f"do not use this copy; details: oscar-zoo verify {quote(name)}",
         outcome=outcome,
     )
 

@@ -187,12 +187,15 @@ def artifacts_at(path: Path) -> Place:
 
     Raises:
         PathNotFound, UsageError: as `existing_path`; also where there are none.
+        MalformedFile: its files are symbolic links.
     """
+    from oscar_zoo.artifact.artifact_folder import refuse_links
     from oscar_zoo.artifact.tree import find_artifacts
 
     path = existing_path(path)
     found = [path] if path.is_file() else find_artifacts(path)
     if not found:
+        refuse_links(path)
         raise PathNotFound(f"no rotation files in {path_text(path)}.", hint=WANTED)
     return Place(path, found)
 

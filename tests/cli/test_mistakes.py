@@ -4,7 +4,10 @@ programs."""
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,27 @@ def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
     for path in (artifact / "oscar.json", tmp_path / "link"):
         assert run(["verify", str(path)]) == 0
         assert capsys.readouterr().out.startswith(f"{artifact}  OK")
+
+
+def test_files_that_are_links_come_with_the_command_that_copies_them(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path
+) -> None:
+    """As in the cache of a hub's client; one link among files, and a folder of links alone."""
+    for number, names in enumerate(([K_NAME], [file.name for file in artifact.iterdir()])):
+        linked = tmp_path / f"linked {number}"
+        shutil.copytree(artifact, linked)
+        for name in names:
+            (linked / name).unlink()
+            (linked / name).symlink_to(artifact / name)
+        step = f"cp -rL '{linked}' '{linked}-copy'"
+        for command in ("publish", "eval", "serve"):
+            line = refused(capsys, 4, command, linked)
+            assert "symbolic link" in line and line.endswith(f"{step}\n")
+        assert run(["verify", str(linked)]) == 4
+        assert step in capsys.readouterr().err
+        subprocess.run(shlex.split(step), check=True)
+        assert run(["verify", f"{linked}-copy"]) == 0
+        capsys.readouterr()
 
 
 @pytest.mark.parametrize("command", ["pull", "info"])

@@ -272,7 +272,7 @@ def test_warnings_need_an_allowance(tmp_path: Path, hub: LocalHub) -> None:
 def test_a_link_in_the_folder_is_refused(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
     (folder / K_NAME).rename(tmp_path / "elsewhere.pt")
     (folder / K_NAME).symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(MalformedFile, match="regular file"):
+    with pytest.raises(MalformedFile, match="symbolic link"):
         publish(folder, hub)
     assert not hub.root.exists()
 

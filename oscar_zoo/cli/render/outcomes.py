@@ -125,6 +125,8 @@ def next_step(
             )
         case DigestMismatch(want=want) if want == digest:
             return "do not use this copy, or compare with the digest of the version that it is"
+        case Unreadable(hint=str(hint)):
+            return hint
         case _ if checked.fetch_again is not None:
             return checked.fetch_again
         case DigestMismatch():
