@@ -11,7 +11,6 @@ from pathlib import Path
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models.config_file import ConfigFile, check_cache
-from oscar_zoo.models.folder_code import refuse_chosen_code
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.model_names import ModelChoice, holds_model
@@ -54,7 +53,4 @@ def _config(choice: ModelChoice, revision: str | None) -> ConfigFile | None:
     """The `config.json` of a model on this machine, or `None`."""
     folder = Path(choice.source)
     path = folder if holds_model(folder) else kept_config(choice.source, revision)
-    if path is None:
-        return None
-    refuse_chosen_code(path, choice.model_id)
-    return ConfigFile.of_folder(path)
+    return None if path is None else ConfigFile.of_folder(path)

@@ -86,8 +86,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
             f"{folder} has no {NAME}.", hint="name the folder of a Hugging Face checkpoint"
         )
     try:
-        # resolved: files in the cache of a hub's client are links
-        data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)
+        data = read_file(path, max_bytes=strict_json.MAX_BYTES)
         # Published hybrids with Mamba layers say that a step has no limit.
         config = strict_json.loads(data, what=str(path), infinite=True)
     except MalformedFile as error:

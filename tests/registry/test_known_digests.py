@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hub_folders import HARD, hub_with
 from pulling import pull
+from real_files import ZOO
 from tiny_artifacts import K_NAME, payload
 
 from oscar_zoo.artifact.digest import file_digest
@@ -24,9 +25,6 @@ from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.version import Version
 
-REAL = (
-    Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts" / "OSCAR-RotationZoo"
-)
 KNOWN = packaged_digests().artifacts
 
 
@@ -64,11 +62,11 @@ def test_a_file_that_nobody_has_seen_stays_null() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real rotation files are not here")
+@pytest.mark.skipif(not ZOO.is_dir(), reason="the real rotation files are not here")
 def test_the_list_is_that_of_the_real_files() -> None:
     compared = 0
     for known in KNOWN:
-        folder = REAL / known.id
+        folder = ZOO / known.id
         if folder.is_dir():
             files = {path.name: path.read_bytes() for path in folder.glob("*.pt")}
             found = Version.of(ArtifactId.parse(known.id), files)

@@ -6,6 +6,7 @@ import pytest
 from failing_calls import Injection, killed_at, raise_error
 from hub_folders import HARD, hub_with, put_version
 from pulling import pull
+from real_files import ZOO
 from tiny_artifacts import K_NAME, TINY, V_NAME, artifact_files, payload, rotation
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -25,10 +26,6 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.pull import verify_stored
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
-
-REAL = (
-    Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts" / "OSCAR-RotationZoo"
-)
 
 
 @pytest.fixture
@@ -323,9 +320,7 @@ def test_a_killed_pull_is_repaired_by_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.skipif(
-    not REAL.is_dir(), reason="the real rotation files are not beside this checkout"
-)
+@pytest.mark.skipif(not ZOO.is_dir(), reason="the real rotation files are not beside this checkout")
 @pytest.mark.parametrize(
     ("reference", "tag", "layers"),
     [
@@ -338,7 +333,7 @@ def test_a_killed_pull_is_repaired_by_the_next(tmp_path: Path) -> None:
 def test_real_files_are_pulled_from_a_folder_without_manifests(
     store: Store, reference: str, tag: str, layers: tuple[int, ...]
 ) -> None:
-    hub = LocalHub(REAL)
+    hub = LocalHub(ZOO)
     result = pull(reference, hub, store)
     assert result.artifact.record.id.tag == tag
     assert not result.first_use, "the package knows their digests"

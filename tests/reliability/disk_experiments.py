@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import json
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from disk_faults import Ended, Fault, FaultyCommands, state
-from disk_scenarios import SCENARIOS, Scenario
+from disk_scenarios import SCENARIOS, Scenario, Words
 from experiment import Found, Scale
 
 KILLS = (Fault("kill"), Fault("torn"))
@@ -28,8 +30,8 @@ ERRORS = (
     Fault("short"),
 )
 """Those of `reads` also disturb calls that change nothing."""
-FEW = {KILLS: 3, ERRORS: 1}
-"""Calls of each command and kind in the short form."""
+SHORT_KINDS = 2
+"""Kinds that each command meets in the short form, others from command to command."""
 TIMES = frozenset(("fetched", "published", "since", "created", "time"))
 """Keys of JSON that differ from run to run."""
 ENDS = (0, 1, 4, 5, 6, 7)
@@ -42,17 +44,29 @@ class Disturbed:
     def __init__(self, scenario: Scenario, commands: FaultyCommands, work: Path) -> None:
         self.scenario, self.commands = scenario, commands
         self.before, self.root = work / "before", work / "root"
-        self.before.mkdir(parents=True)
-        scenario.begin(self.before)
-        self.calls = {reads: self._count(reads) for reads in (False, True)}
-        self.wanted = self._outputs()
+        self.root.mkdir(parents=True)
+        scenario.begin(self.root, self._do)
+        self.root.rename(self.before)
 
-    def _count(self, reads: bool) -> int:
+    def _do(self, *arguments: str) -> None:
+        ended = self.commands(self.root, *arguments)
+        if ended.code != 0:
+            raise RuntimeError(f"{' '.join(arguments)} fails undisturbed: {ended.err}")
+
+    @functools.cache  # noqa: B019 (it lives as long as the sweep)
+    def calls(self, reads: bool) -> int:
+        """Calls of the undisturbed command, those that change nothing among them on demand."""
         ended = self.disturb(Fault(reads=reads))
         if ended.code != 0:
             raise RuntimeError(f"{self.scenario.name} fails undisturbed: {ended.err}")
-        self.repair()
         return ended.calls
+
+    @functools.cached_property
+    def wanted(self) -> list[Any]:
+        """What the compared commands print when nothing was disturbed."""
+        self.disturb(Fault())
+        self.repair()
+        return self._outputs()
 
     def disturb(self, fault: Fault) -> Ended:
         """Run the command with `fault` in a fresh copy of the folder."""
@@ -76,26 +90,33 @@ class Disturbed:
             outputs.append((ended.code, _timeless(json.loads(ended.out or "null"))))
         return outputs
 
-    def wrong(self, ended: Ended) -> Iterator[str]:
-        """What does not hold after the disturbed command `ended`, in words."""
+    def wrong(self, ended: Ended, wanted: list[Any]) -> Iterator[str]:
+        """What does not hold after the disturbed command `ended`, in words.
+
+        Args:
+            wanted: what the compared commands print undisturbed.
+        """
         for error in ("Traceback", "internal error"):
             if error in ended.err:
                 yield f"{error} on stderr: {ended.err.strip().splitlines()[-1]}"
-        for arguments in self.scenario.kept:
-            other = state(self.root / "other")
-            kept = self.commands(self.root, *arguments, environment=other)
+        yield from self._gone(self.scenario.kept, state(self.root / "other"))
+        shutil.rmtree(self.root / "other", ignore_errors=True)
+        yield from self._gone(self.scenario.still, {})
+        again = self.repair()
+        if again.code not in self.scenario.again:
+            yield f"the second run ended with {again.code}: {again.err.strip()}"
+            return
+        for arguments, got, want in zip(
+            self.scenario.compared, self._outputs(), wanted, strict=True
+        ):
+            if got != want:
+                yield f"{' '.join(arguments)} printed {got} in place of {want}"
+
+    def _gone(self, commands: Sequence[Words], environment: dict[str, str]) -> Iterator[str]:
+        for arguments in commands:
+            kept = self.commands(self.root, *arguments, environment=environment)
             if kept.code != 0:
                 yield f"{' '.join(arguments)} ended with {kept.code}: {kept.err.strip()}"
-            shutil.rmtree(self.root / "other", ignore_errors=True)
-        again = self.repair()
-        if again.code != 0:
-            yield f"the second run ended with {again.code}: {again.err.strip()}"
-        else:
-            for arguments, got, want in zip(
-                self.scenario.compared, self._outputs(), self.wanted, strict=True
-            ):
-                if got != want:
-                    yield f"{' '.join(arguments)} printed {got} in place of {want}"
 
 
 def _timeless(value: Any) -> Any:
@@ -120,23 +141,42 @@ def _sweep(scale: Scale, kinds: tuple[Fault, ...]) -> Found:
     points: Counter[str] = Counter()
     violations: list[str] = []
     leftovers = 0
-    with FaultyCommands(scale.work / "faults") as commands:
-        for scenario in SCENARIOS:
-            disturbed = Disturbed(scenario, commands, scale.work / scenario.name.replace(" ", ""))
-            for kind in kinds:
-                calls = disturbed.calls[kind.reads]
-                for at in scale.sample(range(1, calls + 1), FEW[kinds]):
-                    ended = disturbed.disturb(replace(kind, at=at))
-                    points[scenario.name] += 1
-                    wrong = list(disturbed.wrong(ended))
-                    if kind.how == "fail" and ended.code not in ENDS:
-                        wrong.append(f"ended with {ended.code}: {ended.err.strip()}")
-                    leftovers += disturbed.leftovers()
-                    label = f"{scenario.name}, {_words(kind)} {at} of {calls}"
-                    violations += [f"{label}: {line}" for line in wrong]
+    turn = itertools.cycle(kinds)
+    for imports, scenarios in itertools.groupby(SCENARIOS, lambda one: one.imports):
+        if imports and not scale.whole:
+            continue  # torch alone takes seconds
+        with FaultyCommands(scale.work / "faults", imports) as commands:
+            for scenario in scenarios:
+                disturbed = Disturbed(scenario, commands, scale.work / scenario.name)
+                chosen = kinds if scale.whole else [next(turn) for _ in range(SHORT_KINDS)]
+                for kind in chosen:
+                    for at in _places(scale, scenario, disturbed.calls(kind.reads)):
+                        points[scenario.name] += 1
+                        violations += _disturb_once(disturbed, replace(kind, at=at))
+                        leftovers += disturbed.leftovers()
+                shutil.rmtree(scale.work / scenario.name)
     figures = {f"points of {name}": count for name, count in points.items()}
     figures["temporary files left after the second run"] = leftovers
     return Found(figures, tuple(violations))
+
+
+def _places(scale: Scale, scenario: Scenario, calls: int) -> list[int]:
+    numbers = range(1, calls + 1)
+    if scale.whole and scenario.sampled is not None:
+        return replace(scale, whole=False).sample(numbers, scenario.sampled)
+    return scale.sample(numbers, 1)
+
+
+def _disturb_once(disturbed: Disturbed, fault: Fault) -> list[str]:
+    """What did not hold after one fault."""
+    wanted = disturbed.wanted
+    ended = disturbed.disturb(fault)
+    wrong = list(disturbed.wrong(ended, wanted))
+    if fault.how == "fail" and ended.code not in ENDS:
+        wrong.append(f"ended with {ended.code}: {ended.err.strip()}")
+    calls = disturbed.calls(fault.reads)
+    label = f"{disturbed.scenario.name}, {_words(fault)} {fault.at} of {calls}"
+    return [f"{label}: {line}" for line in wrong]
 
 
 def _words(fault: Fault) -> str:

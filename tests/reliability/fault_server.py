@@ -6,32 +6,19 @@ import ctypes
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import struct
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
-IMPORTS = (
-    "oscar_zoo.cli.main",
-    "oscar_zoo.cli.commands.cache",
-    "oscar_zoo.cli.commands.list",
-    "oscar_zoo.cli.commands.mirror",
-    "oscar_zoo.cli.commands.publish",
-    "oscar_zoo.cli.commands.pull",
-    "oscar_zoo.cli.commands.verify",
-    "oscar_zoo.cli.commands.yank",
-    "oscar_zoo.app.browse",
-    "oscar_zoo.app.mirror",
-    "oscar_zoo.app.publish",
-    "oscar_zoo.app.pull",
-    "oscar_zoo.app.status",
-    "oscar_zoo.app.verify",
-    "oscar_zoo.cli.render.listing",
-    "oscar_zoo.cli.render.outcomes",
-    "oscar_zoo.hubs.table",
-    "oscar_zoo.hubs.local",
-)
+PACKAGES = ("cli.commands", "cli.render", "app", "hubs", "registry", "artifact")
+"""Imported whole, but for what would import torch."""
+WITH_TORCH = ("oscar_zoo.app.eval_record",)
+LATE = ("mmap", "rich._emoji_codes", "rich._spinners", "rich.live", "rich.progress")
+"""What commands would import late."""
 
 
 def main(library: str, imports: list[str]) -> None:
@@ -39,10 +26,17 @@ def main(library: str, imports: list[str]) -> None:
     faults = ctypes.CDLL(library)
     faults.disk_faults_counted.restype = ctypes.c_long
     faults.disk_faults_arm.argtypes = [ctypes.c_long, *[ctypes.c_int] * 4, ctypes.c_char_p]
-    for name in (*IMPORTS, *imports):
+    for name in ("oscar_zoo.cli.main", *_modules(), *LATE, *imports):
         importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line), faults)), flush=True)
+
+
+def _modules() -> Iterator[str]:
+    for name in PACKAGES:
+        package = importlib.import_module(f"oscar_zoo.{name}")
+        found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        yield from (module.name for module in found if module.name not in WITH_TORCH)
 
 
 def _answer(job: dict[str, Any], faults: ctypes.CDLL) -> dict[str, int]:

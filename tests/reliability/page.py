@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from experiment import Experiment, Found
 
@@ -27,9 +28,11 @@ class Row:
     seconds: float
 
     @property
-    def held(self) -> bool:
-        """Whether it ran, and the promise held."""
-        return isinstance(self.found, Found) and not self.found.violations
+    def held(self) -> Literal["yes", "no", "not run"]:
+        """Whether the promise held."""
+        if isinstance(self.found, str):
+            return "not run"
+        return "no" if self.found.violations else "yes"
 
 
 def page(rows: Sequence[Row], facts: Mapping[str, str]) -> str:
@@ -38,7 +41,7 @@ def page(rows: Sequence[Row], facts: Mapping[str, str]) -> str:
     parts = [HEAD, f"Last run: {about}.\n", "| promise | held | minutes |\n|---|---|---:|"]
     parts[-1] += "".join(
         f"\n| [{row.experiment.number} {row.experiment.name}](#{_anchor(row)}) |"
-        f" {'yes' if row.held else 'no'} | {row.seconds / 60:.1f} |"
+        f" {row.held} | {row.seconds / 60:.1f} |"
         for row in rows
     )
     return "\n".join(parts) + "\n" + "".join(_section(row) for row in rows)

@@ -8,9 +8,45 @@ from __future__ import annotations
 
 import disk_experiments
 import disk_faults
+import full_disk
+import fuzz_experiments
+import reading_experiments
+import real_files
 from experiment import Experiment
 
 EXPERIMENTS = (
+    Experiment(
+        "S1",
+        "runs-nothing",
+        "Verifying a file imports, opens, starts and connects nothing, and needs no torch.",
+        reading_experiments.runs_nothing,
+    ),
+    Experiment(
+        "S2",
+        "bad-files",
+        "Every bad file is refused with its own code, quickly and with little memory.",
+        reading_experiments.by_its_code,
+    ),
+    Experiment(
+        "S3",
+        "fuzz",
+        "No file crashes or hangs the reader or exhausts memory.",
+        fuzz_experiments.never_harmful,
+    ),
+    Experiment(
+        "S4",
+        "same-as-torch",
+        "What is accepted is what torch.load reads, bit for bit.",
+        fuzz_experiments.as_torch_reads,
+        fuzz_experiments.lacking_torch,
+    ),
+    Experiment(
+        "S5",
+        "published-files",
+        "Files that were published elsewhere pass, with the digests that were seen.",
+        reading_experiments.published_files,
+        real_files.absent,
+    ),
     Experiment(
         "S7",
         "kill",
@@ -25,5 +61,12 @@ EXPERIMENTS = (
         "Errors of the disk end a command with an exit code and one line, and nothing is lost.",
         disk_experiments.failing_disk,
         disk_faults.lacking,
+    ),
+    Experiment(
+        "S8",
+        "full-disk",
+        "A disk that fills up ends a command with an exit code and one line, and nothing is lost.",
+        full_disk.filled,
+        full_disk.lacking,
     ),
 )
