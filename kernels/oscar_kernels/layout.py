@@ -1,9 +1,14 @@
-"""Bytes of an INT2 row. No torch.
+"""Bytes of a row of codes. No torch.
 
-Code order (the reference order): with `q = head_dim // 4`, byte `j` of a row holds the codes of
-channels `j, j + q, j + 2q, j + 3q` in bits 0-1, 2-3, 4-5, 6-7. A kernel unpacks four contiguous
-quarters with shifts and no shuffle. Scale and offset of each group follow in their own tensor,
-interleaved `[scale, offset]` per group.
+Code order (the reference order), with `q = head_dim // 4`:
+
+* 2 bits: byte `j` of a row holds the codes of channels `j, j + q, j + 2q, j + 3q` in bits 0-1, 2-3,
+  4-5, 6-7.
+* 4 bits: byte `j` holds channels `j, j + q` in bits 0-3 and 4-7, and byte `q + j` holds channels
+  `j + 2q, j + 3q`.
+
+So a kernel unpacks contiguous quarters of a row with shifts and no shuffle. Scale and offset of
+each group follow in their own tensor, interleaved `[scale, offset]` per group.
 """
 
 from __future__ import annotations
@@ -11,12 +16,11 @@ from __future__ import annotations
 from oscar_kernels.spec import QuantSpec
 
 LAYOUT = "strided-quarters/1"
-CODES_PER_BYTE = 4
 
 
 def code_bytes(spec: QuantSpec) -> int:
     """Bytes of packed codes of one row."""
-    return spec.head_dim // CODES_PER_BYTE
+    return spec.head_dim * spec.bits // 8
 
 
 def scale_bytes(spec: QuantSpec) -> int:

@@ -4,7 +4,8 @@ device.
 Every kernel must give the codes of this definition. All arithmetic is float32. Codes are computed
 from the float32 scale and offset, before these are rounded for storage.
 
-Source: asymmetric INT2 with order-statistic clip of OSCAR (arXiv 2605.17757). We store
+Source: asymmetric INT2 with order-statistic clip of OSCAR (arXiv 2605.17757); codes of 4 bits
+follow the same rules with 16 levels. We store
 `offset = min` in place of a zero point: same values, but a zero point in float16 overflows on
 constant rows.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oscar_kernels.spec import LEVELS, MIN_RANGE, QuantSpec
+from oscar_kernels.spec import BITS, MIN_RANGE, QuantSpec
 
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -43,7 +44,7 @@ def clip_rows(x: Tensor, spec: QuantSpec) -> Tensor:
 def affine_parameters(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     """Scale and offset of every group of every row, before rounding to their storage dtype.
 
-    `scale = max(max(x) - min(x), 1e-8) / 3` and `offset = min(x)`, so that
+    `scale = max(max(x) - min(x), 1e-8) / (levels - 1)` and `offset = min(x)`, so that
     `x ~ code * scale + offset`.
 
     Args:
@@ -54,7 +55,7 @@ def affine_parameters(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     """
     groups = x.float().unflatten(-1, (spec.num_groups, spec.group_size))
     low, high = groups.amin(-1), groups.amax(-1)
-    return (high - low).clamp_min(MIN_RANGE) / (LEVELS - 1), low
+    return (high - low).clamp_min(MIN_RANGE) / (spec.levels - 1), low
 
 
 def quantize_codes(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
@@ -64,13 +65,15 @@ def quantize_codes(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
         x: `[..., head_dim]`, any float dtype, already transformed. Not modified.
 
     Returns:
-        `codes` `[..., head_dim]` uint8 in 0..3, and `affine` `[..., num_groups, 2]` (scale, offset)
-        in the storage dtype; magnitudes beyond float16 saturate.
+        `codes` `[..., head_dim]` uint8 in `0 .. levels - 1`, and `affine`
+        `[..., num_groups, 2]` (scale, offset) in the storage dtype; magnitudes beyond float16
+        saturate.
     """
     x = clip_rows(x, spec)
     scale, offset = affine_parameters(x, spec)
     groups = x.unflatten(-1, (spec.num_groups, spec.group_size))
-    codes = torch.floor((groups - offset[..., None]) / scale[..., None] + 0.5).clamp(0, LEVELS - 1)
+    steps = (groups - offset[..., None]) / scale[..., None]
+    codes = torch.floor(steps + 0.5).clamp(0, spec.levels - 1)
     dtype = SCALE_DTYPES[spec.scale_dtype]
     largest = torch.finfo(dtype).max
     affine = torch.stack([scale, offset], -1).clamp(-largest, largest).to(dtype)
@@ -83,32 +86,40 @@ def dequantize_codes(codes: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
     return (groups * affine[..., :1].float() + affine[..., 1:].float()).flatten(-2)
 
 
-def pack(codes: Tensor) -> Tensor:
-    """`[..., head_dim]` codes in 0..3 to `[..., head_dim // 4]` bytes in the order of `layout`."""
-    quarter = codes.unflatten(-1, (4, codes.shape[-1] // 4)).to(torch.uint8)
-    return (
-        quarter[..., 0, :]
-        | (quarter[..., 1, :] << 2)
-        | (quarter[..., 2, :] << 4)
-        | (quarter[..., 3, :] << 6)
-    )
+def pack(codes: Tensor, bits: int = BITS) -> Tensor:
+    """Codes to bytes in the order of `layout`.
+
+    Args:
+        codes: `[..., head_dim]`, in `0 .. 2^bits - 1`.
+
+    Returns:
+        `[..., head_dim * bits // 8]` uint8.
+    """
+    quarters = codes.to(torch.uint8).unflatten(-1, (bits // 2, 8 // bits, codes.shape[-1] // 4))
+    packed = quarters[..., 0, :]
+    for index in range(1, 8 // bits):
+        packed = packed | (quarters[..., index, :] << (bits * index))
+    return packed.flatten(-2)
 
 
-def unpack(packed: Tensor) -> Tensor:
-    """Inverse of `pack`: `[..., head_dim // 4]` bytes to `[..., head_dim]` codes, uint8."""
-    return torch.stack([(packed >> (2 * i)) & 3 for i in range(4)], dim=-2).flatten(-2)
+def unpack(packed: Tensor, bits: int = BITS) -> Tensor:
+    """Inverse of `pack`: `[..., head_dim * bits // 8]` bytes to `[..., head_dim]` codes, uint8."""
+    parts = packed.unflatten(-1, (bits // 2, packed.shape[-1] * 2 // bits))
+    mask = (1 << bits) - 1
+    quarters = [(parts >> (bits * index)) & mask for index in range(8 // bits)]
+    return torch.stack(quarters, dim=-2).flatten(-3)
 
 
 def quantize(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Rows to storage: `packed` `[..., head_dim // 4]` uint8, `affine` `[..., num_groups, 2]`. See
+    """Rows to storage: `packed` `[..., code_bytes]` uint8, `affine` `[..., num_groups, 2]`. See
     `quantize_codes`."""
     codes, affine = quantize_codes(x, spec)
-    return pack(codes), affine
+    return pack(codes, spec.bits), affine
 
 
 def dequantize(packed: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
     """Storage to rows, `[..., head_dim]` float32."""
-    return dequantize_codes(unpack(packed), affine, spec)
+    return dequantize_codes(unpack(packed, spec.bits), affine, spec)
 
 
 def fake_quantize(x: Tensor, spec: QuantSpec) -> Tensor:

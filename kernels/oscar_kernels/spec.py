@@ -1,7 +1,7 @@
 """How a row is quantized: everything that changes its codes, in one frozen value. No torch.
 
-Identifiers: quantizer `asym-minmax-u2/1`, clip `absrank-floor/1`. A change of any code needs a new
-identifier.
+Identifiers: quantizer `asym-minmax-u2/1` where every code has 2 bits, `asym-minmax-u24/1` where a
+side of a layer has 2 or 4, and clip `absrank-floor/1`. A change of any code needs a new identifier.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 BITS = 2
 LEVELS = 1 << BITS
+"""Of the codes that a row has unless its `QuantSpec` says otherwise."""
+WIDTHS = (2, 4)
+"""Bits that the codes of a row may have."""
 QUANTIZER = "asym-minmax-u2/1"
+MIXED_QUANTIZER = "asym-minmax-u24/1"
 CLIP_ALGORITHM = "absrank-floor/1"
 MIN_RANGE = 1e-8
 """Smallest `max - min` of a group; keeps the scale of a constant row above zero (OSCAR, INT2
@@ -66,12 +70,14 @@ class QuantSpec:
             `min(floor(clip_ratio * head_dim), head_dim - 1)` of the sorted absolute values is the
             largest magnitude kept.
         scale_dtype: `float16`, `bfloat16` or `float32`: storage type of scale and offset.
+        bits: of a code, 2 or 4.
     """
 
     head_dim: int
     group_size: int
     clip_ratio: float = 0.0
     scale_dtype: str = "float16"
+    bits: int = BITS
 
     def __post_init__(self) -> None:
         if self.head_dim <= 0 or self.head_dim % 4:
@@ -82,12 +88,19 @@ class QuantSpec:
             )
         if self.num_groups not in GROUPS:
             raise ValueError(f"{self.num_groups} groups per row; 1, 2 or 4 are supported")
+        if self.bits not in WIDTHS:
+            raise ValueError(f"codes of {self.bits} bits; 2 or 4 are supported")
         if not 0.0 <= self.clip_ratio <= 1.0:
             raise ValueError(f"clip_ratio must lie in 0 .. 1, not {self.clip_ratio}")
         if self.scale_dtype not in ("float16", "bfloat16", "float32"):
             raise ValueError(
                 f"scale_dtype {self.scale_dtype!r} is not float16, bfloat16 or float32"
             )
+
+    @property
+    def levels(self) -> int:
+        """Values that a code may have: 4 or 16."""
+        return 1 << self.bits
 
     @property
     def num_groups(self) -> int:

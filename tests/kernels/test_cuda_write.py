@@ -107,6 +107,8 @@ def test_what_the_kernel_does_not_have_is_told() -> None:
 
     assert "float16" in reason(replace(job, key=job.key.half()))
     assert "head_dim 96" in reason(bfloat16_job(QuantSpec(96, 96)))
+    wide = bfloat16_job(QuantSpec(128, 128), QuantSpec(128, 128, bits=4))
+    assert reason(wide) == "codes of 4 bits; it has 2"
     assert "rank 64" in reason(bfloat16_job(QuantSpec(128, 128, 0.5)))
     assert "16 bytes" in reason(
         job, query=torch.zeros(21 * 4 * 128 + 1).bfloat16()[1:].view(21, 4, 128)

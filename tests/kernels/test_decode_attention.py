@@ -83,6 +83,21 @@ def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("dk", "dv", "gk", "gv", "bk", "bv"),
+    [
+        (64, 64, 64, 64, 4, 2),
+        (128, 128, 128, 64, 2, 4),
+        (128, 128, 32, 32, 4, 4),
+        (96, 80, 48, 20, 4, 4),
+        (256, 256, 64, 256, 4, 2),
+    ],
+)
+def test_codes_of_4_bits(dk: int, dv: int, gk: int, gv: int, bk: int, bv: int) -> None:
+    k, v = QuantSpec(dk, gk, 0.98, bits=bk), QuantSpec(dv, gv, 0.0, bits=bv)
+    check([70, 1, 0, 33], k, v, sink=5, recent=9, shared_partner=False)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_gqa_groups(group: int) -> None:
     check([67], QuantSpec(32, 32), QuantSpec(16, 16), group=group, sink=4, recent=8)

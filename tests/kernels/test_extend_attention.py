@@ -70,6 +70,12 @@ def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
     check([70, 3], [2, 5], QuantSpec(dk, gk, 0.96), QuantSpec(dv, gv, 0.92), sink=5, recent=9)
 
 
+@pytest.mark.parametrize(("bk", "bv"), [(4, 2), (2, 4), (4, 4)])
+def test_codes_of_4_bits(bk: int, bv: int) -> None:
+    k, v = QuantSpec(96, 48, 0.98, bits=bk), QuantSpec(64, 16, bits=bv)
+    check([70, 3], [2, 5], k, v, sink=5, recent=9)
+
+
 @pytest.mark.parametrize("group", [1, 5, 6, 12, 16])
 def test_gqa_groups(group: int) -> None:
     check([40], [6], QuantSpec(16, 16), QuantSpec(16, 16), group=group, sink=4, recent=8)

@@ -55,6 +55,9 @@ def assert_same(filling: testing.Filling, capacity: int, **options: Any) -> tupl
     (QuantSpec(192, 96, 0.9), QuantSpec(128, 128, 0.9)),
     (QuantSpec(512, 128, 0.9), QuantSpec(512, 256)),
     (QuantSpec(512, 512, 0.9), None),
+    (QuantSpec(16, 4, bits=4), QuantSpec(24, 12, 0.9)),
+    (QuantSpec(128, 128, 0.98), QuantSpec(64, 32, bits=4)),
+    (QuantSpec(96, 48, bits=4), QuantSpec(96, 24, bits=4)),
 ], ids=str)  # fmt: skip
 def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None:
     filling = testing.random_cache(

@@ -28,6 +28,9 @@ SHAPES = [
     (QuantSpec(256, 128, 0.92), QuantSpec(64, 16, 0.5)),
     (QuantSpec(512, 128, 0.96), QuantSpec(512, 256, 0.92)),
     (QuantSpec(16, 4, 1.0), QuantSpec(32, 8, 0.01)),
+    (QuantSpec(128, 128, 0.99, bits=4), QuantSpec(128, 128, 0.92)),
+    (QuantSpec(96, 48, 0.96), QuantSpec(64, 16, 0.98, bits=4)),
+    (QuantSpec(16, 4, bits=4), QuantSpec(24, 24, 0.01, bits=4)),
 ]
 
 

@@ -20,6 +20,9 @@ SPECS = [
     QuantSpec(64, 32, 0.92),
     QuantSpec(128, 32, 0.96, "bfloat16"),
     QuantSpec(128, 128, 0.92, "float32"),
+    QuantSpec(64, 64, bits=4),
+    QuantSpec(128, 32, 0.99, bits=4),
+    QuantSpec(24, 12, scale_dtype="float32", bits=4),
 ]
 
 
@@ -35,11 +38,11 @@ def oracle(
     codes, affine, margins = [], [], []
     for start in range(0, len(row), spec.group_size):
         group = row[start : start + spec.group_size]
-        scale, offset = max(max(group) - min(group), 1e-8) / 3, min(group)
+        scale, offset = max(max(group) - min(group), 1e-8) / (2**spec.bits - 1), min(group)
         affine.append((scale, offset))
         for x in group:
             y = (x - offset) / scale + 0.5
-            codes.append(min(max(math.floor(y), 0), 3))
+            codes.append(min(max(math.floor(y), 0), 2**spec.bits - 1))
             margins.append(abs(y - round(y)))
     return codes, affine, margins
 
@@ -180,6 +183,21 @@ def test_packing_comes_back_in_the_documented_order(codes: list[int]) -> None:
         sum(codes[j + i * quarter] << (2 * i) for i in range(4)) for j in range(quarter)
     ]
     assert quantizer.unpack(packed).tolist() == codes
+
+
+@given(
+    st.lists(st.integers(0, 15), min_size=4, max_size=64).filter(lambda codes: len(codes) % 4 == 0)
+)
+def test_codes_of_4_bits_are_packed_half_by_half(codes: list[int]) -> None:
+    quarter = len(codes) // 4
+    packed = quantizer.pack(torch.tensor(codes, dtype=torch.uint8), 4)
+    assert packed.tolist() == [
+        codes[first + j] | codes[first + quarter + j] << 4
+        for first in (0, 2 * quarter)
+        for j in range(quarter)
+    ]
+    assert quantizer.unpack(packed, 4).tolist() == codes
+    assert torch.equal(quantizer.pack(quantizer.unpack(packed[None, None], 4), 4)[0, 0], packed)
 
 
 @given(st.binary(min_size=1, max_size=32))

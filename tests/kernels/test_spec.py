@@ -56,10 +56,12 @@ def test_the_index_is_the_exact_floor_of_the_product(ratio: float) -> None:
         (64, 64, -0.1),
         (64, 64, 1.1),
         (64, 64, float("nan")),
+        (64, 64, 0.0, "float16", 3),
+        (64, 64, 0.0, "float16", 8),
     ],
 )
 def test_rows_that_no_kernel_could_store_are_refused(arguments: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"head_dim|group|clip_ratio"):
+    with pytest.raises(ValueError, match=r"head_dim|group|clip_ratio|bits"):
         QuantSpec(*arguments)
 
 
@@ -77,6 +79,8 @@ def test_other_scale_types_are_refused() -> None:
         (QuantSpec(128, 32), 32, 16, 3.0),
         (QuantSpec(64, 64), 16, 4, 2.5),
         (QuantSpec(256, 128), 64, 8, 2.25),
+        (QuantSpec(128, 128, bits=4), 64, 4, 4.25),
+        (QuantSpec(192, 96, bits=4), 96, 8, 4 + 1 / 3),
     ],
 )
 def test_bytes_of_a_row(spec: QuantSpec, codes: int, scales: int, bits: float) -> None:

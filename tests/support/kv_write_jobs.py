@@ -168,7 +168,7 @@ def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:
         (got.k_spec, job.key.double(), k_mean, job.transforms.k_forward, slice(None, split)),
         (got.v_spec, job.value.double(), none, job.transforms.v_forward, slice(split, None)),
     ):
-        codes, expected = unpack(got.codes[..., part]).int(), unpack(want.codes[..., part]).int()
+        codes, expected = (unpack(cache.codes[..., part], spec.bits).int() for cache in (got, want))
         untouched = torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         untouched[slots] = False
         assert torch.equal(codes[untouched], expected[untouched])
@@ -190,7 +190,7 @@ def _margins(x: Tensor, mean: Tensor, matrix: Tensor, spec: QuantSpec) -> tuple[
         rows = rows.clamp(-limit, limit)
     groups = rows.unflatten(-1, (spec.num_groups, spec.group_size))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scale = (high - low).clamp_min(1e-8) / 3
+    scale = (high - low).clamp_min(1e-8) / (spec.levels - 1)
     codes = (groups - low) / scale + 0.5
     terms = torch.einsum("thd,hde->the", x.abs() + mean.abs(), matrices.abs()).amax(-1)[
         ..., None, None

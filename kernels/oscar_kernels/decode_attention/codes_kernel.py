@@ -11,6 +11,9 @@ Codes are read as 16-bit lanes. Lane `w` of a row with `8 * W` channels holds by
 number, the subnormal `code * 4^(R % 4) * 2^-24`, which the tensor cores multiply exactly: unpacking
 is one AND. The query's pieces carry `4^-(R % 4)`, the outputs are multiplied by it at the end, and
 `2^24` goes into scalars. Under the interpreter everything is float32 and the unit is 1.
+
+Codes of 4 bits lie in twice as many lanes: the first `W` hold the quarters 0 and 1, the others the
+quarters 2 and 3. Piece `R` is the same channels as above, a 4-bit field times `16^(R % 2)`.
 """
 # ruff: noqa: RUF005 - Triton has no starred tuples.
 # mypy: ignore-errors
@@ -31,11 +34,18 @@ def padded(width):
     return max(16, 1 << (width - 1).bit_length())
 
 
+@triton.constexpr_function
+def field(r, bits):
+    """What the codes of piece `r` are multiplied by where they lie."""
+    return 2.0 ** (bits * (r % 4 % (8 // bits)))
+
+
 @triton.jit
 def _attend_codes(
     query_ptr, seen, codes_ptr, affine_ptr, slots_ptr, h, lo, hi, a, hole, sm_scale, cap,
     H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, GK: tl.constexpr, GV: tl.constexpr,
-    M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     HALF: tl.constexpr, BF16: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """INT2 tokens `lo .. hi - 1` of a request, counted without the `hole` of exact ones at position
@@ -52,6 +62,8 @@ def _attend_codes(
     WV: tl.constexpr = DV // 8
     LK: tl.constexpr = padded(WK)
     LV: tl.constexpr = padded(WV)
+    RECORD_K: tl.constexpr = WK * BK // 2
+    RECORD_V: tl.constexpr = WV * BV // 2
     UNIT: tl.constexpr = 16777216.0 if HALF else 1.0
     DTYPE: tl.constexpr = tl.float16 if HALF else tl.float32
     wk = tl.arange(0, LK)
@@ -71,7 +83,7 @@ def _attend_codes(
     up, down = _powers(largest, HALF)
     q = ()
     for R in tl.static_range(8):
-        q = q + ((raw[R] * up[None, :] * 0.25 ** (R % 4)).to(DTYPE),)
+        q = q + ((raw[R] * up[None, :] * (1 / field(R, BK))).to(DTYPE),)
     sums = ()
     for g in tl.static_range(GK):
         whole = tl.zeros([M], tl.float32)
@@ -94,15 +106,16 @@ def _attend_codes(
         at = tl.minimum(start + token, hi - 1)
         position = tl.where(at < a, at, at + hole)
         row = tl.load(slots_ptr + position).to(tl.int64) * H + h
-        lanes = codes_ptr + row * (WK + WV)
-        if LK == WK:
-            kx = tl.load(lanes[:, None] + wk[None, :])  # [BLOCK_N, LK]
-        else:
-            kx = tl.load(lanes[:, None] + wk[None, :], mask=(wk < WK)[None, :], other=0)
-        if LV == WV:
-            vx = tl.load(lanes[None, :] + (WK + wv)[:, None])  # [LV, BLOCK_N]
-        else:
-            vx = tl.load(lanes[None, :] + (WK + wv)[:, None], mask=(wv < WV)[:, None], other=0)
+        lanes = codes_ptr + row * (RECORD_K + RECORD_V)
+        kx = _lanes(lanes[:, None] + wk[None, :], (wk < WK)[None, :], LK == WK)  # [BLOCK_N, LK]
+        ky = kx
+        if BK == 4:
+            ky = _lanes(lanes[:, None] + (WK + wk)[None, :], (wk < WK)[None, :], LK == WK)
+        to_v = lanes[None, :] + (RECORD_K + wv)[:, None]
+        vx = _lanes(to_v, (wv < WV)[:, None], LV == WV)  # [LV, BLOCK_N]
+        vy = vx
+        if BV == 4:
+            vy = _lanes(to_v + WV, (wv < WV)[:, None], LV == WV)
         words = _words(affine_ptr, row, GK + GV)
 
         x = tl.zeros([BLOCK_N, M], tl.float32)
@@ -110,7 +123,8 @@ def _attend_codes(
             product = tl.zeros([BLOCK_N, M], tl.float32)
             for R in tl.static_range(8):
                 if g == (R % 4) * GK // 4:
-                    product = tl.dot(_piece(kx, R, HALF), q[R], product, input_precision="ieee")
+                    piece = _piece(kx, ky, R, BK, HALF)
+                    product = tl.dot(piece, q[R], product, input_precision="ieee")
             scale, offset = _affine(words[g], BF16)
             if g == 0:
                 x = product * scale[:, None] + sums[g][None, :] * offset[:, None]
@@ -141,7 +155,10 @@ def _attend_codes(
         for R in tl.static_range(8):
             weights = (p * scales[(R % 4) * GV // 4][:, None]).to(DTYPE)
             piece = tl.dot(
-                _piece(vx, R, HALF), weights, acc[R] * fade[None, :], input_precision="ieee"
+                _piece(vx, vy, R, BV, HALF),
+                weights,
+                acc[R] * fade[None, :],
+                input_precision="ieee",
             )
             pieces = pieces + (piece,)
         acc = pieces
@@ -149,14 +166,42 @@ def _attend_codes(
     out = ()
     for R in tl.static_range(8):
         moved = shift[(R % 4) * GV // 4]
-        out = out + ((acc[R] * (UNIT * 0.25 ** (R % 4)) + moved[None, :]) / total[None, :],)
+        out = out + ((acc[R] * (UNIT / field(R, BV)) + moved[None, :]) / total[None, :],)
     return out, top - HEADROOM + tl.log2(total)
 
 
 @triton.jit
-def _piece(x, R: tl.constexpr, HALF: tl.constexpr):
-    """Codes of piece `R` of 16-bit lanes, times `4^(R % 4)` and, as float16, times `2^-24`."""
-    if HALF:
+def _lanes(pointers, mask, WHOLE: tl.constexpr):
+    """16-bit lanes; without a mask where the tile has no padding."""
+    if WHOLE:
+        lanes = tl.load(pointers)
+    else:
+        lanes = tl.load(pointers, mask=mask, other=0)
+    return lanes
+
+
+@triton.jit
+def _piece(x, y, R: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr):
+    """Codes of piece `R` of 16-bit lanes, times `field` and, as float16, times `2^-24`.
+
+    Args:
+        x, y: the lanes of a row; `y` the second half of them, with codes of 4 bits.
+    """
+    if BITS == 4:
+        z = x if R % 4 < 2 else y
+        if HALF:
+            if R == 0 or R == 2:
+                z = _keep(z, "and.b32 $0, $1, 0x000F000F;")
+            elif R == 1 or R == 3:
+                z = _keep(z, "and.b32 $0, $1, 0x00F000F0;")
+            elif R == 4 or R == 6:
+                z = _keep(z, "{.reg .b32 t; shr.b32 t, $1, 8; and.b32 $0, t, 0x000F000F;}")
+            else:
+                z = _keep(z, "{.reg .b32 t; shr.b32 t, $1, 8; and.b32 $0, t, 0x00F000F0;}")
+        else:
+            z = ((z >> (8 * (R // 4))) & (15 << (4 * (R % 2)))).to(tl.float32)
+        y = z
+    elif HALF:
         if R == 0:
             y = _keep(x, "and.b32 $0, $1, 0x00030003;")
         elif R == 1:

@@ -80,6 +80,8 @@ def launch_stage1(
         DV=cache.v_spec.head_dim,
         GK=cache.k_spec.num_groups,
         GV=cache.v_spec.num_groups,
+        BK=cache.k_spec.bits,
+        BV=cache.v_spec.bits,
         SINK=cache.sink,
         RECENT=max(1, cache.recent),
         HAS_RING=cache.recent > 0,

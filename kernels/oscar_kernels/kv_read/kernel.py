@@ -1,7 +1,8 @@
 """Cached tokens to rows: unpack and scale what lies in INT2, copy what lies in a window.
 
 A line is one token and one KV head. A tile holds lines `[BLOCK_M, QUARTER]`, once for each quarter
-of the channels: a byte of codes gives one channel to each.
+of the channels: a byte of codes gives one channel to each of four quarters, or of two with codes of
+4 bits.
 """
 
 # mypy: ignore-errors
@@ -27,19 +28,21 @@ def _request_of(cuts_ptr, place, requests, steps):
 
 
 @triton.jit
-def _dequantized(codes, shift: tl.constexpr, scale, offset):
-    return ((codes >> shift) & 3).to(tl.float32) * scale[:, None] + offset[:, None]
+def _dequantized(codes, shift: tl.constexpr, BITS: tl.constexpr, scale, offset):
+    code = (codes >> shift) & ((1 << BITS) - 1)
+    return code.to(tl.float32) * scale[:, None] + offset[:, None]
 
 
 @triton.jit
 def _expand_side(
     codes_ptr, affine_ptr, record, affine, out_ptr, out_offset, packed,
-    D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr,
+    D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """K or V of the lines in INT2."""
+    """K or V of the lines that are stored as codes."""
     column = tl.arange(0, QUARTER)
     mask = packed[:, None] & (column < D // 4)[None, :]
-    codes = tl.load(codes_ptr + record[:, None] + column[None, :], mask=mask, other=0).to(tl.int32)
+    at_codes = codes_ptr + record[:, None] + column[None, :]
+    codes = tl.load(at_codes, mask=mask, other=0).to(tl.int32)
     out_ptr += out_offset[:, None] + column[None, :]
     dtype = out_ptr.dtype.element_ty
     scale = tl.load(affine_ptr + affine, mask=packed, other=0.0).to(tl.float32)
@@ -49,7 +52,9 @@ def _expand_side(
             at = affine + 2 * (quarter * GROUPS // 4)
             scale = tl.load(affine_ptr + at, mask=packed, other=0.0).to(tl.float32)
             offset = tl.load(affine_ptr + at + 1, mask=packed, other=0.0).to(tl.float32)
-        rows = _dequantized(codes, 2 * quarter, scale, offset)
+        if BITS == 4 and quarter == 2:
+            codes = tl.load(at_codes + D // 4, mask=mask, other=0).to(tl.int32)
+        rows = _dequantized(codes, BITS * (quarter % (8 // BITS)), BITS, scale, offset)
         tl.store(out_ptr + quarter * (D // 4), rows.to(dtype), mask=mask)
 
 
@@ -114,6 +119,8 @@ def _materialize_prefix_kernel(
     QUARTER_V: tl.constexpr,
     GROUPS_K: tl.constexpr,
     GROUPS_V: tl.constexpr,
+    BITS_K: tl.constexpr,
+    BITS_V: tl.constexpr,
     RECENT: tl.constexpr,
     SINK: tl.constexpr,
     FIRST: tl.constexpr,
@@ -141,12 +148,23 @@ def _materialize_prefix_kernel(
     )
     packed = valid & (in_sink == 0) & (in_ring == 0)
     slot = tl.load(slots_ptr + begin + position, mask=packed, other=0).to(tl.int64) * HEADS + head
-    record, affine = slot * ((DK + DV) // 4), slot * (2 * (GROUPS_K + GROUPS_V))
+    record = slot * ((DK * BITS_K + DV * BITS_V) // 8)
+    affine = slot * (2 * (GROUPS_K + GROUPS_V))
     _expand_side(
-        codes_ptr, affine_ptr, record, affine, out_k_ptr, line * DK, packed, DK, QUARTER_K, GROUPS_K
+        codes_ptr,
+        affine_ptr,
+        record,
+        affine,
+        out_k_ptr,
+        line * DK,
+        packed,
+        DK,
+        QUARTER_K,
+        GROUPS_K,
+        BITS_K,
     )
     _expand_side(
-        codes_ptr + DK // 4,
+        codes_ptr + DK * BITS_K // 8,
         affine_ptr + 2 * GROUPS_K,
         record,
         affine,
@@ -156,6 +174,7 @@ def _materialize_prefix_kernel(
         DV,
         QUARTER_V,
         GROUPS_V,
+        BITS_V,
     )
     if tl.max((in_sink | in_ring).to(tl.int32), 0) > 0:
         block = tl.load(sink_block_ptr + row).to(tl.int64)

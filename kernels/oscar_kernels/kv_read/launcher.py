@@ -65,6 +65,8 @@ def materialize_prefix(
         QUARTER_V=v_quarter,
         GROUPS_K=cache.k_spec.num_groups,
         GROUPS_V=cache.v_spec.num_groups,
+        BITS_K=cache.k_spec.bits,
+        BITS_V=cache.v_spec.bits,
         RECENT=cache.recent,
         SINK=cache.sink,
         FIRST=first is not None,

@@ -51,6 +51,7 @@ def _write_side(
     D: tl.constexpr,
     QUARTER: tl.constexpr,
     GROUPS: tl.constexpr,
+    BITS: tl.constexpr,
     RANK: tl.constexpr,
     LANE_COLUMNS: tl.constexpr,
     RECENT: tl.constexpr,
@@ -111,7 +112,7 @@ def _write_side(
                 slot = tl.load(slots_ptr + token, mask=valid, other=0).to(tl.int64) * HEADS + head
                 _store_slot(
                     acc, codes_ptr, affine_ptr, slot * stride_code, slot * stride_affine, valid,
-                    D, QUARTER, GROUPS, RANK, LANE_COLUMNS, LARGEST, PTX,
+                    D, QUARTER, GROUPS, BITS, RANK, LANE_COLUMNS, LARGEST, PTX,
                 )  # fmt: skip
 
 
@@ -201,6 +202,8 @@ def _write_kv_int2_kernel(
     QUARTER_V: tl.constexpr,
     GROUPS_K: tl.constexpr,
     GROUPS_V: tl.constexpr,
+    BITS_K: tl.constexpr,
+    BITS_V: tl.constexpr,
     RANK_K: tl.constexpr,
     RANK_V: tl.constexpr,
     PTX: tl.constexpr,
@@ -221,18 +224,19 @@ def _write_kv_int2_kernel(
 ):
     """Programs of V, then of K, then of the query; heads lie side by side, so that neighbours read
     the same tokens."""
-    RECORD: tl.constexpr = (DK + DV) // 4
+    RECORD: tl.constexpr = (DK * BITS_K + DV * BITS_V) // 8
     AFFINE: tl.constexpr = 2 * (GROUPS_K + GROUPS_V)
     head = tl.program_id(0) % HEADS
     program = tl.program_id(0) // HEADS
     if program < kv_programs:
         _write_side(
             value_ptr, value_out_ptr, stride_value_t, stride_value_h, v_forward_ptr, v_forward_ptr,
-            stride_v_forward, 0, codes_ptr + DK // 4, affine_ptr + 2 * GROUPS_K, RECORD, AFFINE,
+            stride_v_forward, 0, codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K,
+            RECORD, AFFINE,
             ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
             tokens, head, program, kv_programs,
-            HEADS, DV, QUARTER_V, GROUPS_V, RANK_V, LANE_COLUMNS, RECENT, SINK, LARGEST, PTX,
-            False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V, STAGES,
+            HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, SINK, LARGEST,
+            PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V, STAGES,
         )  # fmt: skip
     elif program < 2 * kv_programs:
         _write_side(
@@ -240,8 +244,8 @@ def _write_kv_int2_kernel(
             stride_k_forward, stride_k_mean, codes_ptr, affine_ptr, RECORD, AFFINE,
             ring_k_ptr, sink_k_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
             tokens, head, program - kv_programs, kv_programs,
-            HEADS, DK, QUARTER_K, GROUPS_K, RANK_K, LANE_COLUMNS, RECENT, SINK, LARGEST, PTX,
-            MEAN, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_K, STAGES,
+            HEADS, DK, QUARTER_K, GROUPS_K, BITS_K, RANK_K, LANE_COLUMNS, RECENT, SINK, LARGEST,
+            PTX, MEAN, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_K, STAGES,
         )  # fmt: skip
     else:
         if GROUP > 0:

@@ -164,6 +164,7 @@ def _row_constants(spec: QuantSpec, tiles: WriteTiles, side: str) -> dict[str, A
         "D": spec.head_dim,
         "QUARTER_": quarter,
         "GROUPS_": spec.num_groups,
+        "BITS_": spec.bits,
         "RANK_": clip_rank(spec),
         "BLOCK_K_": min(tiles.block_k, 4 * quarter),
     }

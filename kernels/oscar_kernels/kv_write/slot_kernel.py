@@ -1,7 +1,8 @@
 """Clip, quantize, pack and store the transformed rows of new tokens.
 
 A tile holds rows `[BLOCK_M, 4 * QUARTER]`: four quarters of the channels, each padded to a power of
-two, so that the codes of one byte lie in four equal pieces of the tile. Padding columns are zero:
+two, so that the codes of one byte lie in four equal pieces of the tile, or in two of them with
+codes of 4 bits. Padding columns are zero:
 they are never among the largest magnitudes, and groups mask them.
 
 Minimum and maximum run at half the rate of other arithmetic, so a value meets as few of them as
@@ -32,34 +33,66 @@ def _clamp(x, limit):
 
 
 @triton.jit
-def _codes(x, low, inverse, PTX: tl.constexpr):
-    """Codes 0..3 in the low byte of an integer, `floor(3 * clamp((x - low) / range, 0, 1) + 0.5)`;
-    0 for NaN."""
+def _codes(x, low, inverse, BITS: tl.constexpr, PTX: tl.constexpr):
+    """Codes in the low byte of an integer, `floor(top * clamp((x - low) / range, 0, 1) + 0.5)`
+    with the largest code `top`, 3 or 15; 0 for NaN."""
     shifted = x - low[:, None]
-    if PTX:  # saturation is free, and adding 2**23 downwards leaves the floor in the last bits
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .f32 t;
-            mul.rn.sat.f32 t, $1, $2;
-            fma.rn.f32 t, t, 0f40400000, 0f3F000000;
-            add.rm.f32 $0, t, 0f4B000000;
-            }
-            """,
-            "=r,f,f",
-            [shifted, tl.broadcast_to(inverse[:, None], shifted.shape)],
-            tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    return (tl.minimum(tl.maximum(shifted * inverse[:, None], 0.0), 1.0) * 3.0 + 0.5).to(tl.int32)
+    if PTX:
+        code = _saturated(shifted, inverse, TIMES_3 if BITS == 2 else TIMES_15)
+    else:
+        share = tl.minimum(tl.maximum(shifted * inverse[:, None], 0.0), 1.0)
+        code = (share * ((1 << BITS) - 1) + 0.5).to(tl.int32)
+    return code
+
+
+TIMES_3 = tl.constexpr("""
+{
+.reg .f32 t;
+mul.rn.sat.f32 t, $1, $2;
+fma.rn.f32 t, t, 0f40400000, 0f3F000000;
+add.rm.f32 $0, t, 0f4B000000;
+}
+""")
+TIMES_15 = tl.constexpr(TIMES_3.value.replace("0f40400000", "0f41700000"))
 
 
 @triton.jit
-def _store_affine(affine_ptr, offset, low, high, valid, LARGEST: tl.constexpr):
+def _saturated(shifted, inverse, ASM: tl.constexpr):
+    """Saturation is free, and adding 2**23 downwards leaves the floor in the last bits."""
+    return tl.inline_asm_elementwise(
+        ASM,
+        "=r,f,f",
+        [shifted, tl.broadcast_to(inverse[:, None], shifted.shape)],
+        tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _store_codes(
+    codes_ptr, quarters, lows, inverses, mask,
+    D: tl.constexpr, BITS: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Quantize and pack the four quarters of rows; see `oscar_kernels.layout`."""
+    PER: tl.constexpr = 8 // BITS
+    packed = _codes(quarters[0], lows[0], inverses[0], BITS, PTX)
+    for i in tl.static_range(1, 4):
+        code = _codes(quarters[i], lows[i], inverses[i], BITS, PTX)
+        if i == PER:
+            tl.store(codes_ptr, packed.to(tl.uint8), mask=mask)
+            codes_ptr += D // 4
+            packed = code
+        else:
+            packed += code * (1 << (BITS * (i % PER)))
+    tl.store(codes_ptr, packed.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def _store_affine(affine_ptr, offset, low, high, valid, BITS: tl.constexpr, LARGEST: tl.constexpr):
     """Store scale and offset of one group, saturated; returns `1 / range`."""
     extent = tl.maximum(high - low, MIN_RANGE)
-    scale = tl.div_rn(extent, tl.full(extent.shape, 3.0, tl.float32))
+    scale = tl.div_rn(extent, tl.full(extent.shape, (1 << BITS) - 1.0, tl.float32))
     dtype = affine_ptr.dtype.element_ty
     tl.store(affine_ptr + offset, tl.minimum(scale, LARGEST).to(dtype), mask=valid)
     tl.store(
@@ -97,6 +130,7 @@ def _store_slot(
     D: tl.constexpr,
     QUARTER: tl.constexpr,
     GROUPS: tl.constexpr,
+    BITS: tl.constexpr,
     RANK: tl.constexpr,
     LANE_COLUMNS: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -118,21 +152,20 @@ def _store_slot(
     if GROUPS == 1:
         low0, high0 = tl.minimum(low0, low2), tl.maximum(high0, high2)
         low1, high1, low2, high2, low3, high3 = low0, high0, low0, high0, low0, high0
-    inverse0 = _store_affine(affine_ptr, affine_offset, low0, high0, valid, LARGEST)
+    inverse0 = _store_affine(affine_ptr, affine_offset, low0, high0, valid, BITS, LARGEST)
     inverse1, inverse2, inverse3 = inverse0, inverse0, inverse0
     if GROUPS == 2:
-        inverse2 = _store_affine(affine_ptr, affine_offset + 2, low2, high2, valid, LARGEST)
+        inverse2 = _store_affine(affine_ptr, affine_offset + 2, low2, high2, valid, BITS, LARGEST)
         inverse3 = inverse2
     elif GROUPS == 4:
-        inverse1 = _store_affine(affine_ptr, affine_offset + 2, low1, high1, valid, LARGEST)
-        inverse2 = _store_affine(affine_ptr, affine_offset + 4, low2, high2, valid, LARGEST)
-        inverse3 = _store_affine(affine_ptr, affine_offset + 6, low3, high3, valid, LARGEST)
+        inverse1 = _store_affine(affine_ptr, affine_offset + 2, low1, high1, valid, BITS, LARGEST)
+        inverse2 = _store_affine(affine_ptr, affine_offset + 4, low2, high2, valid, BITS, LARGEST)
+        inverse3 = _store_affine(affine_ptr, affine_offset + 6, low3, high3, valid, BITS, LARGEST)
     column = tl.arange(0, QUARTER)
     mask = valid[:, None] & (column < D // 4)[None, :]
     codes_ptr += code_offset[:, None] + column[None, :]
-    packed = _codes(x0, low0, inverse0, PTX) + _codes(x1, low1, inverse1, PTX) * 4
-    packed += _codes(x2, low2, inverse2, PTX) * 16 + _codes(x3, low3, inverse3, PTX) * 64
-    tl.store(codes_ptr, packed.to(tl.uint8), mask=mask)
+    lows, inverses = (low0, low1, low2, low3), (inverse0, inverse1, inverse2, inverse3)
+    _store_codes(codes_ptr, (x0, x1, x2, x3), lows, inverses, mask, D, BITS, PTX)
     if RANK > 0:
         # Codes of values beyond the limit have saturated, except in groups narrower than the
         # smallest range.
@@ -140,10 +173,5 @@ def _store_slot(
             tl.minimum(high0 - low0, high1 - low1), tl.minimum(high2 - low2, high3 - low3)
         )
         if _any(valid & (extent < MIN_RANGE)):
-            packed = (
-                _codes(_clamp(x0, limit), low0, inverse0, PTX)
-                + _codes(_clamp(x1, limit), low1, inverse1, PTX) * 4
-            )
-            packed += _codes(_clamp(x2, limit), low2, inverse2, PTX) * 16
-            packed += _codes(_clamp(x3, limit), low3, inverse3, PTX) * 64
-            tl.store(codes_ptr, packed.to(tl.uint8), mask=mask)
+            kept = (_clamp(x0, limit), _clamp(x1, limit), _clamp(x2, limit), _clamp(x3, limit))
+            _store_codes(codes_ptr, kept, lows, inverses, mask, D, BITS, PTX)

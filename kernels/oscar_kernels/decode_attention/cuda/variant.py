@@ -11,7 +11,7 @@ from torch import Tensor
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.decode_attention.tuning import CUDA, LEAST_STAGES, CudaTiles
 from oscar_kernels.nvrtc import compile as nvrtc
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import BITS, QuantSpec
 
 MAX_BATCH = 1024
 MAX_GROUP = 16
@@ -77,6 +77,8 @@ def misfit(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
     `None` if it can."""
     k_dim, v_dim, heads = cache.k_spec.head_dim, cache.v_spec.head_dim, cache.num_kv_heads
     group, remainder = divmod(query.shape[1], heads)
+    if max(cache.k_spec.bits, cache.v_spec.bits) > BITS:
+        return f"codes of {cache.k_spec.bits} and {cache.v_spec.bits} bits; it has {BITS}"
     if k_dim not in KEY_DIMS or v_dim not in VALUE_DIMS:
         return f"head_dim {k_dim} of K and {v_dim} of V; it has {KEY_DIMS} and {VALUE_DIMS}"
     if remainder or not 1 <= group <= MAX_GROUP:
