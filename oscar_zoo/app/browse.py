@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import NameTarget
+from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.next_step import Compute
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.architectures import Architecture, architecture
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hub_queries import look
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.record import Record
@@ -47,11 +51,33 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class KnownModel:
+    """A model by its hub id or folder, and what `config.json` calls its kind."""
+
+    source: str
+    model_type: str
+
+    @classmethod
+    def of(cls, choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
+        """From the zoo, or from a `config.json` on this machine; `None` where neither has it.
+
+        Raises:
+            InvalidModel: the `config.json` cannot be read.
+        """
+        if recipe is not None:
+            return cls(choice.source if choice else recipe.hf_id, recipe.model_type)
+        config = ConfigFile.kept(choice.source) if choice else None
+        kind = getattr(config, "model_type", None)
+        return cls(choice.source, kind) if choice and isinstance(kind, str) else None
+
+
+@dataclass(frozen=True)
 class Description:
     """What is known about a model, or about one of its artifacts.
 
     Attributes:
         name: of the model.
+        model: where it is and what kind it is, as far as that is known.
         recipe: what the zoo knows about the model, or `None`.
         manifests: of its artifacts, by id.
         installed: copies in the store.
@@ -63,6 +89,7 @@ class Description:
     """
 
     name: str
+    model: KnownModel | None
     recipe: ModelRecipe | None
     manifests: tuple[Manifest, ...]
     installed: tuple[Copy, ...]
@@ -75,7 +102,7 @@ class Description:
     @property
     def architecture(self) -> Architecture | None:
         """What works for models of this kind, or `None` where the zoo does not know it."""
-        return architecture(self.recipe.model_type) if self.recipe else None
+        return architecture(self.model.model_type) if self.model else None
 
     @property
     def measured(self) -> dict[str, Measured | None]:
@@ -87,16 +114,24 @@ class Description:
         }
 
 
-def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = None) -> Description:
+def describe(
+    target: ModelTarget | NameTarget,
+    sources: Sources,
+    *,
+    gpu_memory: int | None = None,
+    any_model: bool = False,
+) -> Description:
     """The recipe of a model and the manifests of its artifacts, or of the one that is named.
 
     Args:
         target: as for `pull`.
         sources: the hubs.
         gpu_memory: bytes of one GPU to answer for, instead of the GPUs that are visible.
+        any_model: a model whose `config.json` is on this machine is described, too.
 
     Raises:
         ArtifactNotFound: nothing known has this name.
+        InvalidModel: the `config.json` of the model cannot be read.
     """
     catalog = Catalog.packaged()
     views, unreachable = look(sources.hubs)
@@ -114,10 +149,12 @@ def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = N
     offered = [row for row in offered if _means(reference, row.id, row.digest)]
     ids = {str(row.id) for row in offered} | {str(record.id) for record in copies}
     narrowed = reference.tag is not None or reference.digest is not None
-    if not manifests and not copies and not offered and (recipe is None or narrowed):
-        raise _unknown(target, recipe, sorted(every), views)
+    about = KnownModel.of(target.choice if any_model else None, recipe)
+    if not manifests and not copies and not offered and (about is None or narrowed):
+        raise _unknown(target, recipe, sorted(every), views, sources)
     return Description(
         name=model,
+        model=about,
         recipe=recipe,
         manifests=tuple(manifests),
         installed=tuple(Copy(record, _is_intact(record)) for record in copies),
@@ -133,13 +170,22 @@ def describe(target: NameTarget, sources: Sources, *, gpu_memory: int | None = N
 
 
 def _unknown(
-    target: NameTarget, recipe: ModelRecipe | None, known: Sequence[str], views: Sequence[HubView]
+    target: ModelTarget | NameTarget,
+    recipe: ModelRecipe | None,
+    known: Sequence[str],
+    views: Sequence[HubView],
+    sources: Sources,
 ) -> ArtifactNotFound:
     if known:
         return ArtifactNotFound.among(target.text, known)
     models = {artifact.model for view in views for artifact in view.hub.artifacts()}
     close = () if recipe else Catalog.packaged().close_matches(target.text, models)
-    return ArtifactNotFound.for_name(target.text, close)
+    error = ArtifactNotFound.for_name(target.text, close)
+    if recipe is None and target.choice is not None:
+        words = option_words({"hub": sources.named, "compute": True})
+        make = command_line(["pull", target.choice.source, *words])
+        error.next_step = Compute(target.choice.name, make)
+    return error
 
 
 def _offered(model: str, views: Sequence[HubView]) -> list[Offer]:

@@ -6,14 +6,11 @@ the architecture of a name. No hub is asked.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models.config_file import ConfigFile, check_cache
-from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.registry.architectures import architecture
-from oscar_zoo.registry.model_names import ModelChoice, holds_model
+from oscar_zoo.registry.model_names import ModelChoice
 
 
 def check_served(choice: ModelChoice | None, revision: str | None = None) -> None:
@@ -29,7 +26,7 @@ def check_served(choice: ModelChoice | None, revision: str | None = None) -> Non
     """
     if choice is None:
         return
-    config = _config(choice, revision)
+    config = ConfigFile.kept(choice.source, revision)
     if config is not None:
         config_refusals.check_config(config, choice.model_id)
         return
@@ -44,13 +41,6 @@ def check_served(choice: ModelChoice | None, revision: str | None = None) -> Non
 
 def check_used(choice: ModelChoice | None, revision: str | None = None) -> None:
     """Refuse a model that no command takes, neither `compute` nor `eval`; as `check_served`."""
-    config = None if choice is None else _config(choice, revision)
+    config = None if choice is None else ConfigFile.kept(choice.source, revision)
     if choice is not None and config is not None:
         check_cache(config, choice.model_id)
-
-
-def _config(choice: ModelChoice, revision: str | None) -> ConfigFile | None:
-    """The `config.json` of a model on this machine, or `None`."""
-    folder = Path(choice.source)
-    path = folder if holds_model(folder) else kept_config(choice.source, revision)
-    return None if path is None else ConfigFile.of_folder(path)

@@ -6,6 +6,7 @@ is unknown here.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from oscar_zoo.models.geometry import (
     no_full_attention,
     only_windows,
 )
+from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_caches import refuse_other_caches
 
 NAME = "config.json"
@@ -47,6 +49,22 @@ class ConfigFile:
     def of_folder(cls, folder: Path) -> ConfigFile:
         """The `config.json` of the model in `folder`; raises as `read_config`."""
         return cls(*_read(folder))
+
+    @classmethod
+    def kept(cls, source: str, revision: str | None = None) -> ConfigFile | None:
+        """That of a model on this machine, or `None`; no hub is asked.
+
+        Args:
+            source: folder, or the id of a model that was fetched before.
+            revision: commit, branch or tag of that model.
+
+        Raises:
+            InvalidModel: it is no JSON object.
+        """
+        folder = Path(source)
+        here = os.path.isfile(folder / NAME)  # noqa: PTH113 (any text: no errors)
+        place = folder if here else kept_config(source, revision)
+        return None if place is None else cls.of_folder(place)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -8,6 +8,7 @@ import pytest
 from hub_folders import HARD, hub_with
 from measured_artifacts import measured_files
 from own_cli import Cli
+from random_qwen3 import EXAMPLE
 from tiny_artifacts import artifact_files, write_folder
 
 
@@ -186,3 +187,39 @@ def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
     assert "make one: oscar-zoo pull gpt-oss-20b --compute" in cli(
         0, "info", "gpt-oss-20b", "--offline"
     )
+
+
+def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = (EXAMPLE / "config.json").read_bytes()
+    folder = tmp_path / "my model"
+    fetched = tmp_path / "hub/models--someone--New-8B"
+    for place in (folder, fetched / "snapshots" / ("a" * 40)):
+        place.mkdir(parents=True)
+        (place / "config.json").write_bytes(config)
+    (fetched / "refs").mkdir()
+    (fetched / "refs/main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, step in (
+        (str(folder), f"compute '{folder}'"),
+        ("someone/New-8B", "pull someone/New-8B --compute"),
+    ):
+        shown = cli(0, "info", name, "--offline")
+        assert f"  model        {name}; the zoo has no recipe for it\n" in shown
+        assert "  architecture qwen3\n" in shown
+        assert "serve on GPU works: trained example model on an H100 and an H200\n" in shown
+        assert shown.endswith(f"make one: oscar-zoo {step}\n")
+        found = cli.json(0, "info", name, "--offline")
+        assert found["model"] == {"source": name, "model_type": "qwen3"}
+        assert found["recipe"] is None and found["works"]["compute"]["state"] == "works"
+    (folder / "config.json").write_bytes(config.replace(b'"qwen3"', b'"brand_new"'))
+    shown = cli(0, "info", folder, "--offline")
+    assert "  architecture brand_new, which nobody has tried\n" in shown
+    known = cli.json(0, "info", "Qwen3-8B", "--offline")["model"]
+    assert known == {"source": "Qwen/Qwen3-8B", "model_type": "qwen3"}
+
+
+def test_info_of_an_id_that_nobody_knows_names_the_command_that_computes(cli: Cli) -> None:
+    cli(3, "info", "someone/Unseen-8B", "--offline")
+    assert "oscar-zoo pull someone/Unseen-8B --compute" in cli.err

@@ -9,7 +9,7 @@ from oscar_zoo.cli.render import terminal
 
 
 @click.command("info")
-@click.argument("name", metavar="NAME[:TAG]", shell_complete=completing.names)
+@click.argument("name", metavar="NAME[:TAG]|DIR", shell_complete=completing.names)
 @click.option(
     "--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GB."
 )
@@ -19,7 +19,10 @@ from oscar_zoo.cli.render import terminal
 def command(
     name: str, gpu_memory: str | None, offline: bool, hubs: tuple[str, ...], as_json: bool
 ) -> None:
-    """Show what is known about a model of the zoo, or one of its artifacts.
+    """Show what is known about a model, or one of its artifacts.
+
+    A model that is not in the zoo is given by its folder, or by its id where its config.json was
+    fetched before. What works for its architecture is shown then.
 
     How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is
     an estimate.
@@ -29,18 +32,20 @@ def command(
       oscar-zoo info Qwen3-8B
       oscar-zoo info Qwen3-8B --gpu-memory 24GB
       oscar-zoo info Qwen3-8B:seq20000_prompt83_group128 --json
+      oscar-zoo info ./my-model
     """
     from oscar_zoo.app.browse import describe
     from oscar_zoo.app.refused_models import check_served
     from oscar_zoo.app.sources import Sources
-    from oscar_zoo.app.targets import ModelTarget, parse, parse_name
+    from oscar_zoo.app.targets import ModelTarget, parse_named
     from oscar_zoo.cli.render.described import facts_of, print_facts
 
     memory = None if gpu_memory is None else parsing.parse_memory(gpu_memory)
-    target = parse(name)
+    target = parse_named(name)
     if isinstance(target, ModelTarget):
         check_served(target.choice)
-    found = describe(parse_name(name), Sources(hubs, offline=offline), gpu_memory=memory)
+    sources = Sources(hubs, offline=offline)
+    found = describe(target, sources, gpu_memory=memory, any_model=True)
     facts = facts_of(found)
     if as_json:
         terminal.emit_json({"schema": "oscar-zoo.info/1"} | facts)

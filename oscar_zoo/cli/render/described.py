@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 from oscar_zoo.app.browse import Description
+from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
@@ -29,6 +32,7 @@ def facts_of(found: Description) -> dict[str, Any]:
     }
     return {
         "name": found.name,
+        "model": asdict(found.model) if found.model else None,
         "recipe": found.recipe.model_dump(mode="json") if found.recipe else None,
         "works": _works(found.architecture),
         "artifacts": [manifest.to_json() for manifest in found.manifests],
@@ -66,7 +70,7 @@ def facts_of(found: Description) -> dict[str, Any]:
 def print_facts(facts: dict[str, Any]) -> None:
     """The text form of `describe`."""
     console = terminal.out()
-    recipe = facts["recipe"]
+    recipe, model = facts["recipe"], facts["model"]
     console.print(f"[bold]{terminal.clean(facts['name'])}[/]")
     if recipe:
         serving = recipe["serving"]
@@ -78,9 +82,13 @@ def print_facts(facts: dict[str, Any]) -> None:
         terminal.fact("geometry", geometry_line(recipe["geometry"]))
         terminal.fact("recipe", serving_line(serving))
         terminal.fact("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
-        for what, answer in (facts["works"] or {}).items():
-            detail = f": {answer['how']}" if answer["how"] else ""
-            terminal.fact(_ASKED[what], f"{answer['state']}{detail}")
+    elif model:
+        terminal.fact("model", f"{model['source']}; the zoo has no recipe for it")
+        unknown = "" if facts["works"] else ", which nobody has tried"
+        terminal.fact("architecture", f"{model['model_type']}{unknown}")
+    for what, answer in (facts["works"] or {}).items():
+        detail = f": {answer['how']}" if answer["how"] else ""
+        terminal.fact(_ASKED[what], f"{answer['state']}{detail}")
     if facts.get("memory"):
         print_memory(facts["memory"])
     if recipe:
@@ -127,8 +135,13 @@ def _none_known(facts: dict[str, Any]) -> str:
     """What to do where no rotation is known."""
     if facts["works"] and facts["works"]["compute"]["state"] == "does not work":
         return "No published rotation is known, and computing one does not work yet."
-    on_hub = facts["recipe"] is None or facts["recipe"]["on_hub"]
-    make = f"pull {facts['name']} --compute" if on_hub else "compute FOLDER"
+    recipe, source = facts["recipe"], facts["model"]["source"]
+    if is_path(source):
+        make = f"compute {quote(source)}"
+    elif recipe is None:
+        make = f"pull {quote(source)} --compute"
+    else:
+        make = f"pull {facts['name']} --compute" if recipe["on_hub"] else "compute FOLDER"
     return f"No published rotation is known; make one: oscar-zoo {make}"
 
 
