@@ -26,7 +26,7 @@ from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget, parse_named
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.errors import OscarZooError
+from oscar_zoo.errors import NotLocked, OscarZooError
 from oscar_zoo.hubs.base import Progress
 from oscar_zoo.hubs.deadline import in_parallel
 from oscar_zoo.registry import pull as registry
@@ -74,6 +74,9 @@ def pull_all(request: PullRequest, observer: Observer = SILENT) -> PullReport:
         for target, result in zip(targets, results, strict=True)
     ]
     for target, result in zip(targets, results, strict=True):
+        if isinstance(result, NotLocked):
+            again = partial(request.command_line, target.text, **{"dry-run": False})
+            result.propose(again(), again(lock=True))
         place = target.model_namesake if isinstance(target, NameTarget) else None
         error = result if isinstance(result, OscarZooError) else None
         mention_namesake(place, error, observer)

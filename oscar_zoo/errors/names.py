@@ -52,11 +52,15 @@ class NotLocked(UsageError):
     @classmethod
     def for_name(cls, name: str, lock: object) -> Self:
         """Build the error for an artifact `name` without an entry in the file `lock`."""
-        hint = (
-            f"add it without --locked: oscar-zoo pull {name}; outside of a project: oscar-zoo pull"
-            f" {name} --lock"
-        )
-        return cls(f"{name} is not in {lock}.", hint=hint)
+        error = cls(f"{name} is not in {lock}.")
+        error.propose(f"oscar-zoo pull {name}", f"oscar-zoo pull {name} --lock")
+        return error
+
+    def propose(self, add: str, create: str) -> None:
+        """Name the command line that adds the artifact to the lock of a project, and the one that
+        makes a lock elsewhere."""
+        elsewhere = f"; outside of a project: {create}" if create != add else ""
+        self.advise(f"add it without --locked: {add}{elsewhere}")
 
 
 class ArtifactNotFound(NotFoundError):

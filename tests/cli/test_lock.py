@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,17 @@ def test_a_home_folder_stays_clean(
     monkeypatch.chdir(home)
     cli(0, *pull)
     assert locks(tmp_path) == []
+
+
+def test_what_is_not_locked_is_proposed_with_the_options_that_were_typed(
+    cli: Cli, pull: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli(2, *pull, "--locked", "--output", "./here", "--dry-run")
+    again = shlex.join(("oscar-zoo", *pull, "--output", "here"))
+    said = f"Add it without --locked: {again}; outside of a project: {again} --lock\n"
+    assert cli.err.endswith(said)
+    cli(2, *pull, "--locked", "--lock")
+    assert cli.err.endswith(f"Add it without --locked: {shlex.join(('oscar-zoo', *pull))} --lock\n")
+    cli(0, *pull, "--lock")
+    cli(0, *pull, "--locked", "--lock")
