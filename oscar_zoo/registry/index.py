@@ -8,7 +8,7 @@ an artifact are named by its digest alone; nothing in the index can change what 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -34,6 +34,11 @@ SCHEMA: Final = "oscar-zoo.index/1"
 
 Accepted = Literal["poor", "unmeasured"]
 """What was published in spite of the quality gate: more than 5 % above BF16, or not measured."""
+ACCEPTED: Final[Mapping[Accepted, str]] = {
+    "poor": "was published although its perplexity is more than 5 % above BF16",
+    "unmeasured": "was published without measurements of perplexity and recall",
+}
+"""What to say of such an artifact, behind its name."""
 
 
 class Summary(Spec):

@@ -13,7 +13,7 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import ArtifactNotFound, MalformedFile
 from oscar_zoo.hubs.base import INDEX_NAME, Hub, HubFile
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.index import ACCEPTED, Index, IndexEntry
 from oscar_zoo.registry.known_digests import KnownDigest
 from oscar_zoo.registry.trust import Promise, Trust
 
@@ -184,10 +184,7 @@ class HubView:
         entry = self.index.entry(artifact)
         sentences = [] if status.state == "active" else [status_sentence(artifact, status)]
         if entry is not None and "poor" in entry.accepted:
-            sentences.append(
-                f"{artifact.reference} was published although its perplexity is more than 5 % above"
-                " BF16"
-            )
+            sentences.append(f"{artifact.reference} {ACCEPTED['poor']}")
         return tuple(sentences)
 
 

@@ -7,12 +7,13 @@ from shlex import quote
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry.index import ACCEPTED
 from oscar_zoo.site import frame, numbers
 from oscar_zoo.site.exhibit import Exhibit
 from oscar_zoo.site.facts import contamination, fact_section
 from oscar_zoo.site.figures import figure_section
 from oscar_zoo.site.fit_table import fit_section
-from oscar_zoo.site.html import Html, element
+from oscar_zoo.site.html import Html, element, join
 from oscar_zoo.site.score_table import score_section
 
 ROOT = "../../"
@@ -64,15 +65,17 @@ def _banner(entry: Entry) -> Html | None:
     """Words that a reader needs before using it."""
     status, lines = entry.status, []
     if status.state != "active":
+        reason = (status.reason or "no reason given").rstrip(".")
         instead = f" Use {status.replaced_by} instead." if status.replaced_by else ""
-        lines.append(
-            f"This version is {status.state}: {status.reason or 'no reason given'}.{instead}"
-        )
+        gone = " No name finds it any more." if status.state == "yanked" else ""
+        lines.append(f"This version is {status.state}: {reason}.{gone}{instead}")
+    lines += [f"It {ACCEPTED[one]}." for one in entry.accepted]
     seen = contamination(entry)
     lines += [seen] if seen else []
     if not lines:
         return None
-    css = "banner bad" if status.state == "yanked" else "banner"
+    bad = status.state == "yanked" or "poor" in entry.accepted
+    css = "banner bad" if bad else "banner"
     return element("div", [element("p", line) for line in lines], class_=css, role="note")
 
 
@@ -121,21 +124,28 @@ def _token(exhibit: Exhibit) -> tuple[str | None, str | None]:
     return numbers.size(kinds["INT2"]), f"{times:.1f} times less than in BF16"
 
 
-def _use(entry: Entry) -> Html:
-    """The commands to copy."""
+def _use(entry: Entry) -> Html | None:
+    """The commands to copy; `None` for what no name finds."""
+    if entry.status.state == "yanked":
+        return None
     name = entry.id.reference
     hub = f" --hub {quote(entry.hubs[0])}" if entry.hubs else ""
     found = can_be_found(entry.model_id or entry.id.model)
     model = "" if found else " --model FOLDER"
     commands = [f"oscar-zoo serve {name}{hub}{model}", f"oscar-zoo pull {name}{hub}"]
-    if entry.status.state == "yanked":
-        return element("p", "It is no longer found by its name.", class_="remark")
     return element(
         "section",
         element("h2", "Use it", id="use"),
         [
-            element("div", element("pre", element("code", one), tabindex="0"), class_="command")
+            element("div", element("pre", _code(one), tabindex="0"), class_="command")
             for one in commands
         ],
         None if found else element("p", "FOLDER is the folder of the model.", class_="remark"),
     )
+
+
+def _code(command: str) -> Html:
+    """A command that breaks between its words, and not behind the hyphens of an option."""
+    first, *rest = command.split(" ")
+    words = [element("span", first), *(join((Html(" "), element("span", w))) for w in rest)]
+    return element("code", words)

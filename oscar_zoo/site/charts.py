@@ -6,6 +6,7 @@ single lines say less than where most of them are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -17,6 +18,7 @@ from oscar_zoo.site import plot
 from oscar_zoo.site.html import Html, element
 from oscar_zoo.site.plot import Axis
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SMALLEST = 1e-7
 """Shares of a spectrum below this are rounding errors of 32-bit numbers."""
 
@@ -125,7 +127,8 @@ def history_chart(scores: Sequence[Score]) -> Html | None:
         own = [(float(day), value, error) for day, value, error, said in dated if said == kind]
         if len(own) > 1:
             shapes.append(plot.line([(day, value) for day, value, _ in own], x, y, kind))
-        shapes += [plot.dot((day, value), x, y, kind, error) for day, value, error in own]
+        aside = 5.0 if kind == "bf16" else 0.0
+        shapes += [plot.dot((d, v), x, y, kind, error, aside=aside) for d, v, error in own]
     said = f"{len(dated)} values from {_day(dated[0][0])} to {_day(dated[-1][0])}"
     return plot.chart(f"{scores[0].task} over time", said, x, y, shapes)
 
@@ -190,4 +193,6 @@ def _powers_of_four(dim: int) -> tuple[float, ...]:
 def _power(value: float) -> str:
     """A power of ten as percent."""
     percent = 100 * value
-    return f"{percent:g} %" if percent >= 0.001 else f"{percent:.0e} %"
+    if percent >= 0.001:
+        return f"{percent:g} %"
+    return f"10{str(round(math.log10(percent))).translate(_RAISED)} %"

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.registry.entries import Entry
-from oscar_zoo.site import numbers
+from oscar_zoo.site import numbers, tables
 from oscar_zoo.site.html import Html, element
+from oscar_zoo.site.tables import Row
 
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _HUGGING_FACE = "https://huggingface.co/"
@@ -110,26 +111,10 @@ def _calibration(manifest: Manifest) -> str | None:
 
 def _files(manifest: Manifest) -> Html:
     rows = [
-        element(
-            "tr",
-            element("th", element("code", file.path), scope="row"),
-            element("td", numbers.size(file.size) or numbers.UNKNOWN, class_="n"),
-            element("td", element("code", file.sha256 or numbers.UNKNOWN)),
+        Row(
+            element("code", file.path),
+            (numbers.size(file.size), element("code", file.sha256) if file.sha256 else None),
         )
         for file in manifest.files
     ]
-    table = element(
-        "table",
-        element("caption", "Files"),
-        element(
-            "thead",
-            element(
-                "tr",
-                element("th", "File", scope="col"),
-                element("th", "Size", scope="col", class_="n"),
-                element("th", "sha256", scope="col"),
-            ),
-        ),
-        element("tbody", rows),
-    )
-    return element("div", table, class_="table", role="region", tabindex="0", aria_label="Files")
+    return tables.table("Files", ("File", "Size", "sha256"), rows, right=("Size",))

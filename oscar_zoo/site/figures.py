@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from oscar_zoo.compute.report.data import ClipChart
-from oscar_zoo.site import numbers
+from oscar_zoo.site import numbers, tables
 from oscar_zoo.site.charts import clip_chart, layers_chart, spectrum_chart
 from oscar_zoo.site.exhibit import Exhibit
 from oscar_zoo.site.html import Html, element
+from oscar_zoo.site.tables import Row
 
 _RANGE = "The light area covers all layers, the dark one half of them, the line is the middle one."
 
@@ -114,32 +115,11 @@ def _candidates(exhibit: Exhibit) -> Html | None:
             numbers.percent_change(one.change_percent),
             numbers.share(one.recall),
         )
-        kept = element("span", " kept", class_="who measured") if one.chosen else None
-        rows.append(
-            element(
-                "tr",
-                element("th", one.method, kept, scope="row"),
-                [element("td", cell or numbers.NONE, class_="n") for cell in cells],
-                class_="kept" if one.chosen else None,
-            )
-        )
-    head = [
-        element("th", name, scope="col", class_=None if at == 0 else "n")
-        for at, name in enumerate(heads)
-    ]
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", "Methods that were tried, on text that was not calibrated on"),
-            element("thead", element("tr", head)),
-            element("tbody", rows),
-        ),
-        class_="table",
-        role="region",
-        tabindex="0",
-        aria_label="Methods that were tried",
-    )
+        kept = [element("span", "kept", class_="who measured")] if one.chosen else []
+        method = [element("span", f"{one.method} "), *kept]
+        rows.append(Row(method, cells, "kept" if one.chosen else None))
+    name = "Methods that were tried, on text that was not calibrated on"
+    return tables.table(name, heads, rows, right=heads[1:])
 
 
 def _group(title: str, words: str, charts: list[tuple[str, Html]]) -> Html:

@@ -35,8 +35,10 @@ def fit_section(exhibit: Exhibit) -> Html | None:
             "p",
             "Requests that run at a time, each with a context of so many tokens, on ",
             element("output", _place(exhibit), id="place", for_="memory gpus weights"),
-            ". An estimate with"
-            f" {USABLE:.0%} of the memory for weights and cache, the one of oscar-zoo fit-gpu.",
+            f". {100 * USABLE:.0f} % of the memory is for weights and cache. The estimate is that"
+            " of ",
+            element("code", "oscar-zoo fit-gpu"),
+            ".",
         ),
         _form(exhibit),
         element("div", _table(exhibit), class_="table", role="region", tabindex="0",
@@ -95,7 +97,11 @@ def _table(exhibit: Exhibit) -> Html:
     kinds = exhibit.caches[exhibit.gpus]
     return element(
         "table",
-        element("caption", "Requests at a time by context and kind of KV cache", class_="hide"),
+        element(
+            "caption",
+            "Requests at a time by context in tokens and by kind of KV cache",
+            class_="hide",
+        ),
         element(
             "thead",
             element(
@@ -117,7 +123,7 @@ def _row(exhibit: Exhibit, kinds: Sequence[Cache], context: int) -> Html:
             left = room(MEMORY * 10**9, exhibit.weights, Layout(tp=exhibit.gpus))
             text = numbers.count(cache.requests(left, context))
         cells.append(element("td", text, class_="n"))
-    return element("tr", element("th", f"{numbers.count(context)} tokens", scope="row"), cells)
+    return element("tr", element("th", numbers.count(context), scope="row"), cells)
 
 
 def _sizes(exhibit: Exhibit) -> Html:

@@ -16,6 +16,7 @@ from oscar_zoo.site.html import Html, element, join, raw
 from oscar_zoo.version import __version__
 
 TITLE = "oscar-zoo"
+PAPER = "https://arxiv.org/abs/2605.17757"
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
     "%3Crect width='16' height='16' rx='3' fill='%230b5d66'/%3E"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oscar_zoo.artifact.specs import Score
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.site import frame, numbers
 from oscar_zoo.site.charts import Pair, pair_chart
@@ -25,6 +26,8 @@ _COLUMNS = (
     ("Digest", "text"),
 )
 """Heads of the table and how they sort. A cell has the head too, for narrow screens."""
+_ACCEPTED = {"poor": "poor perplexity", "unmeasured": "not measured"}
+"""What was published in spite of the quality gate, below the status."""
 
 
 def index_page(exhibits: Sequence[Exhibit], recipes: Sequence[ModelRecipe]) -> bytes:
@@ -48,12 +51,13 @@ def index_page(exhibits: Sequence[Exhibit], recipes: Sequence[ModelRecipe]) -> b
                     "Artifacts. GPQA is accuracy in percent with its standard error where one is"
                     " known. Perplexity is its change over BF16, lower is better. Recall is the"
                     " share of facts answered right beyond the part of the cache that stays in"
-                    " BF16.",
+                    " BF16. On a line below two scores, BF16 is hollow and INT2 filled.",
                 ),
                 element("thead", element("tr", _heads(), role="row"), role="rowgroup"),
                 element("tbody", [_row(exhibit, scale) for exhibit in exhibits], role="rowgroup"),
                 id="zoo",
                 role="table",
+                class_="stack",
             ),
             class_="table",
             role="region",
@@ -84,7 +88,9 @@ def _heading(exhibits: Sequence[Exhibit]) -> Html:
             "p",
             "A rotation mixes the numbers of a key or a value before they are stored, so that two"
             " bits are enough for each. One small pair of files makes the KV cache of a model"
-            " about seven times smaller.",
+            " about seven times smaller. The method is ",
+            element("a", "OSCAR", href=frame.PAPER, rel="noopener noreferrer"),
+            ".",
             class_="lede",
         ),
         element("p", f"{artifacts} for {of}.", class_="count", id="count", role="status"),
@@ -157,7 +163,9 @@ def _row(exhibit: Exhibit, scale: tuple[float, float] | None) -> Html:
     before = gpqa.baseline if gpqa else None
     state = entry.status.state
     bits = entry.summary.bits_per_element
-    words = " ".join(filter(None, (str(entry.id), entry.model_id, entry.digest, entry.family)))
+    accepted = [_ACCEPTED[one] for one in entry.accepted]
+    facts = (str(entry.id), entry.model_id, entry.digest, entry.family, state, *accepted)
+    words = " ".join(filter(None, facts))
     name = element(
         "a",
         element("span", entry.id.model, class_="model"),
@@ -181,12 +189,20 @@ def _row(exhibit: Exhibit, scale: tuple[float, float] | None) -> Html:
         ),
         _number("Recall", entry.recall, numbers.share(entry.recall)),
         _number("Size", entry.payload_bytes, numbers.size(entry.payload_bytes)),
-        _cell("Status", state, element("span", state, class_=f"state {state}"), class_="s"),
+        _cell("Status", state, _status(entry), class_="s"),
         _cell("Digest", entry.digest or "", _digest(entry.digest), class_="d"),
         role="row",
         data_words=words.casefold(),
         data_family=entry.family or "",
     )
+
+
+def _status(entry: Entry) -> list[Html]:
+    state = entry.status.state
+    accepted = [
+        element("span", _ACCEPTED[one], class_=f"below accepted {one}") for one in entry.accepted
+    ]
+    return [element("span", state, class_=f"state {state}"), *accepted]
 
 
 def _evidence(gpqa: Score | None, scale: tuple[float, float] | None) -> list[Html]:

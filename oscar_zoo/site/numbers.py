@@ -15,12 +15,13 @@ def value_of(score: Score | None, *, unit: bool = False) -> str | None:
     if score is None or score.value is None:
         return None
     error = "" if score.stderr is None else f" ± {score.stderr:.2f}"
-    return f"{score.value:.2f}{error}" + (f" {unit_of(score)}" if unit else "")
+    named = f" {unit_of(score)}" if unit and unit_of(score) else ""
+    return f"{score.value:.2f}{error}{named}"
 
 
 def unit_of(score: Score) -> str:
-    """The unit in a few characters."""
-    return "%" if score.unit == "percent" else score.unit
+    """The unit in a few characters; empty where it is the metric itself, such as perplexity."""
+    return "%" if score.unit == "percent" else "" if score.unit == score.metric else score.unit
 
 
 def percent_change(change: float | None) -> str | None:

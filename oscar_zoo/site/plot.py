@@ -14,7 +14,9 @@ from functools import cached_property
 from oscar_zoo.site.html import Html, element
 
 WIDTH, HEIGHT = 360, 228
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 40
+_LETTER = 6.0
+"""Width of a letter of a label, at most."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -124,9 +126,17 @@ def vertical(value: float, x: Axis, css: str, label: str | None = None) -> Html:
     )
 
 
-def dot(point: tuple[float, float], x: Axis, y: Axis, css: str, error: float | None = None) -> Html:
-    """A point, with its error up and down."""
-    across, up = _x(x, point[0]), _y(y, point[1])
+def dot(
+    point: tuple[float, float],
+    x: Axis,
+    y: Axis,
+    css: str,
+    error: float | None = None,
+    *,
+    aside: float = 0.0,
+) -> Html:
+    """A point, with its error up and down; `aside` moves it to the right, off another one."""
+    across, up = _x(x, point[0]) + aside, _y(y, point[1])
     bar = None
     if error:
         top, bottom = _y(y, point[1] + error), _y(y, point[1] - error)
@@ -148,11 +158,20 @@ def _grid(x: Axis, y: Axis) -> list[Html]:
     for value in x.marks():
         across = _x(x, value)
         parts.append(element("path", d=f"M{across:.1f} {bottom}v4"))
-        parts.append(
-            element("text", x.text(value), x=f"{across:.1f}", y=bottom + 16, text_anchor="middle")
-        )
+        parts.append(_label(x.text(value), across, bottom + 16))
     parts.append(element("path", d=f"M{LEFT} {bottom}H{right}", class_="base"))
     return parts
+
+
+def _label(text: str, across: float, y: float) -> Html:
+    """A label below `across`; one that would leave the chart ends or begins at its edge."""
+    half = _LETTER * len(text) / 2
+    at, anchor = across, "middle"
+    if across + half > WIDTH:
+        at, anchor = WIDTH - 1.0, "end"
+    elif across - half < 0:
+        at, anchor = 1.0, "start"
+    return element("text", text, x=f"{at:.1f}", y=y, text_anchor=anchor)
 
 
 def _at(x: Axis, y: Axis, across: float, up: float) -> str:

@@ -3,13 +3,12 @@ measured when it was made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.entries import Entry
-from oscar_zoo.site import numbers
-from oscar_zoo.site.charts import history_chart
+from oscar_zoo.site import numbers, tables
 from oscar_zoo.site.html import Html, element
+from oscar_zoo.site.score_details import score_details
+from oscar_zoo.site.tables import Row
 
 _WHO = {
     "upstream": "its authors",
@@ -30,87 +29,52 @@ def score_section(entry: Entry) -> Html:
 def _scores(scores: tuple[Score, ...]) -> list[Html]:
     if not scores:
         return []
-    heads = ("Task", "BF16", "INT2", "Questions", "Runs", "Reported by")
-    right = {"BF16", "INT2", "Questions", "Runs"}
-    table = element(
-        "table",
-        element("caption", "Scores, each beside BF16 under the same settings where that is known"),
-        element(
-            "thead",
-            element(
-                "tr",
-                [
-                    element("th", head, scope="col", class_="n" if head in right else None)
-                    for head in heads
-                ],
-            ),
-        ),
-        element("tbody", [_row(score) for score in scores]),
-    )
-    box = element("div", table, class_="table", role="region", tabindex="0", aria_label="Scores")
-    charts = [history_chart([score]) for score in scores]
-    drawn = [element("figure", chart) for chart in charts if chart is not None]
-    return [box, *(remark for score in scores for remark in _remarks(score)), *drawn]
+    name = "Scores, each beside BF16 under the same settings where that is known"
+    heads = ("Task", "Cache", "Score", "BF16", "Questions", "Runs", "Reported by")
+    right = ("Score", "BF16", "Questions", "Runs")
+    details = [score_details(score) for score in scores]
+    return [
+        tables.table(name, heads, map(_row, scores), right=right),
+        *(one for one in details if one is not None),
+    ]
 
 
-def _row(score: Score) -> Html:
-    before = score.baseline
-    source = [element("span", score.who or _WHO[score.reporter], class_=f"who {score.reporter}")]
-    source += [element("br"), element("span", _source(score), class_="gap small")]
+def _row(score: Score) -> Row:
     runs = score.repeats or (len(score.seeds) if score.seeds else None)
-    return element(
-        "tr",
-        element("th", score.task, scope="row"),
-        _figure(before),
+    reported = [
+        element("span", score.who or _WHO[score.reporter], class_=f"who {score.reporter}"),
+        element("span", _source(score), class_="gap small below"),
+    ]
+    if score.date:
+        reported.append(element("span", score.date, class_="gap small below date"))
+    cells = (
+        score.kv_dtype.upper(),
         _figure(score),
-        element("td", str(score.n) if score.n else numbers.NONE, class_="n"),
-        element("td", str(runs) if runs else numbers.NONE, class_="n"),
-        element("td", source),
+        _figure(score.baseline),
+        str(score.n) if score.n else None,
+        str(runs) if runs else None,
+        reported,
     )
+    return Row(score.task, cells)
 
 
-def _figure(score: Score | None) -> Html:
+def _figure(score: Score | None) -> list[Html] | None:
     text = numbers.value_of(score, unit=True)
     if score is None or text is None:
-        return element("td", numbers.NONE, class_="n gap")
-    spread = None
+        return None
+    parts = [element("span", text)]
     if score.stderr is None and score.spread is not None:
         kind = score.spread.kind or "of a kind that the source does not name"
-        spread = element("span", f"spread {score.spread.value:g}, {kind}", class_="gap small")
-    return element("td", text, [element("br"), spread] if spread else None, class_="n")
+        spread = f"spread {score.spread.value:g}, {kind}"
+        parts.append(element("span", spread, class_="gap small below"))
+    return parts
 
 
 def _source(score: Score) -> str:
     harness = score.harness
     tool = None if harness is None else " ".join(filter(None, (harness.name, harness.version)))
-    facts = (score.source, tool, score.hardware, score.date)
+    facts = (score.source, tool, score.hardware)
     return ", ".join(fact for fact in facts if fact) or "source not named"
-
-
-def _remarks(score: Score) -> Iterable[Html]:
-    """The comparison question by question, and earlier values, which are never dropped."""
-    paired, unit = score.paired, numbers.unit_of(score)
-    if paired is not None:
-        points = "points" if unit == "%" else unit
-        yield element(
-            "p",
-            f"{score.task}: on the same {paired.n} questions INT2 differs from BF16 by"
-            f" {paired.difference:+.2f} {points} (95 % confidence: {paired.lower95:+.2f} to"
-            f" {paired.upper95:+.2f}), so it is no worse than {paired.no_worse_than:.2f} {points}.",
-            class_="remark",
-        )
-    if score.calibrated_on:
-        yield element(
-            "p", f"{score.task}: the calibration has seen questions of this set.", class_="remark"
-        )
-    for one, name in ((score, "INT2"), (score.baseline, "BF16")):
-        for old in one.history if one else ():
-            when = f" ({old.date})" if old.date else ""
-            yield element(
-                "p",
-                f"Earlier value of {name} in {score.task}: {old.value:g}{when}, {old.source}.",
-                class_="remark",
-            )
 
 
 def _measured(entry: Entry) -> list[Html]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sample_scores import gpqa
 from site_pages import Page
 
+from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.specs import HistoryEntry, Paired, Score
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
+from oscar_zoo.registry.index import Accepted
 from oscar_zoo.site.artifact_page import artifact_page
 from oscar_zoo.site.exhibit import Exhibit
 from oscar_zoo.site.index_page import index_page
+from oscar_zoo.site.plot import WIDTH
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +57,60 @@ def test_the_measured_score_is_shown_first_with_error_bars(entry: Entry) -> None
 def test_an_artifact_says_what_the_comparison_allows_to_say(entry: Entry) -> None:
     page = Page(artifact_page(Exhibit(entry)).decode())
     assert (
-        "on the same 198 questions INT2 differs from BF16 by -0.75 points (95 % confidence: -2.50"
-        " to +1.00), so it is no worse than 2.25 points" in page.words
+        "On the same 198 questions INT2 differs from BF16 by -0.75 points (95 % confidence: -2.50"
+        " to +1.00), so it is no worse than 2.25 points." in page.words
     )
-    assert "the calibration has seen questions of this set" in page.words
+    assert "The calibration has seen questions of this set." in page.words
     assert "NVIDIA H200" in page.words and "RotationZoo model card" in page.words
     assert "Earlier value of INT2 in gpqa_diamond: 56 (2026-10-01), first run." in page.words
     drawn = [one["aria-label"] for one in page.all("svg") if "aria-label" in one]
     assert drawn == ["gpqa_diamond over time. 3 values from 2026-10-01 to 2026-11-20"]
+
+
+def test_the_labels_of_a_chart_stay_inside_of_it(entry: Entry) -> None:
+    page = Page(artifact_page(Exhibit(entry)).decode())
+    dates = [one for one in page.all("text") if one["y"] == "204"]
+    ends = {"start": (0, 60), "middle": (-30, 30), "end": (-60, 0)}
+    assert [one["text-anchor"] for one in dates] == ["middle", "end"]
+    for one in dates:
+        left, right = (float(one["x"]) + side for side in ends[one["text-anchor"]])
+        assert left >= 0 and right <= WIDTH
+
+
+def test_each_score_names_its_cache_and_how_it_was_measured(entry: Entry) -> None:
+    changes = {"kv_dtype": "fp8", "artifact_digest": None, "recipe_changes": {"clip": "1,1"}}
+    shown = replace(entry, scores=(gpqa(), gpqa(**changes)))
+    page = Page(artifact_page(Exhibit(shown)).decode())
+    rows = [text.split() for text in page.inside["tr"] if text.startswith("gpqa_diamond")]
+    assert [row[0] for row in rows] == ["gpqa_diamondINT2", "gpqa_diamondFP8"]
+    assert all(row[1:4] == ["55.00", "±", "2.50"] for row in rows)
+    assert "gpqa_diamond, FP8 cache" in page.inside["h3"]
+    assert "Not measured under the recipe, but with clip 1,1." in page.words
+    facts = dict(zip(page.inside["dt"], page.inside["dd"], strict=False))
+    assert page.inside["summary"] == ["How it was measured"] * 2 and "Engine" in facts
+    for text in ("sglang 0.5.21", "temperature 0.6", "32,768 tokens", "INT2 11.0 %", "FP8 11.0 %"):
+        assert text in page.inside["dd"], text
+
+
+@pytest.mark.parametrize(
+    ("accepted", "said", "below"),
+    [
+        ("poor", "although its perplexity is more than 5 % above BF16", "poor perplexity"),
+        ("unmeasured", "without measurements of perplexity and recall", "not measured"),
+    ],
+)
+def test_what_was_published_in_spite_of_the_gate_says_so(
+    entry: Entry, accepted: Accepted, said: str, below: str
+) -> None:
+    shown = Exhibit(replace(entry, accepted=(accepted,)))
+    assert f"It was published {said}." in Page(artifact_page(shown).decode()).words
+    index = Page(index_page([shown], ()).decode())
+    assert f"active{below}" in index.words
+    assert said not in Page(artifact_page(Exhibit(entry)).decode()).words
+
+
+def test_what_is_yanked_has_no_command(entry: Entry) -> None:
+    status = Status(state="yanked", reason="wrong data.")
+    page = Page(artifact_page(Exhibit(replace(entry, status=status))).decode())
+    assert "This version is yanked: wrong data. No name finds it any more." in page.words
+    assert "oscar-zoo serve" not in page.words
