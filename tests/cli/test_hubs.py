@@ -141,27 +141,6 @@ def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
     assert (tmp_path / "oscar-zoo.lock").read_bytes() == lock
 
 
-def test_twelve_cold_processes_fetch_every_file_once(server: HubServer, cli: Cli) -> None:
-    names = [f"model-{n}" for n in range(4)]
-    files = {
-        f"{name}/{TAG}/{n}": d
-        for number, name in enumerate(names)
-        for n, d in artifact_files(artifact=f"{name}/{TAG}", seed=number).items()
-    }
-    server.repository("org/zoo", files={**files, "README.md": b"# zoo"})
-    children = [cli.start("pull", *names, "--hub", "hf:org/zoo", "--json") for _ in range(12)]
-    done = [child.communicate(timeout=500) for child in children]
-    assert [child.returncode for child in children] == [0] * 12, [err for _, err in done if err]
-    fetched = [
-        r.path
-        for r in server.requests
-        if "/resolve/" in r.path and r.status == 200 and r.method == "GET"
-    ]
-    assert sorted(path.split("/", 5)[-1] for path in fetched) == sorted(files)
-    pinned = json.loads((cli.folder / "oscar-zoo.lock").read_bytes())["artifacts"]
-    assert [pin["id"] for pin in pinned] == [f"{name}/{TAG}" for name in names]
-
-
 def patient(cli: Cli, *, answer: float) -> None:
     """Configure how long a hub may take; two that are asked in turn share it."""
     (cli.folder / "config").mkdir()

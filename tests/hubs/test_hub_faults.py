@@ -80,6 +80,19 @@ def test_a_flip_changes_one_byte_for_as_many_requests_as_told(server: HubServer,
     assert fault.hits == 2
 
 
+def test_blocks_are_emptied_exchanged_and_repeated(server: HubServer) -> None:
+    block, at = DATA[1000:1040], {"at": 1000, "n": 40}
+    bodies = {
+        "hole": DATA[:1000] + bytes(40) + DATA[1040:],
+        "exchange": block + DATA[40:1000] + DATA[:40] + DATA[1040:],
+        "repeat": DATA[:1040] + block + DATA[1040:],
+    }
+    for kind, body in bodies.items():
+        fault = server.fault(kind, path="*/x.pt", **at)
+        assert ask(server, FILE).body == body
+        fault.remove()
+
+
 def test_content_faults_without_a_path_leave_listings_alone(server: HubServer) -> None:
     server.fault("empty")
     assert json.loads(ask(server, "/api/models/org/name").body)["id"] == "org/name"

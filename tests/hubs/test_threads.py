@@ -88,20 +88,6 @@ def test_half_an_entry_is_no_answer_when_the_hub_fails(server: HubServer, cli: C
     assert "503" in done.err
 
 
-def test_nothing_depends_on_file_locks(server: HubServer, cli: Cli, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import errno, fcntl\n"
-        "def flock(*arguments): raise OSError(errno.ENOLCK, 'no locks here')\n"
-        "fcntl.flock = flock\n"
-    )
-    children = [cli.start("pull", NAME, *HF, PYTHONPATH=str(site)) for _ in range(6)]
-    errors = [child.communicate(timeout=300)[1] for child in children]
-    assert [child.returncode for child in children] == [0] * 6, errors
-    assert cli("verify", NAME, PYTHONPATH=str(site)).code == 0
-
-
 @pytest.mark.parametrize("what", ["listing", "body", "headers"])
 def test_a_byte_per_second_ends(server: HubServer, cli: Cli, what: str, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()

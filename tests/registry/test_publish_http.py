@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_clients import HUB_2, VERSIONS
+from hub_clients import VERSIONS
 from hub_folders import HARD
 from hub_repositories import Repository
 from hub_server import HubServer
 from publishing_child import Publisher
-from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
+from tiny_artifacts import FILE_NAME, artifact_files, payload, write_folder
 
-from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.index import Index
 
 HUB = "hf:org/zoo"
 TAG = f"oz-{HARD.model}-{HARD.tag}"
-RACES = 100
 TOKENS = {"HF_TOKEN": "hf_test", "MODELSCOPE_API_TOKEN": "ms-test"}
 
 
@@ -324,77 +322,3 @@ def test_modelscope_takes_a_version_once_even_when_the_reply_is_lost(
     other = str(write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other")))
     assert publisher.do("publish", folder=other, hub="ms:org/zoo", propose=True)["error"] == "usage"
     assert len(repo.commits) == commits
-
-
-def folders(root: Path, ids: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """For each pair of ids a pair of folders with different content."""
-    content = [payload(seed=1), payload(seed=2)]
-
-    def folder(side: int, number: int, artifact: str) -> str:
-        files = content[side] | {FILE_NAME: manifest(content[side], artifact=artifact).to_bytes()}
-        return str(write_folder(root / str(side) / str(number), files))
-
-    return [
-        (folder(0, number, one), folder(1, number, two)) for number, (one, two) in enumerate(ids)
-    ]
-
-
-@pytest.fixture(scope="module")
-def rivals(
-    started: HubServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Publisher]]:
-    """Two publishers, with both versions of the client where there are two."""
-    children = []
-    for version in (1, 2 if HUB_2.is_dir() else 1):
-        folder = tmp_path_factory.mktemp("rival")
-        children.append(Publisher(started.environment(folder) | TOKENS, folder, version))
-    yield children
-    for child in children:
-        child.close()
-
-
-def race(rivals: list[Publisher], pair: tuple[str, str], hub: str) -> list[Any]:
-    for child, folder in zip(rivals, pair, strict=True):
-        child.start("publish", folder=folder, hub=hub)
-    return [child.answer() for child in rivals]
-
-
-def test_of_two_publishers_of_one_id_exactly_one_wins(
-    server: HubServer, rivals: list[Publisher], tmp_path: Path
-) -> None:
-    ids = [(f"Model/round{number}",) * 2 for number in range(RACES)]
-    for number, pair in enumerate(folders(tmp_path, ids)):
-        name = f"org/races{number // 20}"
-        repo, tag = server.repository(name), f"oz-Model-round{number}"
-        commits = len(repo.commits)
-        answers = race(rivals, pair, f"hf:{name}")
-        winners = [side for side in (0, 1) if "error" not in answers[side]]
-        assert len(winners) == 1 and answers[1 - winners[0]]["error"] == "conflict.version", (
-            number,
-            answers,
-        )
-        assert len(repo.commits) == commits + 1
-        there = {
-            p.rsplit("/", 1)[1]: d
-            for p, d in repo.files().items()
-            if p.startswith(f"Model/round{number}/")
-        }
-        assert there == {path.name: path.read_bytes() for path in Path(pair[winners[0]]).iterdir()}
-        entry = index_of(repo).entry(ArtifactId("Model", f"round{number}"))
-        assert entry is not None and entry.digest == answers[winners[0]]["digest"]
-        assert repo.tags[tag] == answers[winners[0]]["revision"] == repo.head()
-
-
-def test_publishers_of_different_ids_lose_nothing_of_each_other(
-    server: HubServer, rivals: list[Publisher], tmp_path: Path
-) -> None:
-    repo = server.repository("org/zoo")
-    ids = [(f"One/round{number}", f"Two/round{number}") for number in range(10)]
-    for pair in folders(tmp_path, ids):
-        assert [answer.get("already_published") for answer in race(rivals, pair, HUB)] == [
-            False,
-            False,
-        ]
-    index = index_of(repo)
-    assert {entry.id for entry in index.artifacts} == {name for pair in ids for name in pair}
-    assert (index.serial, len(repo.commits), len(repo.tags)) == (20, 21, 20)

@@ -11,7 +11,7 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 PACKAGES = ("cli.commands", "cli.render", "app", "hubs", "registry", "artifact")
@@ -26,10 +26,15 @@ def main(library: str, imports: list[str]) -> None:
     faults = ctypes.CDLL(library)
     faults.disk_faults_counted.restype = ctypes.c_long
     faults.disk_faults_arm.argtypes = [ctypes.c_long, *[ctypes.c_int] * 4, ctypes.c_char_p]
-    for name in ("oscar_zoo.cli.main", *_modules(), *LATE, *imports):
-        importlib.import_module(name)
+    import_all(imports)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line), faults)), flush=True)
+
+
+def import_all(imports: Iterable[str] = ()) -> None:
+    """Import what commands import, late or not, and `imports`."""
+    for name in ("oscar_zoo.cli.main", *_modules(), *LATE, *imports):
+        importlib.import_module(name)
 
 
 def _modules() -> Iterator[str]:

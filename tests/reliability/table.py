@@ -6,10 +6,13 @@ form of every row runs in `make test`, so it takes a few seconds at most.
 
 from __future__ import annotations
 
+import crowd_experiments
 import disk_experiments
 import disk_faults
+import download_experiments
 import full_disk
 import fuzz_experiments
+import race_experiments
 import reading_experiments
 import real_files
 from experiment import Experiment
@@ -48,6 +51,12 @@ EXPERIMENTS = (
         real_files.absent,
     ),
     Experiment(
+        "S6",
+        "damaged-downloads",
+        "Every damaged delivery is refused, and nothing in the store is touched.",
+        download_experiments.damaged,
+    ),
+    Experiment(
         "S7",
         "kill",
         "After a kill at any moment every version is absent or whole, and the same command run"
@@ -68,5 +77,17 @@ EXPERIMENTS = (
         "A disk that fills up ends a command with an exit code and one line, and nothing is lost.",
         full_disk.filled,
         full_disk.lacking,
+    ),
+    Experiment(
+        "S9",
+        "crowd",
+        "Processes that share a store do not disturb each other, and fetch each file once.",
+        crowd_experiments.crowded,
+    ),
+    Experiment(
+        "S10",
+        "publishers",
+        "No publisher replaces, mixes or loses what another one publishes at the same moment.",
+        race_experiments.publishers,
     ),
 )

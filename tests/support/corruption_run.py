@@ -29,13 +29,18 @@ from oscar_zoo.hubs.config import NetworkSettings
 from oscar_zoo.registry.store import Store
 
 ONE, OTHER = "tiny-qwen3-hard/seq512_prompt2_group64", "tiny-qwen3/seq512_prompt2_group64"
+SAME_SIZE = ("flip", "hole", "exchange")
 Damage = tuple[str, dict[str, Any]]
 
 
 def damages(chance: random.Random, size: int, name: str) -> dict[str, Damage]:
     """Every kind of damage to the file `name` of `size` bytes, as faults of the loopback hub."""
     other = f"{ONE}/{V_NAME if name == K_NAME else K_NAME}"
+    block = {"at": chance.randrange(size // 2, size - 64), "n": chance.randint(16, 64)}
     return {
+        "hole": ("hole", block),
+        "exchange": ("exchange", block),
+        "repeat": ("repeat", block),
         "flip": ("flip", {"at": chance.randrange(size)}),
         "swap": ("swap", {"other": other}),
         "cut": ("cut", {"after": chance.randrange(size)}),
@@ -83,7 +88,7 @@ def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
         for number in range(count):
             name = (K_NAME, V_NAME, FILE_NAME)[number % 3]
             kinds = damages(chance, len(files[f"{ONE}/{name}"]), name)
-            in_turn = [*kinds, *["flip"] * 2]  # every kind with every file
+            in_turn = [*kinds, "flip"]  # every kind with every file
             kind = in_turn[number // 3 % len(in_turn)]
             fault = server.fault(kinds[kind][0], f"{ONE}/{name}", **kinds[kind][1])
             shutil.rmtree(paths.cache_dir() / "hubs", ignore_errors=True)
@@ -96,7 +101,7 @@ def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
                 accepted.append([number, kind, name, error.code, error.message])
             if not fault.hits:
                 accepted.append([number, kind, name, "the fault was never met"])
-            same_size += kind == "flip" or (kind == "swap" and name != FILE_NAME)
+            same_size += kind in SAME_SIZE or (kind == "swap" and name != FILE_NAME)
             server.clear_faults()
         unchanged = store_state(store.root) == before
         healed = pull("tiny-qwen3-hard", hub(), store).artifact.files == artifact_files(

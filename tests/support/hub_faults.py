@@ -193,6 +193,28 @@ def swap(hub: HubState, request: Request, answer: Answer, *, other: str) -> Repl
 
 
 @_fault(_READS, content=True)
+def hole(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
+    """Bytes `at` to `at + n` of the content are zero."""
+    return _content(request, answer, lambda data, read: data[:at] + bytes(n) + data[at + n :])
+
+
+@_fault(_READS, content=True)
+def exchange(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
+    """The first `n` bytes of the content and those at `at` change places."""
+    return _content(
+        request,
+        answer,
+        lambda data, read: data[at : at + n] + data[n:at] + data[:n] + data[at + n :],
+    )
+
+
+@_fault(_READS, content=True)
+def repeat(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
+    """Bytes `at` to `at + n` of the content come twice."""
+    return _content(request, answer, lambda data, read: data[: at + n] + data[at:])
+
+
+@_fault(_READS, content=True)
 def ignore_range(hub: HubState, request: Request, answer: Answer) -> Reply:
     """Answer a request for a range with everything."""
     request.range = None
