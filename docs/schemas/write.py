@@ -41,6 +41,7 @@ WRITTEN_IN_FULL: tuple[type[BaseModel], ...] = (
 """Models whose output has every key, also those that are null."""
 MAY_BE_ABSENT = {
     "Manifest": ("registry", "statistics", "quality"),
+    "ServingRecipe": ("widths",),
     "Score": tuple(
         key
         for key in Score.model_fields

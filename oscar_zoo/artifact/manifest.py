@@ -1,4 +1,7 @@
-"""The manifest `oscar-zoo.manifest/1`: what an artifact is, where it came from, how to serve it.
+"""The manifest: what an artifact is, where it came from, how to serve it.
+
+Its schema is `oscar-zoo.manifest/1`, or `oscar-zoo.manifest/2` where the recipe has widths, which
+older releases cannot serve.
 
 A manifest has two parts. `oscar.json` beside the payload is immutable. The `registry` block
 (status, scores, aliases, hubs) is mutable; it occurs only in packaged manifests and indexes, never
@@ -10,7 +13,7 @@ that were never pulled.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -32,7 +35,10 @@ from oscar_zoo.artifact.specs import (
 )
 from oscar_zoo.errors import InvalidName, MalformedFile
 
-SCHEMA = "oscar-zoo.manifest/1"
+Schema = Literal["oscar-zoo.manifest/1", "oscar-zoo.manifest/2"]
+SCHEMA: Schema = "oscar-zoo.manifest/1"
+WITH_WIDTHS: Schema = "oscar-zoo.manifest/2"
+SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 FILE_NAME = "oscar.json"
 STATISTICS_NAME = "statistics.safetensors"
 SUFFIX = ".pt"
@@ -148,7 +154,7 @@ class Registry(Spec):
 class Manifest(Spec):
     """One artifact. See the module docstring for the two parts."""
 
-    schema_: Literal["oscar-zoo.manifest/1"] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
     id: Text
     created: Annotated[
         str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")
@@ -175,6 +181,11 @@ class Manifest(Spec):
             ArtifactId.parse(self.id)
         except InvalidName as error:
             raise ValueError(error.message) from None
+        widths = self.recipe.widths
+        if (widths is None) != (self.schema_ == SCHEMA):
+            raise ValueError(f"{WITH_WIDTHS} is for recipes with widths, and only for them")
+        if widths is not None and len(widths.k.bits) != len(self.model.attention_layers):
+            raise ValueError("widths have one entry for each layer of model.attention_layers")
         paths = [f.path.casefold() for f in self.files]
         if len(set(paths)) != len(paths) or not paths:
             raise ValueError("file paths must be unique and at least one")
@@ -243,10 +254,10 @@ class Manifest(Spec):
         value = strict_json.loads(data, what=what)
         if type(value) is not dict:
             raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
-        if value.get("schema") != SCHEMA:
+        if value.get("schema") not in SCHEMAS:
             raise MalformedFile(
                 "manifest.version",
-                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
+                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {' or '.join(SCHEMAS)}.",
             )
         try:
             manifest = cls.model_validate_json(json.dumps(value))

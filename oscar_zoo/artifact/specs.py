@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from oscar_kernels.spec import GROUPS
+from oscar_kernels.spec import GROUPS, MIXED_QUANTIZER, QUANTIZER
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -127,29 +127,112 @@ class Windows(Spec):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
 
 
+Ratio = Annotated[float, Field(ge=0, le=1)]
+CodeBits = Literal[2, 4]
+
+
+class SideWidths(Spec):
+    """Bits of a code and the clip ratio of one side, for each attention layer in its order."""
+
+    bits: Annotated[tuple[CodeBits, ...], Field(min_length=1, max_length=1000)]
+    clip: tuple[Ratio, ...]
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Self:
+        if len(self.bits) != len(self.clip):
+            raise ValueError("bits and clip have one entry for each attention layer")
+        return self
+
+
+class Widths(Spec):
+    """Codes of 2 or of 4 bits, chosen for keys and values of every attention layer."""
+
+    k: SideWidths
+    v: SideWidths
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Self:
+        if len(self.k.bits) != len(self.v.bits):
+            raise ValueError("keys and values have one entry for each attention layer")
+        return self
+
+    @classmethod
+    def uniform(cls, layers: int, *, k: CodeBits, v: CodeBits, clip: Clip) -> Widths:
+        """The same bits in each of `layers` layers.
+
+        Codes of 2 bits have the ratios of `clip`, and codes of 4 bits are not clipped: clips belong
+        to a width, and those of 2 bits cut off too much at 4.
+        """
+
+        def side(bits: CodeBits, ratio: float) -> SideWidths:
+            kept = ratio if bits == 2 and clip.algorithm != "none" else 0.0
+            return SideWidths(bits=(bits,) * layers, clip=(kept,) * layers)
+
+        return cls(k=side(k, clip.k), v=side(v, clip.v))
+
+    @property
+    def mean_bits(self) -> float:
+        """Bits of a code, on average over layers and over keys and values of one width."""
+        both = (*self.k.bits, *self.v.bits)
+        return sum(both) / len(both)
+
+
 class ServingRecipe(Spec):
     """Exact serving settings of an artifact.
 
     `group_size` is the number of consecutive channels that share a scale and an offset. Where K
     and V rows differ in width it is the most of them, as `oscar_kernels.spec.group_channels` says;
     `scale_dtype` the type these two are stored in; `requires` the capabilities an engine must
-    declare to load the artifact.
+    declare to load the artifact. Codes have `bits`, and rows are clipped at `clip`, unless `widths`
+    says both for each layer and side; the quantizer is another one then.
     """
 
     bits: Annotated[int, Field(ge=2, le=2)] = 2
     group_size: Count
     scale_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
-    quantizer: Literal["asym-minmax-u2/1", "lloydmax-uniform-u2/1"] = "asym-minmax-u2/1"
+    quantizer: Literal["asym-minmax-u2/1", "asym-minmax-u24/1", "lloydmax-uniform-u2/1"] = (
+        "asym-minmax-u2/1"
+    )
     clip: Clip
+    widths: Widths | None = None
     windows: Windows = Windows()
     v_absorption: Literal["required", "allowed", "forbidden"] = "allowed"
     origin: Literal["shipped", "default", "measured"] = "default"
     requires: tuple[Capability, ...] = ()
 
+    @model_validator(mode="after")
+    def _quantizer_of_widths(self) -> Self:
+        if (self.widths is not None) != (self.quantizer == MIXED_QUANTIZER):
+            raise ValueError(f"widths go with the quantizer {MIXED_QUANTIZER}, and with no other")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent_widths(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Widths that are absent are not written, so that old readers read the rest."""
+        value: dict[str, Any] = write(self)
+        if self.widths is None:
+            value.pop("widths", None)
+        return value
+
     @property
     def bits_per_element(self) -> float:
         """Stored bits per element, including its share of the 16-bit scale and offset."""
-        return self.bits + 32 / self.group_size
+        return (self.widths.mean_bits if self.widths else self.bits) + 32 / self.group_size
+
+    def code_bits(self, role: Literal["k", "v"], index: int) -> int:
+        """Bits of the codes of one side in the attention layer `index`, counted from 0."""
+        return getattr(self.widths, role).bits[index] if self.widths else self.bits
+
+    def clip_ratio(self, role: Literal["k", "v"], index: int) -> float:
+        """Clip ratio of one side in the attention layer `index`; 0 means no clipping."""
+        if self.widths is not None:
+            return float(getattr(self.widths, role).clip[index])
+        return 0.0 if self.clip.algorithm == "none" else float(getattr(self.clip, role))
+
+    def with_widths(self, widths: Widths | None) -> ServingRecipe:
+        """A copy with these widths; `None` for codes of 2 bits everywhere."""
+        quantizer = QUANTIZER if widths is None else MIXED_QUANTIZER
+        return self.model_copy(update={"widths": widths, "quantizer": quantizer})
 
     def override(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oscar_kernels.layout import bits_per_element
+from oscar_kernels.layout import row_bytes
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
@@ -29,11 +29,12 @@ def caches_of(
         GeometryMismatch: the artifact is for another shape of model.
         UsageError: a recipe that cannot be simulated.
     """
-    plain = recipe.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
+    narrow = recipe.with_widths(None)
+    plain = narrow.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
     caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": CacheSpec(None, None, plain)}
     k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
     caches["int2-hadamard"] = CacheSpec(k, v, plain)
-    caches["int2-hadamard-clip"] = CacheSpec(k, v, recipe)
+    caches["int2-hadamard-clip"] = CacheSpec(k, v, narrow)
     if artifact is not None:
         caches["artifact"] = CacheSpec(*artifact, recipe)
     for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report
@@ -53,12 +54,10 @@ def bits_of(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[fl
     each element of its rows, high-precision windows included."""
     if spec is None:
         return BF16_BITS, BF16_BITS
-    k, v = model.block.head_dim, model.block.v_head_dim
-    bits_k, bits_v = (
-        bits_per_element(spec.quant_spec("k", k)),
-        bits_per_element(spec.quant_spec("v", v)),
-    )
-    bits = (k * bits_k + v * bits_v) / (k + v)
+    layers = range(len(model.block.attention_layers))
+    specs = [spec.quant_spec("k", model.block.head_dim, index) for index in layers]
+    specs += [spec.quant_spec("v", model.block.v_head_dim, index) for index in layers]
+    bits = 8 * sum(map(row_bytes, specs)) / sum(one.head_dim for one in specs)
     # INT2 rows exist for every token, the windows on top of them.
     return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length
 

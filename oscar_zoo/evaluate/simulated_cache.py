@@ -17,6 +17,7 @@ from torch import Tensor
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import (
     CLIP_ALGORITHM,
+    MIXED_QUANTIZER,
     QUANTIZER,
     QuantSpec,
     check_group_size,
@@ -51,23 +52,29 @@ class CacheSpec:
     v: RotationSet | None
     recipe: ServingRecipe
 
-    def quant_spec(self, role: Role, head_dim: int) -> QuantSpec:
-        """The quantizer of one side.
+    def quant_spec(self, role: Role, head_dim: int, index: int = 0) -> QuantSpec:
+        """The quantizer of one side in the attention layer `index`, counted from 0.
 
         Raises:
             UsageError: the recipe names another quantizer or clip, or a group size that cannot cut
                 `head_dim`.
         """
         recipe, clip = self.recipe, self.recipe.clip
-        if recipe.quantizer != QUANTIZER or clip.algorithm not in ("none", CLIP_ALGORITHM):
+        known = (QUANTIZER, MIXED_QUANTIZER)
+        if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
             raise UsageError(
                 f"the recipe asks for {recipe.quantizer} with clip {clip.algorithm}; "
-                f"only {QUANTIZER} with {CLIP_ALGORITHM} or none is simulated."
+                f"only {' and '.join(known)} with {CLIP_ALGORITHM} or none are simulated."
             )
-        ratio = 0.0 if clip.algorithm == "none" else getattr(clip, role)
         try:
             group = group_channels(head_dim, recipe.group_size)
-            return QuantSpec(head_dim, group, ratio, recipe.scale_dtype)
+            return QuantSpec(
+                head_dim,
+                group,
+                recipe.clip_ratio(role, index),
+                recipe.scale_dtype,
+                recipe.code_bits(role, index),
+            )
         except ValueError as error:
             raise _misfit(error) from None
 
@@ -88,6 +95,12 @@ class CacheSpec:
             self.v.require_geometry("v", model, name)
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
+        widths = self.recipe.widths
+        if widths is not None and len(widths.k.bits) != len(model.attention_layers):
+            raise UsageError(
+                f"the recipe has bits for {len(widths.k.bits)} layers, and {name} has"
+                f" {len(model.attention_layers)} with full attention."
+            )
         try:
             check_group_size(model.head_dims, self.recipe.group_size)
         except ValueError as error:
@@ -134,8 +147,11 @@ class SimulatedLayer:
     def __init__(
         self, spec: CacheSpec, geometry: Geometry, layer_id: int, device: torch.device
     ) -> None:
-        self._k = cache_side(spec.k, layer_id, spec.quant_spec("k", geometry.head_dim), device)
-        self._v = cache_side(spec.v, layer_id, spec.quant_spec("v", geometry.v_head_dim), device)
+        index = geometry.attention_layers.index(layer_id)
+        k = spec.quant_spec("k", geometry.head_dim, index)
+        v = spec.quant_spec("v", geometry.v_head_dim, index)
+        self._k = cache_side(spec.k, layer_id, k, device)
+        self._v = cache_side(spec.v, layer_id, v, device)
         self._group = geometry.num_q_heads // geometry.num_kv_heads
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, SideWidths, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.simulated_cache import (
     CacheSpec,
@@ -208,6 +208,24 @@ def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones
     got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, QUARTER)
     assert got.dtype == torch.bfloat16
     assert (got.double() - oracle(q, k, v, spec, QUARTER)).abs().max() < 0.05
+
+
+def test_widths_say_bits_and_clip_of_each_layer_and_side() -> None:
+    _, key, value = qkv(tokens=5)
+    model = MODEL.model_copy(update={"attention_layers": (0, 1, 2)})
+    widths = Widths(
+        k=SideWidths(bits=(2, 4, 2), clip=(0.9, 0.0, 0.5)),
+        v=SideWidths(bits=(2, 2, 4), clip=(0.8, 0.8, 0.95)),
+    )
+    spec = CacheSpec(None, None, recipe().with_widths(widths))
+    spec.check(model)
+    for layer in range(3):
+        k, v = SimulatedLayer(spec, model, layer, CPU).encode(key, value)
+        for side, x, got in ((widths.k, key, k), (widths.v, value, v)):
+            one = QuantSpec(D, D, side.clip[layer], "float32", side.bits[layer])
+            assert torch.equal(got[1], fake_quantize(x, one))
+    with pytest.raises(UsageError, match="bits for 3 layers, and small has 1 with full attention"):
+        spec.check(MODEL)
 
 
 @pytest.mark.parametrize(
