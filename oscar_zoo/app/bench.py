@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class BenchRequest:
         timeout: seconds for the start of an engine, for each case and for the bulk.
         hubs: hubs to use in place of the configured ones.
         offline: ask no hub.
+        again: the command line that takes the FOLDER of a model, for errors.
     """
 
     target: str | Path | None = None
@@ -61,6 +62,7 @@ class BenchRequest:
     timeout: float = 1800.0
     hubs: tuple[str, ...] = ()
     offline: bool = False
+    again: str = field(default="--model FOLDER", compare=False)
 
     @property
     def longest(self) -> int:
@@ -85,7 +87,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
     flags = check(request)
     require_serve()
     with staging.private_folder() as private:
-        names = SubjectNames(request.target, request.dummy_weights, request.model)
+        names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
         sources = Sources(request.hubs, offline=request.offline)
         subject = find_subject(names, sources, private, observer, longest=request.longest)
         device, gpu = pick_serving_device(request.device)
@@ -149,7 +151,7 @@ def check(request: BenchRequest) -> UserFlags:
             " orders by prefix.",
             hint="lower the requests of --job",
         )
-    SubjectNames(request.target, request.dummy_weights, request.model).check()
+    SubjectNames(request.target, request.dummy_weights, request.model, request.again).check()
     return flags
 
 

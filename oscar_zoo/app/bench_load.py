@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class LoadRequest:
         timeout: seconds for the start, and for the answer to one request.
         hubs: hubs to use in place of the configured ones.
         offline: ask no hub.
+        again: the command line that takes the FOLDER of a model, for errors.
     """
 
     load: Load
@@ -52,6 +53,7 @@ class LoadRequest:
     timeout: float = 1800.0
     hubs: tuple[str, ...] = ()
     offline: bool = False
+    again: str = field(default="--model FOLDER", compare=False)
 
 
 def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
@@ -64,7 +66,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
         OscarZooError: as `find_subject`.
     """
     flags = UserFlags(request.extra)
-    names = SubjectNames(request.target, request.dummy_weights, request.model)
+    names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
     names.check()
     require_serve()
     longest = request.load.longest + request.load.new_tokens

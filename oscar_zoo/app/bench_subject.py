@@ -26,11 +26,13 @@ class SubjectNames:
         artifact: name or folder of the artifact; `None` makes one of Hadamard matrices.
         dummy_weights: model whose shape is measured with random weights, or `None`.
         model: model to measure the artifact with, or `None` for its base model.
+        again: the command line that takes the FOLDER of a model, for errors.
     """
 
     artifact: str | Path | None
     dummy_weights: str | Path | None
     model: str | None
+    again: str
 
     def check(self) -> None:
         """Refuse names that mean nothing to measure, or too much; raises `UsageError`."""
@@ -81,7 +83,7 @@ def find_subject(
         return _made(names.dummy_weights, names.artifact, sources, private, observer, longest)
     model = targets.parse_given_model(names.model, observer)
     artifact = open_artifact(targets.parse(names.artifact or ""), sources, observer)
-    choice = model_for(artifact, model, observer, again="--model FOLDER")
+    choice = model_for(artifact, model, observer, again=names.again)
     _check_length(choice, longest)
     fitting = ArtifactModel.of(artifact, choice)
     return Subject(fitting, choice.source, artifact, False, artifact.label)

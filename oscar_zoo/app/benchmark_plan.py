@@ -83,7 +83,7 @@ def find_subject(request: BenchmarkRequest, flags: UserFlags, observer: Observer
 
     named = targets.parse_given_model(request.model, observer)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
-    choice = model_for(artifact, named, observer, again="--model FOLDER")
+    choice = model_for(artifact, named, observer, again=request.again)
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
     both_sides(artifact)
     check_fetchable(choice.source, request.revision)

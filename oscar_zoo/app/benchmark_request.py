@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class BenchmarkRequest:
         fresh: drop the answers of an earlier run.
         output: file for the scores; `None` for one in the state folder.
         clip: clip ratios in place of the recipe's.
-        device, dtype, revision, hubs, extra, timeout: as for `ServerEvaluateRequest`.
+        device, dtype, revision, hubs, extra, timeout, again: as for `ServerEvaluateRequest`.
     """
 
     artifact: str | Path
@@ -70,6 +70,7 @@ class BenchmarkRequest:
     hubs: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     timeout: float = 1800.0
+    again: str = field(default="--model FOLDER", compare=False)
 
     def benchmarks(self) -> tuple[Benchmark, ...]:
         """The benchmarks to ask.

@@ -7,7 +7,7 @@ when they are gone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ class ServerEvaluateRequest:
         variants: the servers to start, one after the other.
         extra: engine flags for every server that is started.
         timeout: seconds that the start of a server may take, and that one answer may take.
+        again: the command line that takes the FOLDER of a model, for errors.
     """
 
     artifact: str | Path
@@ -74,6 +75,7 @@ class ServerEvaluateRequest:
     variants: tuple[ServerVariant, ...] = (ServerVariant(),)
     extra: tuple[str, ...] = ()
     timeout: float = 1800.0
+    again: str = field(default="--model FOLDER", compare=False)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     text = read_text(request.data, "validation")
     named = targets.parse_given_model(request.model, observer)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
-    choice = model_for(artifact, named, observer, again="--model FOLDER")
+    choice = model_for(artifact, named, observer, again=request.again)
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
     both_sides(artifact)
     device, gpu = nvidia_smi.pick_serving_device(request.device)

@@ -151,6 +151,7 @@ def benchmark_request(
         UsageError: an option of perplexity and recall in this process.
     """
     from oscar_zoo.app.benchmark_request import BenchmarkRequest
+    from oscar_zoo.cli.pasting import typed_again
 
     changed = [n for n in SERVER_OPTIONS if n not in _SERVER_TOO and server[n] != SERVER_OPTIONS[n]]
     for name in (*(name for name in _TEXT_ONLY if name in given), *changed):
@@ -161,7 +162,12 @@ def benchmark_request(
     if "data" in values:
         values["data"] = Path(values["data"]).expanduser()
     return BenchmarkRequest(
-        **values, **benchmark, url=server["url"], timeout=server["timeout"], extra=flags
+        **values,
+        **benchmark,
+        url=server["url"],
+        timeout=server["timeout"],
+        extra=flags,
+        again=typed_again("--model", "FOLDER"),
     )
 
 

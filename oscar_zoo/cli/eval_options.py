@@ -182,6 +182,7 @@ def server_request(
         UsageError: options that exclude each other, or values that no server can have.
     """
     from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
+    from oscar_zoo.cli.pasting import typed_again
 
     wanted = _variants(server, flags, given.get("device"))
     return ServerEvaluateRequest(
@@ -190,6 +191,7 @@ def server_request(
         timeout=server["timeout"],
         variants=wanted,
         extra=flags,
+        again=typed_again("--model", "FOLDER"),
     )
 
 

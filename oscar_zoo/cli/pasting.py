@@ -27,11 +27,12 @@ def pasted(path: Path | str) -> str:
     return quote(typed(path))
 
 
-def typed_again(option: str) -> str:
-    """The command line that this process runs, with `option` added if it is not there."""
+def typed_again(option: str, *value: str) -> str:
+    """The command line that this process runs, with `option` and its value added if it is not
+    there."""
     words: list[str] = list(click.get_current_context().find_root().obj)
     end = words.index("--") if "--" in words else len(words)
-    added = [] if option in words[:end] else [option]
+    added = [] if option in words[:end] else [option, *value]
     return f"oscar-zoo {join([*words[:end], *added, *words[end:]])}"
 
 

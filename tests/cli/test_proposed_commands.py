@@ -55,6 +55,21 @@ def test_a_model_that_is_on_no_hub(capsys: pytest.CaptureFixture[str], hub: str)
         assert {*typed, "--model", "FOLDER"} == {*proposed(refused(capsys, 2, *typed))}
 
 
+def test_a_model_on_no_hub_for_commands_that_start_servers(
+    capsys: pytest.CaptureFixture[str], hub: str
+) -> None:
+    common, flags = [TINY, "--hub", hub], ["--", "--mem-fraction-static=0.5"]
+    for typed, rest in (
+        (["eval", *common, "--engine", "sglang", "--chunk", "64,128", "--csv", "a b.csv"], flags),
+        (["eval", *common, "--task", "sample", "--limit", "3"], flags),
+        (["bench", "serve", *common, "--batch", "1"], flags),
+        (["bench", "load", *common, "--clients", "2"], []),
+    ):
+        assert run([*typed, *rest]) == 2
+        line = capsys.readouterr().err
+        assert proposed(line) == [*typed, "--model", "FOLDER", *rest], line
+
+
 def test_names_are_listed_where_they_were_looked_for(
     capsys: pytest.CaptureFixture[str], hub: str, empty: str
 ) -> None:

@@ -93,12 +93,20 @@ def load_command(
     """
     from oscar_zoo.app.bench_load import LoadRequest, load
     from oscar_zoo.bench.load_clients import Load
+    from oscar_zoo.cli.pasting import typed_again
     from oscar_zoo.cli.render.load import print_load
     from oscar_zoo.cli.render.progress import TerminalObserver
 
     artifact, engine_flags = parsing.apart(artifact, engine_flags)
     work = Load(clients, seconds, context, new_tokens, aborts)
-    request = LoadRequest(work, artifact, growth=growth << 20, extra=engine_flags, **choices)
+    request = LoadRequest(
+        work,
+        artifact,
+        growth=growth << 20,
+        extra=engine_flags,
+        again=typed_again("--model", "FOLDER"),
+        **choices,
+    )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         report = load(request, observer)
     terminal.emit_json(report.to_json()) if as_json else print_load(report)

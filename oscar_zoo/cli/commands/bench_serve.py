@@ -126,12 +126,20 @@ def serve_command(
     if choices["offline"]:
         options.go_offline()  # before the libraries below are imported
     from oscar_zoo.app import bench
+    from oscar_zoo.cli.pasting import typed_again
     from oscar_zoo.cli.render.bench import print_failures, print_report
     from oscar_zoo.cli.render.progress import TerminalObserver
 
     artifact, engine_flags = parsing.apart(artifact, engine_flags)
     cases, bulk = parsing.cases_of(batch, context), parsing.bulk_of(job, turns)
-    request = bench.BenchRequest(artifact, cases=cases, bulk=bulk, extra=engine_flags, **choices)
+    request = bench.BenchRequest(
+        artifact,
+        cases=cases,
+        bulk=bulk,
+        extra=engine_flags,
+        again=typed_again("--model", "FOLDER"),
+        **choices,
+    )
     bench.check(request)
     _check_files(csv, plot)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
