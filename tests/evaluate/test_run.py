@@ -12,7 +12,7 @@ import torch
 from random_qwen3 import EXAMPLE, write_model
 
 from oscar_zoo.artifact.hadamard import hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.ablation import TimeLeft, Values
 from oscar_zoo.evaluate.run import evaluate
@@ -92,6 +92,14 @@ def test_every_combination_of_settings_is_measured_with_the_artifact(small: Load
     assert report.compared == ()
     with pytest.raises(UsageError, match="with an artifact only"):
         evaluate(small, TEXT[:20_000], artifact=None, settings=settings, **given)
+
+
+def test_a_recipe_with_a_clip_for_each_layer_takes_no_other_clip() -> None:
+    recipe = RECIPE.with_widths(Widths.uniform(2, k=4, v=2, clip=RECIPE.clip))
+    with pytest.raises(UsageError, match="a clip ratio for each layer"):
+        Values(clip=(Clip(k=0.5, v=0.5),)).settings(recipe)
+    (setting,) = Values(sink=(8,)).settings(recipe)
+    assert (setting.recipe.widths, setting.changes) == (recipe.widths, {"sink": 8})
 
 
 def test_the_time_left_is_told_once_when_the_first_combination_is_done() -> None:
