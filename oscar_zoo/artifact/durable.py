@@ -1,31 +1,35 @@
 """Files and folders that appear whole or not at all.
 
-Everything new is written under a `.tmp.<uuid>` name in the same file system, forced to disk, and
-renamed to its place; the parent folder is forced to disk after that. A crash leaves only `.tmp.*`
-names, which `sweep` removes an hour later. Nothing here depends on file locks.
+Everything new is written under a `.tmp.*` name in the same file system, forced to disk, and renamed
+to its place; the parent folder is forced to disk after that. A kill leaves only `.tmp.*` names,
+which say whose they are. The next process that writes there removes those of processes that run no
+more, and an hour later those of which nothing is known. Nothing here depends on file locks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from oscar_zoo.artifact.owners import TEMP_PREFIX, is_ours, life_of, temp_name
 from oscar_zoo.errors import OscarZooError, StorageError
 
-TEMP_PREFIX = ".tmp."
 STALE_SECONDS = 3600
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_WHOLE = "nothing was half-written; run the same command again"
+_tidied: set[Path] = set()
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def temp_path(folder: Path) -> Path:
     """A fresh name in `folder` for something not finished; nothing is created."""
-    return folder / f"{TEMP_PREFIX}{uuid.uuid4().hex}"
+    return folder / temp_name()
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -48,6 +52,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
     A reader sees either the old content or the new one, never a part.
     """
+    tidy(path.parent)
     fresh = temp_path(path.parent)
     try:
         write_new(fresh, data, mode=mode)
@@ -90,10 +95,11 @@ def make_folders(folder: Path, *, mode: int = 0o755) -> None:
 
 @contextlib.contextmanager
 def staged_folder(parent: Path, *, mode: int = 0o755) -> Iterator[Path]:
-    """A new `.tmp.<uuid>` folder in `parent`.
+    """A new `.tmp.*` folder in `parent`.
 
     It is removed at the end unless it was renamed to its place.
     """
+    tidy(parent)
     folder = temp_path(parent)
     os.mkdir(folder, mode)  # noqa: PTH102
     try:
@@ -119,6 +125,21 @@ def move_into_place(staged: Path, target: Path) -> bool:
     return True
 
 
+def exchange(staged: Path, target: Path) -> bool:
+    """Swap the finished folder `staged` and the folder `target` in one step.
+
+    Returns:
+        False where the system cannot; nothing has changed then.
+    """
+    sync_folder(staged)
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = os.fsencode(staged), os.fsencode(target)
+    if call is None or call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
+        return False
+    sync_folder(target.parent)
+    return True
+
+
 def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
     """Write `files` (plain names) into the folder, in name order, each forced to disk."""
     for name in sorted(files):
@@ -134,7 +155,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
-    """Remove our own `.tmp.*` leftovers in `folder` that are older than `older_than` seconds.
+    """Remove leftovers in a folder of our own; see `is_leftover`.
 
     Returns:
         How many were removed.
@@ -147,14 +168,47 @@ def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
             continue
         with contextlib.suppress(FileNotFoundError):
             info = entry.stat(follow_symlinks=False)
-            if info.st_uid != os.getuid() or time.time() - info.st_mtime < older_than:
+            if not is_leftover(entry.name, info, older_than=older_than):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(folder / entry.name)
-            else:
-                os.unlink(folder / entry.name)  # noqa: PTH108
+            _remove(folder / entry.name)
             removed += 1
     return removed
+
+
+def is_leftover(name: str, info: os.stat_result, *, older_than: float = STALE_SECONDS) -> bool:
+    """Whether nobody works on the `.tmp.*` entry `name` of this user any more.
+
+    The process that made it is dead. Where it is not known, the entry is older than `older_than`
+    seconds. With a number that is not positive, living processes do not count either.
+    """
+    if not name.startswith(TEMP_PREFIX) or info.st_uid != os.getuid():
+        return False
+    life = life_of(name) if older_than > 0 else "unknown"
+    return life == "dead" or (life == "unknown" and time.time() - info.st_mtime >= older_than)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what killed processes left in any folder that is written to, once per process.
+
+    Only names that this library makes count, because others may keep `.tmp.*` files there. A
+    failure is none: it is not what was asked for.
+    """
+    if folder in _tidied:
+        return
+    _tidied.add(folder)
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if is_ours(entry.name):
+                with contextlib.suppress(OSError):
+                    if is_leftover(entry.name, entry.stat(follow_symlinks=False)):
+                        _remove(Path(entry.path))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink()
 
 
 @contextlib.contextmanager
@@ -165,18 +219,4 @@ def storage_errors(what: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, OscarZooError):
             raise
-        hints = {
-            errno.ENOSPC: "free some space, then run the same command again",
-            errno.EDQUOT: (
-                "your disk quota is used up; free some space, then run the same command again"
-            ),
-            errno.EROFS: "the file system is read-only; choose another folder",
-            errno.EACCES: "check who owns the folder and its permissions",
-            errno.EPERM: "check who owns the folder and its permissions",
-            errno.ENOTDIR: "check the path: a part of it is a file",
-            errno.EEXIST: "check the path: a part of it is a file or a broken link",
-            errno.ENOENT: "check the path: a part of it is a broken link",
-            errno.ENAMETOOLONG: "choose a shorter path",
-        }
-        hint = hints.get(error.errno or 0, "nothing was half-written; run the same command again")
-        raise StorageError(f"{what}: {error.strerror or error}.", hint=hint) from error
+        raise StorageError.for_os(what, error, otherwise=_WHOLE) from error

@@ -47,9 +47,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
             ) from None
         if error.errno == errno.ENXIO:
             raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
-        raise StorageError(
-            f"cannot read {path}: {error.strerror}.", hint="check its permissions"
-        ) from None
+        raise StorageError.for_os(f"cannot read {path}", error) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
@@ -62,9 +60,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         try:
             data = stream.read(status.st_size + 1)
         except OSError as error:
-            raise StorageError(
-                f"cannot read {path}: {error.strerror}.", hint="check its permissions"
-            ) from None
+            raise StorageError.for_os(f"cannot read {path}", error) from None
     if len(data) != status.st_size:
         raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
     return data

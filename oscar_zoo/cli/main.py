@@ -6,6 +6,7 @@ This is the only place that prints an error or decides an exit code.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -27,8 +28,10 @@ EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
     (errors.NetworkError, 5),
     (errors.AccessError, 6),
     (errors.ConflictError, 7),
+    (errors.StorageError, 8),
     (errors.OscarZooError, 1),
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 130
 TERMINATED = 128 + signal.SIGTERM
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
@@ -130,8 +133,8 @@ class LazyGroup(click.Group):
     },
     epilog=(
         "Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6"
-        " access, 7 conflict, 130 interrupted, 141 output closed, 143 terminated. OSCAR_ZOO_DEBUG=1"
-        " shows the traceback of an error."
+        " access, 7 conflict, 8 disk, 130 interrupted, 141 output closed, 143 terminated."
+        " OSCAR_ZOO_DEBUG=1 shows the traceback of an error."
     ),
 )
 @click.version_option(
@@ -216,8 +219,6 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
 def _as_ours(error: BaseException) -> BaseException:
     """Give operating-system errors that no use case translated, and bugs of ours, a cause and a
     next step."""
-    import errno
-
     expected = isinstance(
         error, BrokenPipeError | errors.OscarZooError | click.ClickException | click.Abort
     )
@@ -232,13 +233,9 @@ def _as_ours(error: BaseException) -> BaseException:
             hint="please report it with what OSCAR_ZOO_DEBUG=1 shows",
         )
     where = f" ({str(error.filename)[:200]})" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return errors.StorageError(
-            f"no space left on the disk{where}.", hint="free some space and run it again"
-        )
-    return errors.StorageError(
-        f"{error.strerror or error}{where}.", hint="check the path and its permissions"
-    )
+    what = "no space left on the disk" if error.errno in _FULL else str(error.strerror or error)
+    told = errors.StorageError.for_os("", error, otherwise="check the path and its permissions")
+    return errors.StorageError(f"{what}{where}.", hint=told.hint)
 
 
 def _report(error: BaseException, as_json: bool) -> None:

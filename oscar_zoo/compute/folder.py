@@ -55,7 +55,6 @@ def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> No
     target = target.resolve()
     with durable.storage_errors(f"cannot write {target}"):
         durable.make_folders(target.parent)
-        durable.sweep(target.parent)
         with durable.staged_folder(target.parent) as staged:
             durable.write_files(staged, files)
             if not durable.move_into_place(staged, target) and not (
@@ -94,6 +93,8 @@ def _check_replaceable(target: Path, *, force: bool) -> None:
 
 def _replace(staged: Path, target: Path) -> bool:
     """Put `staged` in place of the artifact `target`, which comes back if that fails."""
+    if durable.exchange(staged, target):
+        return True
     old = durable.temp_path(target.parent)
     target.rename(old)
     try:

@@ -120,14 +120,22 @@ class Forbidden(AccessError):
 
 
 class StaleRevision(ConflictError):
-    """A hub moved on between reading and writing; nothing was written."""
+    """A hub moved on between reading and writing.
+
+    `placed` says that the version of the change was written, and its root files were not.
+    """
 
     code = "conflict.stale"
+    placed = False
 
     @classmethod
-    def for_hub(cls, hub: str) -> Self:
+    def for_hub(cls, hub: str, *, placed: bool = False) -> Self:
         """Build the error for a change that was made for an older state of `hub`."""
-        return cls(
-            f"{hub} changed while this was being published.",
-            hint="nothing was written; run it again",
+        written = (
+            "the version is there, and not in the index yet" if placed else "nothing was written"
         )
+        error = cls(
+            f"{hub} changed while this was being published.", hint=f"{written}; run it again"
+        )
+        error.placed = placed
+        return error

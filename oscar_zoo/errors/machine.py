@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
 from typing import Self
 
 from oscar_zoo.errors.base import ConflictError, NotFoundError, OscarZooError
@@ -42,10 +44,46 @@ class OutputExists(ConflictError):
     code = "conflict.output"
 
 
+_RIGHTS = "check who owns it and its permissions"
+_DISK_HINTS: Mapping[int, str] = {
+    errno.ENOSPC: "free some space, then run the same command again",
+    errno.EDQUOT: "your disk quota is used up; free some space, then run the same command again",
+    errno.EIO: "the disk, or what it is on, has an error; see the log of the system (dmesg)",
+    errno.EMFILE: "too many files are open in this process; raise the limit: ulimit -n 4096",
+    errno.ENFILE: "too many files are open on this machine; end other programs",
+    errno.ENOMEM: "the memory of this machine is used up; end other programs",
+    errno.ESTALE: "the network file system lost it; run the same command again",
+    errno.ETIMEDOUT: "the network file system does not answer; run the same command again",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EISDIR: "check the path: it is a folder",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EEXIST: "check the path: a part of it is a file or a broken link",
+    errno.ENOENT: "check the path: a part of it is missing, or a broken link",
+    errno.ELOOP: "check the path: a part of it is a link to itself",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
+
+
 class StorageError(OscarZooError, OSError):
-    """The local disk is full or read-only, or belongs to somebody else."""
+    """The local disk is full, broken or read-only, or a file belongs to somebody else."""
 
     code = "storage"
+
+    @classmethod
+    def for_os(
+        cls, what: str, error: OSError, *, otherwise: str = "run the same command again"
+    ) -> Self:
+        """Build the error of an error of the operating system.
+
+        Args:
+            what: what could not be done, such as `cannot read FILE`.
+            error: why.
+            otherwise: the next step where the number of `error` does not tell one.
+        """
+        hint = _DISK_HINTS.get(error.errno or 0, otherwise)
+        return cls(f"{what}: {error.strerror or error}.", hint=hint)
 
 
 class ServerNotFound(NotFoundError):

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.specs import Spec
-from oscar_zoo.errors import OFFLINE_OPTION, WITHOUT_OPTION, UsageError
+from oscar_zoo.errors import OFFLINE_OPTION, WITHOUT_OPTION, StorageError, UsageError
 from oscar_zoo.hubs.table import HUBS
 
 FILE_NAME = "config.toml"
@@ -134,7 +134,9 @@ def _read() -> _File:
         raise UsageError(
             f"{path}: {where}: {first['msg']}.", hint="the settings are listed in docs/hubs.md"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise StorageError.for_os(f"cannot read {path}", error) from None
+    except (ValueError, TypeError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}.", hint="repair it or move it away"
         ) from None

@@ -3,9 +3,9 @@ rotation hub.
 
 Publishing stages the files in the same file system and renames the whole folder to its place, so a
 version is absent or complete, and two publishers cannot mix, whatever locks the file system has.
-The root files are replaced after that, the index last, so a kill in between leaves a version that
-is only not in the index yet. Writers take turns by a lock where there are locks, which makes the
-comparison with `Change.parent` exact. Links and unsafe names are never followed.
+The root files are replaced after that, the index last and by compare and swap (`turns`), so a kill
+in between leaves a version that is only not in the index yet, and no writer overwrites the entry of
+another. A lock, where there are locks, saves work. Links and unsafe names are never followed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from oscar_zoo.errors import (
     StorageError,
     UsageError,
 )
+from oscar_zoo.hubs import turns
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES, Change, Commit, HubFile, Progress
 
 _LOCK_NAME = ".lock"
@@ -64,7 +65,7 @@ class LocalHub:
     def revision(self) -> str:
         """sha256 of the index, of nothing where there is none; read once, then the same until
         `refresh`."""
-        return _token(self._pinned_index())
+        return turns.token(self._pinned_index())
 
     def at(self, revision: str) -> Self:
         """This hub, if it still is what `revision` says: a folder keeps no history.
@@ -165,18 +166,15 @@ class LocalHub:
         """Nothing: a folder has no tags, and its versions do not move."""
 
     def _write(self, change: Change) -> None:
-        if change.parent != _token(self._read_root(INDEX_NAME)):
+        if change.parent != turns.token(turns.current(self.root)):
             raise StaleRevision.for_hub(self.title)
         if change.artifact is not None:
             self._place(change.artifact, change.files)
-        for name in sorted(change.root, key=lambda name: name == INDEX_NAME):
-            fresh = durable.temp_path(self.root)
-            try:
-                durable.write_new(fresh, change.root[name])
-                os.replace(fresh, self.root / name)  # noqa: PTH105
-            finally:
-                fresh.unlink(missing_ok=True)
-            durable.sync_folder(self.root)
+        for name in sorted(change.root.keys() - {INDEX_NAME}):
+            durable.replace_file(self.root / name, change.root[name])
+        index = change.root.get(INDEX_NAME)
+        if index is not None and not turns.write(self.root, change.parent, index):
+            raise StaleRevision.for_hub(self.title, placed=change.artifact is not None)
 
     def _place(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> None:
         if any(other.key == artifact.key for other in self._listed()):
@@ -204,7 +202,7 @@ class LocalHub:
 
     def _pinned_index(self) -> bytes | None:
         if self._view is None:
-            self._view = (self._read_root(INDEX_NAME),)
+            self._view = (turns.current(self.root),)
         return self._view[0]
 
     def _read_root(self, path: str) -> bytes | None:
@@ -229,10 +227,6 @@ class LocalHub:
                     "file.link", f"{folder} is a symbolic link; links are not followed."
                 )
         return folder
-
-
-def _token(index: bytes | None) -> str:
-    return sha256_hex(index or b"")
 
 
 def _folders(folder: Path) -> list[str]:

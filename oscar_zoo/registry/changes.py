@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -130,6 +130,7 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
         PathNotFound, RepositoryNotFound: there is none, and `create` does not ask for one.
     """
     sent: Change | None = None
+    placed: Change | None = None
     failure: ConflictError | NetworkError | None = None
     for attempt in range(ATTEMPTS + 1):
         try:
@@ -140,15 +141,19 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
                 raise
             raise _unknown(hub, error) from error
         if change is None:
-            return Applied(sent, Commit(state.revision), state)
+            return Applied(sent or placed, Commit(state.revision), state)
         if attempt == ATTEMPTS:
             break
         try:
-            return Applied(change, hub.commit(change), state)
+            commit = hub.commit(change)
+            if placed is not None and change.artifact is None:
+                change = replace(change, artifact=placed.artifact, files=placed.files)
+            return Applied(change, commit, state)
         except RateLimited:
             raise
         except StaleRevision as error:
             failure = error
+            placed = change if error.placed else placed
         except NetworkError as error:
             if change.propose:  # whether a proposal arrived cannot be read from the files
                 raise _unknown(hub, error) from error

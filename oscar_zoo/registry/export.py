@@ -46,6 +46,8 @@ def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> 
                         f"{target} exists with other content.",
                         hint="move it away, or replace it: --force",
                     )
+                if target.is_dir() and durable.exchange(staged, target):
+                    return target
                 away = durable.temp_path(target.parent)
                 target.rename(away)
                 durable.remove_tree(away) if away.is_dir() else away.unlink()

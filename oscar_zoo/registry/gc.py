@@ -136,10 +136,9 @@ def _leftovers(store: Store, now: float) -> Iterator[Garbage]:
         *(c / "files" for c in commits),
     ):
         for path in inside(folder):
-            if path.name.startswith(durable.TEMP_PREFIX) and _is_older(
-                path, now - durable.STALE_SECONDS
-            ):
-                yield from _item(path, "leftover")
+            with contextlib.suppress(FileNotFoundError):
+                if durable.is_leftover(path.name, path.lstat()):
+                    yield from _item(path, "leftover")
 
 
 def _incomplete(store: Store, now: float) -> Iterator[Garbage]:

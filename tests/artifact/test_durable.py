@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.errors import ArtifactNotFound, StorageError
 
 
@@ -63,6 +65,105 @@ def test_sweep_takes_only_old_leftovers_with_our_name(tmp_path: Path) -> None:
     assert durable.sweep(tmp_path, older_than=-1) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["keep"]
     assert durable.sweep(tmp_path / "missing") == 0
+
+
+def left_by_a_killed_process(folder: Path) -> Path:
+    """A file that a process wrote which is dead and reaped."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        path = durable.temp_path(folder)
+        path.write_bytes(b"half")
+        os.write(writer, path.name.encode())
+        os._exit(9)
+    os.waitpid(child, 0)
+    name = os.read(reader, 200).decode()
+    os.close(reader)
+    os.close(writer)
+    return folder / name
+
+
+@pytest.mark.parametrize("how", ["replace_file", "staged_folder", "sweep"])
+def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path: Path, how: str) -> None:
+    left = left_by_a_killed_process(tmp_path)
+    others = [tmp_path / name for name in (".tmp.other-program", ".tmp.0123.py", "keep")]
+    mine = [durable.temp_path(tmp_path), tmp_path / f".tmp.{'0' * 32}"]  # alive, and not known
+    mine.append(tmp_path / f".tmp.{'f' * 8}.1.1.{'0' * 32}")  # of another machine
+    for path in (*others, *mine):
+        path.write_bytes(b"x")
+    assert left.exists()
+    if how == "replace_file":
+        durable.replace_file(tmp_path / "new", b"new")
+    elif how == "staged_folder":
+        with durable.staged_folder(tmp_path):
+            pass
+    else:
+        assert durable.sweep(tmp_path) == 1
+    assert not left.exists()
+    assert all(path.exists() for path in (*others, *mine))
+
+
+def test_what_is_not_known_stays_for_an_hour_and_what_others_left_for_ever(tmp_path: Path) -> None:
+    old = time.time() - 2 * durable.STALE_SECONDS
+    unknown, foreign = tmp_path / f".tmp.{'0' * 32}", tmp_path / ".tmp.other-program"
+    mine = durable.temp_path(tmp_path)
+    for path in (unknown, foreign, mine):
+        path.write_bytes(b"x")
+        os.utime(path, (old, old))
+    durable.tidy(tmp_path)
+    assert not unknown.exists()
+    assert foreign.exists()
+    assert mine.exists()  # this process still runs, however long it takes
+
+
+def test_a_process_that_has_the_number_of_a_dead_one_is_another(tmp_path: Path) -> None:
+    place, pid, start, rest = durable.temp_path(tmp_path).name.removeprefix(".tmp.").split(".")
+    left = tmp_path / f".tmp.{place}.{pid}.{int(start) - 1}.{rest}"
+    left.write_bytes(b"x")
+    durable.tidy(tmp_path)
+    assert not left.exists()
+
+
+def test_two_folders_change_places_in_one_step(tmp_path: Path) -> None:
+    for name in ("staged", "target"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    if not durable.exchange(tmp_path / "staged", tmp_path / "target"):
+        pytest.skip("this file system cannot")
+    assert (tmp_path / "target/file").read_text() == "staged"
+    assert (tmp_path / "staged/file").read_text() == "target"
+    assert not durable.exchange(tmp_path / "staged", tmp_path / "missing")
+    assert (tmp_path / "staged").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [
+        (errno.EIO, "dmesg"),
+        (errno.EMFILE, "ulimit"),
+        (errno.ENFILE, "other programs"),
+        (errno.ENOSPC, "space"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permissions"),
+        (errno.ESTALE, "network file system"),
+    ],
+)
+def test_every_error_of_a_disk_has_its_own_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, word: str
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StorageError) as writing, durable.storage_errors("cannot write"):
+        refuse()
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError) as reading:
+        read_file(tmp_path / "file")
+    for caught in (writing, reading):
+        assert word in (caught.value.hint or "")
+        assert os.strerror(number) in caught.value.message
+        assert ("permissions" in (caught.value.hint or "")) == (number == errno.EACCES)
 
 
 def test_the_disks_words_become_one_line_with_a_hint() -> None:

@@ -43,6 +43,7 @@ def test_every_error_class_has_the_exit_code_of_its_branch() -> None:
         errors.NetworkError: 5,
         errors.AccessError: 6,
         errors.ConflictError: 7,
+        errors.StorageError: 8,
     }
     classes = [
         c

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import shlex
@@ -15,6 +16,7 @@ from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import cli, run
+from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import ascii_text
 
 PROGRAM = [sys.executable, "-m", "oscar_zoo"]
@@ -150,6 +152,17 @@ def test_json_keeps_what_cannot_be_encoded() -> None:
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
     assert parsed(done.stdout)["error"]["message"].endswith("./→") and b"\\u2192" in done.stdout
+
+
+@pytest.mark.parametrize("hidden", ["\x1b[1m", "\x7f", "\x9b1m", "\u202e", "\u2066", "\U000e0041"])
+def test_json_shows_characters_that_a_terminal_acts_on(
+    hidden: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal.emit_json({"note": f"é{hidden}x", "é": [hidden]})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"note": f"é{hidden}x", "é": [hidden]}
+    assert out.isprintable() or out.replace("\n", "").isprintable()
+    assert "é" in out
 
 
 def test_characters_without_an_equivalent_are_question_marks() -> None:

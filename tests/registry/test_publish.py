@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from failing_calls import killed_at
 from hub_folders import put_version
-from publisher import publish_folders
+from publisher import publish_folders, without_locks
 from publishing import publish
 from pulling import pull
 from scripted_hub import ScriptedHub, index_of, lose_reply
@@ -370,12 +370,15 @@ def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(
     assert 30 < number < 399
 
 
-def test_two_processes_that_publish_to_one_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("locks", "rounds"), [(True, 10), (False, 50)])
+def test_two_processes_that_publish_to_one_folder(tmp_path: Path, locks: bool, rounds: int) -> None:
     """Same id with other content: one wins. Different ids at once: both are in the index."""
-    rounds, spawn = 20, multiprocessing.get_context("spawn")
+    spawn = multiprocessing.get_context("spawn")
     barrier, answers = spawn.Barrier(2), spawn.Queue()
+    start = () if locks else (publish_folders,)
+    target = publish_folders if locks else without_locks
     processes = [
-        spawn.Process(target=publish_folders, args=(str(tmp_path), who, rounds, barrier, answers))
+        spawn.Process(target=target, args=(*start, str(tmp_path), who, rounds, barrier, answers))
         for who in (1, 2)
     ]
     for process in processes:

@@ -34,7 +34,7 @@ SHORT_KINDS = 2
 """Kinds that each command meets in the short form, others from command to command."""
 TIMES = frozenset(("fetched", "published", "since", "created", "time"))
 """Keys of JSON that differ from run to run."""
-ENDS = (0, 1, 4, 5, 6, 7)
+ENDS = (0, 1, 4, 5, 6, 7, 8)
 """Exit codes of a command whose disk fails."""
 
 

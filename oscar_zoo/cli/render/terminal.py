@@ -96,6 +96,10 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+HIDDEN = ("Cc", "Cf", "Cs", "Co")
+"""Categories of characters that do something else than to show themselves."""
+
+
 def clean(text: object) -> str:
     """`text` without control and bidirectional characters, with rich markup escaped."""
     return escape(printable(text))
@@ -103,17 +107,30 @@ def clean(text: object) -> str:
 
 def printable(text: object) -> str:
     """`text` without control and bidirectional characters, for what is written without rich."""
-    return "".join(c for c in str(text) if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
+    return "".join(c for c in str(text) if unicodedata.category(c) not in HIDDEN)
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """Print exactly one JSON object on stdout; characters that it cannot encode as `\\u`
-    escapes."""
+    """Print exactly one JSON object on stdout.
+
+    Control and bidirectional characters, and those that it cannot encode, are `\\u` escapes.
+    """
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    if not text.isascii() or "\x7f" in text:
+        text = "".join(map(_visible, text))
     if not streams.can_write(text):
         text = json.dumps(value, indent=1, allow_nan=False)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def _visible(character: str) -> str:
+    """A character of a JSON text, as an escape where a terminal would act on it."""
+    if character == "\x7f":
+        return "\\u007f"  # ASCII for Python's writer
+    if character.isascii() or unicodedata.category(character) not in (*HIDDEN, "Zl", "Zp"):
+        return character
+    return json.dumps(character)[1:-1]
 
 
 def error_facts(error: OscarZooError) -> dict[str, Any]:

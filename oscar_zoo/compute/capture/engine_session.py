@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.owners import TEMP_PREFIX
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.engine_job import EndJob, EngineSetup, Job, Scalar
@@ -163,7 +164,7 @@ def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
             with durable.storage_errors(f"cannot write to {base}"):
                 durable.make_folders(base)
         # when both processes are killed the private folder stays, and `discard` removes it
-        prefix = f"{durable.TEMP_PREFIX}capture-"
+        prefix = f"{TEMP_PREFIX}capture-"
         private = stack.enter_context(
             tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True)
         )
