@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from oscar_zoo.errors import PathNotFound, UsageError
 
+MADE = "oscar-zoo-"
+"""Beginning of a key that we made, by which people recognise it."""
 
-def key_for(expose: str | None, path: Path | None) -> str | None:
+
+def key_for(expose: str | None, path: Path | None, *, make: bool = False) -> str | None:
     """The API key of a server, or `None` for one that listens on loopback without a key.
 
     Args:
         expose: address to listen on in place of loopback; needs a key.
         path: file that holds the key, or `None`.
+        make: make a new key.
 
     Raises:
-        UsageError: an address without a key.
+        UsageError: an address without a key, or two keys.
         OscarZooError: as `read_key`.
     """
-    if expose is not None and path is None:
+    if make and path is not None:
+        raise UsageError(
+            "--require-key makes a key, and --api-key-file names one.", hint="leave out one of them"
+        )
+    if expose is not None and path is None and not make:
         raise UsageError(
             f"listening on {expose} needs an API key.",
-            hint="put one into a file and add --api-key-file FILE",
+            hint="add --require-key, which makes one, or --api-key-file FILE",
         )
+    if make:
+        return f"{MADE}{secrets.token_urlsafe(32)}"
     return None if path is None else read_key(path)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.server_answers import check_recipe
+from oscar_zoo.app.server_keys import client_of
 from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
@@ -56,7 +57,7 @@ class BenchmarkServers:
             UsageError: a running server has other settings, or a flag is refused.
         """
         if cache in self.urls:
-            client = ServerClient(self.urls[cache], timeout=self.patience)
+            client = client_of(self.urls[cache], timeout=self.patience)
             self._check(cache, client)
             yield client
             return
@@ -94,13 +95,14 @@ class BenchmarkServers:
         )
         with started as server:
             observer.begin((), timed=False)
-            yield ServerClient(server.url, timeout=self.patience)
+            key = server.administration_key
+            yield ServerClient(server.url, timeout=self.patience, key=key)
 
     def version(self, installed: str) -> str:
         """The release of SGLang that serves; `installed` here, unless a server runs already."""
         if not self.urls:
             return installed
-        versions = {ServerClient(url).facts().version for url in self.urls.values()}
+        versions = {client_of(url).facts().version for url in self.urls.values()}
         if len(versions) > 1:
             raise UsageError(
                 f"the servers run SGLang {' and '.join(sorted(versions))}.",

@@ -24,11 +24,11 @@ from oscar_zoo.app.server_answers import (
     counter,
     serving_dtype,
 )
+from oscar_zoo.app.server_keys import client_of
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
-from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -121,7 +121,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
 
     flags = UserFlags(request.extra)
     check_flags(flags)
-    running = None if request.url is None else ServerClient(request.url, timeout=request.timeout)
+    running = None if request.url is None else client_of(request.url, timeout=request.timeout)
     if running is None:
         require_serve()
     text = read_text(request.data, "validation")

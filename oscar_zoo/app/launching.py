@@ -53,8 +53,9 @@ def _started(
         entry = stack.enter_context(server_records.registered(record))
         news = StartObserver(prepared.choice.source, observer)
         started = stack.enter_context(own_server(wanted, news))
-        client = ServerClient(started.url, timeout=ANSWER_SECONDS, key=wanted.api_key)
+        client = ServerClient(started.url, timeout=ANSWER_SECONDS, key=started.administration_key)
         facts = read_facts(client)
+        entry.keep_keys(wanted.api_key, started.administration_key)
         entry.change(state="ready", model=facts.model)
         observer.begin((), timed=False)
         return RunningServer(
@@ -69,6 +70,7 @@ def _started(
             device=prepared.device,
             tensor_parallel=prepared.tensor_parallel,
             facts=facts,
+            key_file=server_records.key_file(entry.record) if wanted.api_key else None,
             seconds=time.monotonic() - began,
             _child=started.child,
             _ends=stack.pop_all(),

@@ -226,8 +226,8 @@ def _ask_servers(
     observer: Observer,
 ) -> RulerReport:
     from oscar_zoo.app.api_key import key_for
+    from oscar_zoo.app.server_keys import client_of
     from oscar_zoo.evaluate.long_context import run
-    from oscar_zoo.evaluate.server_client import ServerClient
     from oscar_zoo.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(source, revision=request.revision)
@@ -237,7 +237,7 @@ def _ask_servers(
         return ids
 
     key = key_for(None, request.api_key_file)
-    clients = {url: ServerClient(url, key=key) for url in request.servers}
+    clients = {url: client_of(url, key=key) for url in request.servers}
     observer.begin(_PHASES[1:], timed=False)
     report = run.measure_servers(
         clients,

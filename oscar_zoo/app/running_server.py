@@ -29,6 +29,8 @@ class RunningServer:
         device: `cpu` or `cuda`.
         tensor_parallel: number of GPUs.
         facts: what the server says of itself.
+        key_file: private file with the key that requests need while the server runs; `None` when
+            they need none.
         seconds: how long the start took.
     """
 
@@ -43,6 +45,7 @@ class RunningServer:
     device: str
     tensor_parallel: int
     facts: ReadyFacts
+    key_file: Path | None
     seconds: float
     _child: Server = field(repr=False)
     _ends: ExitStack = field(repr=False)

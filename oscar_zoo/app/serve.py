@@ -19,6 +19,7 @@ from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.engines.sglang.front.addresses import parse_origin
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
 from oscar_zoo.models.nvidia_smi import pick_serving_device
@@ -32,6 +33,8 @@ def serve(
     port: int = PORT,
     expose: str | None = None,
     api_key_file: str | Path | None = None,
+    require_key: bool = False,
+    allow_origin: Sequence[str] = (),
     clip: tuple[float, float] | Clip | None = None,
     flags: Sequence[str] = (),
     device: str | None = None,
@@ -65,6 +68,8 @@ def serve(
         port=port,
         expose=expose,
         api_key_file=None if api_key_file is None else Path(api_key_file),
+        require_key=require_key,
+        allow_origin=tuple(allow_origin),
         clip=clip_of(clip),
         extra=tuple(flags),
         device=device,
@@ -87,7 +92,8 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
     flags, size = request.flags, request.flags.sizes()
-    key = key_for(request.expose, request.api_key_file)
+    key = key_for(request.expose, request.api_key_file, make=request.require_key)
+    origins = tuple(map(parse_origin, request.allow_origin))
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     wish.check()
@@ -125,6 +131,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         host=host,
         port=request.port,
         api_key=key,
+        origins=origins,
         name=prepared.name,
         served_name=prepared.served_name,
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},

@@ -73,13 +73,17 @@ def command(
         OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
     flags, size = request.flags, request.flags.sizes()
-    if request.api_key_file is not None or request.expose is not None:
+    if request.api_key_file is not None or request.require_key or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
             hint=(
-                "print it without --expose and --api-key-file; SGLang reads both from a file:"
-                " --config FILE"
+                "print it without --expose, --api-key-file and --require-key; SGLang reads address"
+                " and key from a file: --config FILE"
             ),
+        )
+    if request.allow_origin:
+        raise UsageError(
+            "--print has no page of another origin to open.", hint="leave out --allow-origin"
         )
     stock = engine == "sglang"
     # The fork knows no other device than a GPU.

@@ -28,8 +28,10 @@ class ServeRequest:
         model: model folder, zoo name or hub id; `None` for the artifact's base model.
         revision: commit of a model on a hub.
         port: port to listen on.
-        expose: address to listen on in place of loopback; needs `api_key_file`.
+        expose: address to listen on in place of loopback; needs a key.
         api_key_file: file that holds the API key, or `None`.
+        require_key: make an API key, which requests need.
+        allow_origin: origins of web pages that may ask and read.
         clip: clip ratios in place of the recipe's.
         extra: engine flags.
         device: `cpu` or `cuda[:N]`; `None` for the first GPU, else the CPU.
@@ -48,6 +50,8 @@ class ServeRequest:
     port: int = PORT
     expose: str | None = None
     api_key_file: Path | None = None
+    require_key: bool = False
+    allow_origin: tuple[str, ...] = ()
     clip: Clip | None = None
     extra: tuple[str, ...] = ()
     device: str | None = None
@@ -88,6 +92,8 @@ class ServeRequest:
             "port": None if self.port == PORT else self.port,
             "expose": self.expose,
             "api-key-file": self.api_key_file,
+            "require-key": self.require_key,
+            "allow-origin": self.allow_origin,
             "clip": clip_word(self.clip),
             "timeout": None if self.timeout == TIMEOUT else self.timeout,
             "calib-data": self.calib_data,

@@ -23,6 +23,8 @@ from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
 
 State = Literal["starting", "ready"]
+KEY, ADMINISTRATION_KEY = ".key", ".administration-key"
+"""Ends of the names of the files beside a record."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,7 @@ def running() -> list[ServerRecord]:
         if record.process.alive:
             found.append(record)
         elif not record.process.elsewhere:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            _forget(path)
     return sorted(found, key=lambda record: record.port)
 
 
@@ -152,15 +153,24 @@ def registered(record: ServerRecord) -> Iterator[Entry]:
     Raises:
         StorageError: the folder cannot be written.
     """
-    path = folder() / f"{record.port}-{record.process.pid}.json"
+    path = _path(record)
     with storage_errors(f"cannot write {path}"):
         make_folders(path.parent, mode=0o700)
         _write(path, record)
     try:
         yield Entry(path, record)
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        _forget(path)
+
+
+def key_file(record: ServerRecord) -> Path:
+    """Where the key of clients lies, if the server asks for one."""
+    return _path(record).with_suffix(KEY)
+
+
+def administration_key_file(record: ServerRecord) -> Path:
+    """Where the key of our own tools lies."""
+    return _path(record).with_suffix(ADMINISTRATION_KEY)
 
 
 @dataclass
@@ -176,10 +186,34 @@ class Entry:
         with contextlib.suppress(OSError):
             _write(self.path, self.record)
 
+    def keep_keys(self, key: str | None, administration_key: str | None) -> None:
+        """Keep the keys of the server in private files until it ends.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        files = {KEY: key, ADMINISTRATION_KEY: administration_key}
+        with storage_errors(f"cannot write to {self.path.parent}"):
+            for suffix, value in files.items():
+                if value is not None:
+                    place = self.path.with_suffix(suffix)
+                    replace_file(place, value.encode() + b"\n", mode=0o600)
+
 
 def now() -> str:
     """The current time, in the form of `since`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _path(record: ServerRecord) -> Path:
+    return folder() / f"{record.port}-{record.process.pid}.json"
+
+
+def _forget(path: Path) -> None:
+    """Remove a record, and the keys beside it first."""
+    for suffix in (KEY, ADMINISTRATION_KEY, path.suffix):
+        with contextlib.suppress(OSError):
+            path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _write(path: Path, record: ServerRecord) -> None:

@@ -153,10 +153,10 @@ def _renamed(given: Sequence[str], flag: str, option: str) -> list[str]:
         name, equals, value = word.partition("=")
         words.append(option + equals + value if _whole(name) == flag else word)
     needs_key = option == "--expose" and not any(
-        word.startswith("--api-key-file") for word in words
+        word.startswith(("--api-key-file", "--require-key")) for word in words
     )
     place = words.index("--") if "--" in words else len(words)
-    return [*words[:place], *(["--api-key-file", "FILE"] if needs_key else []), *words[place:]]
+    return [*words[:place], *(["--require-key"] if needs_key else []), *words[place:]]
 
 
 def _sorted(given: Sequence[str], options: Set[str]) -> tuple[list[str], list[str]]:

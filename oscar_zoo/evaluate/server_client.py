@@ -181,9 +181,14 @@ class ServerClient:
         """Empty the prefix cache.
 
         Raises:
-            ServerFailed: requests are running, or see `facts`.
+            ServerFailed: requests are running, the server is not one of this user, or see `facts`.
         """
-        self._read("POST", "/flush_cache?timeout=30", b"")
+        try:
+            self._read("POST", "/flush_cache?timeout=30", b"")
+        except ServerFailed as error:
+            if "answered 404" in error.message:
+                error.advise("only who runs oscar-zoo serve may empty its cache, on its machine")
+            raise
 
     def healthy(self) -> bool:
         """Whether it takes new requests."""

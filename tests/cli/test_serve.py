@@ -7,6 +7,7 @@ in the background, are forks (`forked_commands`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -406,13 +407,20 @@ def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> 
 
 def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path: Path) -> None:
     port = free_port()
-    command = serve(artifact, port, "--served-model-name=my-model", options=("--detach",))
+    options = ("--detach", "--require-key")
+    command = serve(artifact, port, "--served-model-name=my-model", options=options)
     command.remove("--json")
     begun = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
     assert begun.code == 0, begun.err
     phases = [line.rpartition(" (")[0] for line in begun.err.splitlines()[1:]]
     assert phases[0] == "starting SGLang" and {"loading weights", "warming up"} & set(phases)
-    block = dict(line.split(maxsplit=1) for line in begun.out.splitlines())
+    *rows, last = begun.out.splitlines()
+    block, key = dict(line.split(maxsplit=1) for line in rows), last.removeprefix("OPENAI_API_KEY=")
+    assert key.startswith("oscar-zoo-") and len(key) > 40 and key not in "".join(rows)
+    kept = sorted(path for path in (tmp_path / "servers").iterdir() if path.suffix != ".json")
+    assert [path.suffix for path in kept] == [".administration-key", ".key"]
+    assert [path.stat().st_mode & 0o777 for path in kept] == [0o600, 0o600]
+    assert kept[1].read_text().strip() == key != kept[0].read_text().strip()
     assert (
         block["Model"].startswith("my-model, SGLang")
         and f"stop with oscar-zoo stop {port}" in block["Ready"]
@@ -432,22 +440,23 @@ def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path:
             "note: the answer was cut off; for longer ones: --max-tokens N\n",
         )
         tree = all_children(row["pid"])
-        assert "The server is fired up" in oscar_zoo(tmp_path, "logs", "-n", "1000").stdout
+        log = oscar_zoo(tmp_path, "logs", "-n", "10000").stdout
+        assert "The server is fired up" in log and key not in log
     finally:
         stopped = oscar_zoo(tmp_path, "stop", "my-model")
     assert stopped.returncode == 0 and stopped.stdout == f"Stopped my-model on port {port}.\n"
     assert tree and not [pid for pid in (row["pid"], *tree) if alive(pid)]
     check_port_free("127.0.0.1", port)
+    assert not list((tmp_path / "servers").iterdir())
     assert oscar_zoo(tmp_path, "stop").returncode == 3
     assert "fired up" in oscar_zoo(tmp_path, "logs", str(port), "-n", "1000").stdout
 
 
 def all_children(pid: int) -> list[int]:
-    direct = [
-        int(p)
-        for task in Path(f"/proc/{pid}/task").glob("*/children")
-        for p in task.read_text().split()
-    ]
+    direct = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            direct += [int(child) for child in task.read_text().split()]
     return [found for child in direct for found in (child, *all_children(child))]
 
 

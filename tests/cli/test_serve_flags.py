@@ -28,7 +28,7 @@ MEANT = {
     "--context-length=8192 X --port 3 -- --dp=2": "X --port 3 -- --dp=2 --context-length=8192",
     "--enable-metrics X --clip 0.9,0.9": "X --clip 0.9,0.9 -- --enable-metrics",
     "X --chat-template 'a b'": "X -- '--chat-template=a b'",
-    "X --host 0.0.0.0": "X --expose 0.0.0.0 --api-key-file FILE",
+    "X --host 0.0.0.0": "X --expose 0.0.0.0 --require-key",
     "X --host=0.0.0.0 --api-key-file key -- --tp=2": (
         "X --expose=0.0.0.0 --api-key-file key -- --tp=2"
     ),

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions
 
 PROGRAM = """
-import json, sys
+import json, pathlib, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 memory = {"token_slots": 9, "slot_bytes": 320, "request_rows": 2, "found_bytes": 1}
 recipe = {"sink": 1, "recent": 2, "k_clip": 0, "v_clip": 0}
@@ -21,6 +21,7 @@ PAGES = {
     "/health": {},
     "/server_info": {"version": "0", "internal_states": [{"oscar_int2": cache}]},
     "/v1/models": {"data": [{"id": "m"}]},
+    "/oscar_front": {"front": json.loads(pathlib.Path(sys.argv[3]).read_text())["id"]},
 }
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -44,7 +45,10 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     argv = (sys.executable, "-c", PROGRAM, str(port), "dies" if dies else "stays")
-    made = LaunchPlan(argv, dict(os.environ), f"http://127.0.0.1:{port}")
+
+    def plan(options: ServeOptions, _: object) -> LaunchPlan:
+        return LaunchPlan((*argv, options.front), dict(os.environ), f"http://127.0.0.1:{port}")
+
     monkeypatch.setattr("oscar_zoo.app.serve.require_serve", lambda: None)
-    monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", lambda *_: made)
+    monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", plan)
     return port

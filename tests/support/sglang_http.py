@@ -20,6 +20,7 @@ import sglang_forks
 from engines import MODEL, folder_of
 
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
 
 PATIENCE = 300.0
 
@@ -33,12 +34,14 @@ class HttpServer:
         port: where it listens.
         log: what it prints.
         headers: sent with every request.
+        front: the settings of its front, where a file has them.
     """
 
     release: str
     port: int
     log: Path
     headers: dict[str, str] = field(default_factory=dict)
+    front: FrontSettings | None = None
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -115,6 +118,27 @@ def fields(out: str) -> None:
         "request": [one.name for one in dataclasses.fields(GenerateReqInput)],
         "sampling": [*SamplingParams.__struct_fields__],
     }
+    Path(out).write_text(json.dumps(found))
+
+
+def routes(out: str) -> None:
+    """In a fork: write the method and the path of every route to the file `out`."""
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.utils import add_prometheus_middleware
+    from starlette.routing import Mount, WebSocketRoute
+
+    add_prometheus_middleware(app)
+    found, left = [], [*app.router.routes]
+    while left:
+        route = left.pop()
+        if hasattr(route, "original_router"):  # how newer versions of FastAPI include a router
+            left += route.original_router.routes
+        elif isinstance(route, WebSocketRoute):
+            found.append(("WEBSOCKET", route.path))
+        elif isinstance(route, Mount):
+            found.append(("GET", route.path))
+        else:
+            found += [(method, route.path) for method in route.methods]
     Path(out).write_text(json.dumps(found))
 
 

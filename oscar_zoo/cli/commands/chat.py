@@ -38,11 +38,12 @@ def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int
     from oscar_zoo.app import server_records
     from oscar_zoo.app.api_key import read_key
     from oscar_zoo.app.chat import ChatSession
+    from oscar_zoo.app.server_keys import key_of
     from oscar_zoo.cli.render.chat import talk
     from oscar_zoo.engines.sglang.launch.ports import client_url
 
     record = server_records.find(name, "chat")
-    key = read_key(api_key_file) if api_key_file else None
+    key = read_key(api_key_file) if api_key_file else key_of(record)
     terminal.note(
         f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.",
         quiet=not sys.stdin.isatty(),

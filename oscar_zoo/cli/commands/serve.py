@@ -34,9 +34,20 @@ if TYPE_CHECKING:
 @click.option(
     "--expose",
     metavar="ADDRESS",
-    help="Listen on this address instead of loopback; needs --api-key-file.",
+    help="Listen on this address instead of loopback; needs --require-key or --api-key-file.",
+)
+@click.option(
+    "--require-key",
+    is_flag=True,
+    help="Make an API key that requests need, and show it once.",
 )
 @options.api_key_file_option
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="URL",
+    help="Web pages of this origin may ask and read; by default none may. Repeatable.",
+)
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @options.start_timeout_option("How long to wait until it is ready.")
 @click.option(
@@ -80,6 +91,9 @@ def command(
     --print shows the command for a shell: stock SGLang with this plugin, which takes the artifact
     by its name or folder and reads it with the same checks. It needs neither a GPU nor SGLang;
     --device cuda says that a GPU will run it.
+
+    Requests on this machine need no key. --require-key makes one, and an exposed server always
+    needs one. Routes that change a server are closed.
 
     --detach returns when the server is ready, which then outlives the terminal: see it with
     `oscar-zoo ps` and `oscar-zoo logs`, end it with `oscar-zoo stop`.
@@ -157,7 +171,8 @@ def _detach(request: ServeRequest, observer: TerminalObserver, *, as_json: bool)
     if as_json:
         terminal.emit_json(said)
     else:
-        print_ready(said, stop=f"oscar-zoo stop {request.port}")
+        stop = f"oscar-zoo stop {request.port}"
+        print_ready(said, stop=stop, new_key=request.require_key)
     return 0
 
 
@@ -166,9 +181,14 @@ def _serve(request: ServeRequest, observer: TerminalObserver, *, quiet: bool, as
     from oscar_zoo.cli.render.ready import print_ready, ready_facts
 
     with start(request, observer) as server:
-        facts = ready_facts(server, port=request.port, key_file=request.api_key_file)
+        facts = ready_facts(
+            server, port=request.port, key_file=request.api_key_file or server.key_file
+        )
         try:
-            terminal.emit_json(facts) if as_json else print_ready(facts, stop="Ctrl-C")
+            if as_json:
+                terminal.emit_json(facts)
+            else:
+                print_ready(facts, stop="Ctrl-C", new_key=request.require_key)
             server.wait()
         except KeyboardInterrupt:
             terminal.note("Stopped.", quiet=quiet or as_json)

@@ -40,6 +40,7 @@ def ready_facts(server: RunningServer, *, port: int, key_file: Path | None) -> d
             ready.model,
             key_file=str(key_file.absolute()) if key_file else None,
         ),
+        "key_file": str(key_file.absolute()) if key_file else None,
         "stop": f"oscar-zoo stop {port}",
         "url": server.url,
         "log": str(server.log),
@@ -66,8 +67,13 @@ def curl_line(url: str, model: str, *, key_file: str | None) -> str:
     return f"{key}curl {address} {header}-H 'Content-Type: application/json' -d {data}"
 
 
-def print_ready(facts: dict[str, Any], *, stop: str) -> None:
-    """The block for people; `stop` is how to stop the server."""
+def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> None:
+    """The block for people.
+
+    Args:
+        stop: how to stop the server.
+        new_key: the key was made for this server; it is shown here and nowhere else.
+    """
     console = terminal.out()
     windows, clip, plain = facts["windows"], facts["clip"], facts["bf16_capacity_tokens"]
     where = facts["device"] if facts["tensor_parallel"] == 1 else f"{facts['tensor_parallel']} GPUs"
@@ -89,3 +95,7 @@ def print_ready(facts: dict[str, Any], *, stop: str) -> None:
     }
     for name, text in rows.items():
         console.print(f"{name:<9} {terminal.clean(text)}")
+    if new_key and facts["key_file"] is not None:
+        key = Path(facts["key_file"]).read_text("utf-8").strip()
+        console.print(f"{'Key':<9} only shown here; oscar-zoo chat knows it")
+        console.print(f"OPENAI_API_KEY={key}")

@@ -84,7 +84,20 @@ def _window_on_hit(text: str) -> str:
     return text
 
 
+def _front(text: str) -> str:
+    if text not in ("on", "off") and not text.startswith("/"):
+        raise ValueError("must be on or off")
+    return text
+
+
 OPTIONS = {
+    "front": Option(
+        "--oscar-front",
+        "OSCAR_INT2_FRONT",
+        _front,
+        "on: only routes of inference, health, metrics and information exist for clients, and pages"
+        " of other origins may not ask; off by default, oscar-zoo serve turns it on",
+    ),
     "rotation_path": Option(
         "--oscar-rotation-path",
         "OSCAR_INT2_ROTATION_PATH",

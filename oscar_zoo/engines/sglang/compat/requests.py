@@ -53,6 +53,44 @@ def name_fields(field_of: Callable[[str], str | None]) -> None:
     OpenAIServingBase.create_error_response = _naming(answer, field_of)
 
 
+def put_in_front(make: Callable[[Any], Any]) -> None:
+    """Let `make` wrap SGLang's application, its own middleware included.
+
+    Args:
+        make: application -> application.
+    """
+    app = http_server().app
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: make(build())
+    app.middleware_stack = None  # built again for the next request
+
+
+def while_it_freezes(tell: Callable[[bool], None]) -> None:
+    """Call `tell` with true before SGLang freezes its garbage collector through its own HTTP
+    server, and with false afterwards; 0.5.17 does not."""
+    server = http_server()
+    freeze = getattr(server, "_freeze_gc_after_server_warmup", None)
+    if freeze is None:
+        return
+
+    def told(*given: Any, **named: Any) -> Any:
+        tell(True)
+        try:
+            return freeze(*given, **named)
+        finally:
+            tell(False)
+
+    server._freeze_gc_after_server_warmup = told
+
+
+def http_arguments() -> tuple[str, str | None, str | None]:
+    """Where the HTTP server of this process listens, its API key and its administration key."""
+    from sglang.srt.runtime_context import get_server_args
+
+    args = get_server_args()
+    return str(args.host), args.api_key, args.admin_api_key
+
+
 def check_bodies(wrong: Callable[[Any], str | None]) -> None:
     """Let `/generate` ask `wrong` of the JSON of a request before a schema of SGLang, which names
     no field; releases before 0.5.23 have none."""

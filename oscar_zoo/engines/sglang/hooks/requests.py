@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from oscar_zoo.engines.sglang import setting_flags
 from oscar_zoo.engines.sglang.bounds import request as bounds
-from oscar_zoo.engines.sglang.compat import requests, server_arguments
+from oscar_zoo.engines.sglang.compat import requests, server_arguments, versions
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
+from oscar_zoo.engines.sglang.front import settings
+from oscar_zoo.engines.sglang.front.middleware import Front, Start
+from oscar_zoo.engines.sglang.front.routes import open_routes
+from oscar_zoo.errors import UsageError
 
 
 def arrives(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
@@ -38,7 +44,38 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
         FIRED.add("http")
         known, longest = requests.sampling_parameters(), requests.context(tokenizer_manager)
         requests.name_fields(bounds.field_of)
+        _put_in_front()
         requests.check_bodies(lambda body: bounds.wrong_body(body, known, longest=longest))
+
+
+def _put_in_front() -> None:
+    """Put our front before the HTTP server, if its starter or its user wants one.
+
+    Raises:
+        UsageError: the file with its settings cannot be read.
+    """
+    wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, settings.OFF)
+    if wanted == settings.OFF:
+        return
+    if wanted == settings.ON:
+        host, key, administration_key = requests.http_arguments()
+        chosen = settings.FrontSettings(
+            host, key=key, engine_key=key, administration_key=administration_key
+        )
+    else:
+        try:
+            chosen = settings.FrontSettings.read(Path(wanted))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"--oscar-front {wanted} cannot be read ({type(error).__name__}).",
+                hint="oscar-zoo serve writes this file; without it, say on",
+            ) from None
+    version = versions.sglang_version()
+    facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
+    routes = open_routes(version)
+    start = Start()
+    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, start))
+    requests.while_it_freezes(lambda now: setattr(start, "freezes", now))
 
 
 def _checked() -> bool:

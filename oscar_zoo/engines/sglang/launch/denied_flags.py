@@ -27,6 +27,7 @@ DENIED_FLAGS = {
     "--oscar-artifact": "serve gives the server its own verified copy",
     "--oscar-name": "serve says what it verified",
     "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
+    "--oscar-front": "serve always has its front",
     "--device": "use --device in front of --",
     "--base-gpu-id": "use --device cuda:N in front of --",
     "--ssl-keyfile-password": "arguments are visible to every local user",

@@ -17,10 +17,13 @@ from typing import Protocol
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.server_client import ServerClient
 
 
@@ -54,6 +57,7 @@ class WantedServer:
         host: address to listen on.
         port: port to listen on, or `None` for any free one.
         api_key: key that requests must carry, or `None`.
+        origins: origins of pages that may ask and read.
         name: how the server calls the artifact to those who ask.
         served_name: what requests call the model, unless `flags` say it.
         environment: variables for the server beside those of this process.
@@ -72,6 +76,7 @@ class WantedServer:
     host: str = plan.LOOPBACK
     port: int | None = None
     api_key: str | None = field(default=None, repr=False)
+    origins: tuple[str, ...] = ()
     name: str | None = None
     served_name: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -84,12 +89,14 @@ class StartedServer:
     Attributes:
         child: the process.
         url: where a client on this machine reaches it, without `/v1`.
-        client: a client that carries the key of the server.
+        client: a client that carries the administration key of the server.
+        administration_key: this key; `None` where the server is not one of ours.
     """
 
     child: server.Server
     url: str
     client: ServerClient
+    administration_key: str | None = field(default=None, repr=False)
 
 
 @contextmanager
@@ -105,9 +112,9 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
     with staging.private_folder() as private:
         staged = private / "rotations"
         digest = staging.stage_rotations(wanted.verified, staged)
-        planned = plan.plan(
-            _options(wanted, staged, digest, private), {**os.environ, **wanted.environment}
-        )
+        front = FrontSettings.make(wanted.host, wanted.origins, wanted.api_key)
+        options = _options(wanted, staged, digest, *staging.write_front(private, front))
+        planned = plan.plan(options, {**os.environ, **wanted.environment})
         for warning in flag_refusals.check_environment(planned.env):
             news.warn(warning)
         news.starting(wanted.log)
@@ -115,9 +122,10 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
             child.wait_until_healthy(wanted.timeout, follow_start(wanted.log, news))
             staging.check_unchanged(staged, digest)
             url = ports.client_url(planned.url)
-            yield StartedServer(
-                child, url, ServerClient(url, timeout=wanted.timeout, key=wanted.api_key)
-            )
+            key = front.administration_key
+            client = ServerClient(url, timeout=wanted.timeout, key=key)
+            _check_front(client, front)
+            yield StartedServer(child, url, client, key)
 
 
 def log_file(name: str) -> Path:
@@ -137,8 +145,18 @@ def follow_start(log: Path, news: StartNews) -> Callable[[float], None]:
     return lambda seconds: news.phase(phases.current(), seconds)
 
 
-def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> plan.ServeOptions:
-    key = wanted.api_key
+def _check_front(client: ServerClient, front: FrontSettings) -> None:
+    """Raise `ServerFailed` unless the settings `front` are in force in the server."""
+    if client.get(FRONT).get("front") != front.id:
+        raise ServerFailed(
+            "the server runs without its front, so every route of SGLang would be open.",
+            hint="report this with its log",
+        )
+
+
+def _options(
+    wanted: WantedServer, staged: Path, digest: str, front: Path, engine: Path
+) -> plan.ServeOptions:
     return plan.ServeOptions(
         model=wanted.model,
         revision=wanted.revision,
@@ -151,7 +169,8 @@ def _options(wanted: WantedServer, staged: Path, digest: str, private: Path) -> 
         tensor_parallel=wanted.tensor_parallel,
         host=wanted.host,
         port=ports.free_port() if wanted.port is None else wanted.port,
-        config_file=None if key is None else staging.write_key_file(private, key),
+        config_file=engine,
+        front=str(front),
         name=wanted.name,
         served_name=wanted.served_name,
         flags=wanted.flags,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
+from oscar_zoo.engines.sglang.front.settings import ON
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
 from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
@@ -40,7 +41,8 @@ class ServeOptions:
         host, port: where to listen.
         kernels: private folder of compiled kernels, kept from one start to the next.
         revision: commit of the model on its hub.
-        config_file: file with the API key in the engine's own configuration format, or `None`.
+        config_file: file with keys in the engine's own configuration format, or `None`.
+        front: file with the settings of the front, or `on`; see `front.settings`.
         name: how the server calls the artifact to those who ask.
         served_name: what requests call the model, unless `flags` say it.
         flags: engine flags of the user.
@@ -58,6 +60,7 @@ class ServeOptions:
     port: int = DEFAULT_PORT
     revision: str | None = None
     config_file: Path | None = None
+    front: str = ON
     name: str | None = None
     served_name: str | None = None
     flags: UserFlags = field(default_factory=UserFlags)
@@ -112,6 +115,7 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         "--port": str(options.port),
         **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
         **device_flags(options.device),
+        OPTIONS["front"].flag: options.front,
     }
     ours, theirs = OPTIONS["group_size"].names
     if options.flags.text(theirs) is not None:

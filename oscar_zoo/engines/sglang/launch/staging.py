@@ -21,6 +21,7 @@ from oscar_zoo.artifact.durable import make_folders, storage_errors, write_new
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.errors import DigestMismatchError, StorageError, VerificationFailed
 
 PREFIX = "oscar-zoo-serve-"
@@ -99,12 +100,19 @@ def stage_rotations(verified: Verified, folder: Path) -> str:
     return folder_digest(folder)
 
 
-def write_key_file(folder: Path, api_key: str) -> Path:
-    """Write the engine's configuration file with the API key, mode 0600, and return its path."""
-    path = folder / "engine.yaml"
-    quoted = api_key.replace("\\", "\\\\").replace('"', '\\"')
-    write_new(path, f'api-key: "{quoted}"\n'.encode(), mode=0o600)
-    return path
+def write_front(folder: Path, front: FrontSettings) -> tuple[Path, Path]:
+    """Write the settings of a server's front, and the engine's configuration file with the keys
+    that the engine knows; both with mode 0600.
+
+    Returns:
+        The two paths.
+    """
+    settings, engine = folder / "front.json", folder / "engine.yaml"
+    write_new(settings, front.to_bytes(), mode=0o600)
+    keys = {"api-key": front.engine_key, "admin-api-key": front.administration_key}
+    lines = [f'{name}: "{key}"\n' for name, key in keys.items() if key is not None]
+    write_new(engine, "".join(lines).encode(), mode=0o600)
+    return settings, engine
 
 
 def folder_digest(folder: Path) -> str:

@@ -1,0 +1,100 @@
+"""Answers that the front gives itself, and what it changes in answers of SGLang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+EVENT = b'data: {"error"'
+
+
+async def refuse(
+    send: Send, status: int, message: str, *, code: str, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Answer with an error in the form of OpenAI."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    await answer(send, status, {"error": error}, headers)
+
+
+async def answer(
+    send: Send, status: int, value: Any, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Answer with JSON; with nothing for `None`."""
+    body = b"" if value is None else json.dumps(value).encode()
+    fixed = [(b"content-length", str(len(body)).encode())]
+    if body:
+        fixed.append((b"content-type", b"application/json"))
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
+    """Add headers to the answer."""
+
+    async def forward(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return forward
+
+
+def without(send: Send, secrets: Sequence[str]) -> Send:
+    """Remove secrets from an answer that is sent as a whole."""
+    start: Message = {}
+    parts: list[bytes] = []
+
+    async def forward(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+            return
+        parts.append(message.get("body", b""))
+        if message.get("more_body"):
+            return
+        body = b"".join(parts)
+        for secret in secrets:
+            for form in {secret, json.dumps(secret)[1:-1]}:
+                body = body.replace(form.encode(), b"***")
+        kept = [one for one in start["headers"] if one[0].lower() != b"content-length"]
+        length = (b"content-length", str(len(body)).encode())
+        await send({**start, "headers": [*kept, length]})
+        await send({"type": "http.response.body", "body": body})
+
+    return forward
+
+
+def refused_stream(send: Send) -> Send:
+    """Let a stream that begins with an error be an error: SGLang checks after it has sent 200."""
+    start: Message | None = None
+    refused = False
+
+    async def forward(message: Message) -> None:
+        nonlocal start, refused
+        if message["type"] == "http.response.start":
+            start = message
+            return
+        if start is not None:
+            first, start = start, None
+            error = _first_error(message.get("body", b"")) if first["status"] == 200 else None
+            if error is not None:
+                refused = True
+                await answer(send, int(error.get("code") or 400), {"error": error})
+                return
+            await send(first)
+        if not refused:
+            await send(message)
+
+    return forward
+
+
+def _first_error(body: bytes) -> dict[str, Any] | None:
+    if not body.startswith(EVENT):
+        return None
+    try:
+        value = json.loads(body.partition(b"\n")[0].removeprefix(b"data: "))["error"]
+    except (KeyError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,233 @@
+"""The front itself: it sees every request before any part of SGLang does."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oscar_zoo.engines.sglang.front import addresses, answers
+from oscar_zoo.engines.sglang.front.answers import Message, Send
+from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MOST_BODY = 64 << 20
+"""Bytes of a request."""
+PATH = "/oscar_front"
+"""A route of the front, by which the starter of a server sees that it is there."""
+FREEZE = "/freeze_gc"
+WITHOUT_KEY = frozenset({"/health", "/ready", "/ping", "/metrics", "/metrics/", PATH})
+"""Routes that need no key: those of health checks and of Prometheus."""
+WITH_SECRETS = frozenset({"/server_info", "/get_server_info"})
+"""Routes whose answers hold the arguments of the server."""
+CLOSED = "does not exist here. Routes that change a server are closed; see docs/security.md"
+
+
+@dataclass
+class Start:
+    """What happens while a server starts.
+
+    Attributes:
+        freezes: SGLang asks itself for `/freeze_gc`, without a key where it has none.
+    """
+
+    freezes: bool = False
+
+
+class Front:
+    """An ASGI application around SGLang's.
+
+    Args:
+        app: SGLang's application with all its own middleware.
+        settings: who may ask.
+        routes: what they may ask for.
+        facts: what `PATH` answers.
+        start: what SGLang does now.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: FrontSettings,
+        routes: Routes,
+        facts: Mapping[str, Any],
+        start: Start | None = None,
+    ) -> None:
+        self._start = start or Start()
+        self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
+        self._names = addresses.Names(settings.host, has_key=settings.key is not None)
+        self._administration = Routes.of(ADMINISTRATION)
+        self._client_keys = [
+            key.encode()
+            for key in (settings.key, settings.engine_key, settings.administration_key)
+            if key is not None
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or let SGLang do so."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:  # a websocket: SGLang asks it for no key
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        path, method = _path(scope), scope["method"]
+        known = self._known(headers)
+        refusal = self._foreign(headers, known=known)
+        if refusal is not None:
+            await answers.refuse(send, 403, refusal, code="forbidden")
+            return
+        cors = self._cors(headers)
+        send = answers.with_headers(send, cors) if cors else send
+        if cors and method == "OPTIONS":
+            await answers.answer(send, 204, None, _preflight(headers))
+        elif path == PATH and method == "GET":
+            await answers.answer(send, 200, self._facts)
+        elif self._administration.has(path, method) and self._administers(scope, headers):
+            await self._app(scope, receive, send)
+        elif not self._routes.has(path, method):
+            await answers.refuse(send, 404, f"{method} {path[:100]} {CLOSED}.", code="not_found")
+        elif self._settings.key is not None and not known and path not in WITHOUT_KEY:
+            await answers.refuse(
+                send,
+                401,
+                "This server needs its API key: Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers=[(b"www-authenticate", b"Bearer")],
+            )
+        else:
+            await self._ask(scope, headers, path, receive, send)
+
+    async def _ask(
+        self, scope: Scope, headers: Mapping[bytes, bytes], path: str, receive: Receive, send: Send
+    ) -> None:
+        """Let SGLang answer: without what only the front needs to know, and bounded."""
+        length = headers.get(b"content-length", b"0")
+        body = Body(receive)
+        if not length.isdigit() or int(length) > MOST_BODY:
+            await answers.refuse(send, 413, TOO_LARGE, code="too_large")
+            return
+        if path in WITH_SECRETS:
+            send = answers.without(send, self._settings.secrets)
+        elif path == "/generate":
+            send = answers.refused_stream(send)
+        passed = Started(send)
+        try:
+            await self._app({**scope, "headers": self._passed(scope)}, body, passed)
+        except Exception:
+            if not body.too_large or passed.started:
+                raise
+        if body.too_large and not passed.started:
+            await answers.refuse(send, 413, TOO_LARGE, code="too_large")
+
+    def _passed(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers for SGLang: its own key in place of the client's, and no origin, which its
+        permissive CORS would answer."""
+        dropped = (b"authorization", b"x-api-key", b"origin")
+        kept = [one for one in scope["headers"] if one[0] not in dropped]
+        if self._settings.engine_key is not None:
+            kept.append((b"authorization", f"Bearer {self._settings.engine_key}".encode()))
+        return kept
+
+    def _foreign(self, headers: Mapping[bytes, bytes], *, known: bool) -> str | None:
+        """Why a request comes from where nobody may ask; `None` when it does not."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if host and not self._names.has(host) and not known:
+            return (
+                f"The Host {host[:100]!r} is none of this server's names. Ask for its address, or"
+                " send its API key."
+            )
+        origin = headers[b"origin"].decode("latin-1") if b"origin" in headers else None
+        site = headers.get(b"sec-fetch-site")
+        if not addresses.may_ask(origin, site, host, self._settings.origins):
+            return (
+                f"Pages of {(origin or 'another origin')[:100]} may not ask this server. Open it"
+                " for them: oscar-zoo serve --allow-origin URL."
+            )
+        return None
+
+    def _cors(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """Headers by which a page of an allowed origin may read the answer."""
+        origin = headers.get(b"origin", b"")
+        if origin.decode("latin-1") not in self._settings.origins:
+            return []
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+
+    def _known(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request carries a key of this server."""
+        given = _given_key(headers)
+        return any(secrets.compare_digest(given, key) for key in self._client_keys)
+
+    def _administers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request carries the administration key and comes from this machine."""
+        if not addresses.is_loopback((scope.get("client") or (None,))[0]):
+            return False
+        if self._start.freezes and _path(scope) == FREEZE:
+            return True
+        key = self._settings.administration_key
+        return key is not None and secrets.compare_digest(_given_key(headers), key.encode())
+
+
+class Started:
+    """`send` that remembers whether an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.started = send, False
+
+    async def __call__(self, message: Message) -> None:
+        """Pass it on."""
+        self.started = True
+        await self._send(message)
+
+
+class Body:
+    """`receive` that ends a request whose body is longer than allowed."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._length, self.too_large = receive, 0, False
+
+    async def __call__(self) -> Message:
+        """The next part."""
+        message = await self._receive()
+        self._length += len(message.get("body", b""))
+        if self._length > MOST_BODY:
+            self.too_large = True
+            return {"type": "http.disconnect"}
+        return message
+
+
+TOO_LARGE = f"A request has at most {MOST_BODY >> 20} MiB here."
+
+
+def _path(scope: Scope) -> str:
+    """The path by which Starlette chooses a route."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :]
+    return path
+
+
+def _given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key of a request: a bearer token, or `x-api-key` as Anthropic's clients send it."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+
+
+def _preflight(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (
+            b"access-control-allow-headers",
+            headers.get(b"access-control-request-headers", b"authorization, content-type"),
+        ),
+        (b"access-control-max-age", b"600"),
+    ]

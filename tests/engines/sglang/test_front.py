@@ -1,0 +1,132 @@
+"""The rules of the front, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from oscar_zoo.engines.sglang.front import middleware
+from oscar_zoo.engines.sglang.front.addresses import Names, is_loopback, may_ask, parse_origin
+from oscar_zoo.engines.sglang.front.middleware import Front
+from oscar_zoo.engines.sglang.front.routes import OPEN, Routes, open_routes
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.errors import UsageError
+
+ADMINISTRATION = FrontSettings("127.0.0.1", administration_key="the key of tools")
+
+
+@pytest.mark.parametrize(
+    ("host", "header", "has_key", "known"),
+    [
+        ("127.0.0.1", "127.0.0.1:30000", False, True),
+        ("127.0.0.1", "localhost", False, True),
+        ("127.0.0.1", "[::1]:30000", False, True),
+        ("127.0.0.1", "rebound.example:30000", False, False),
+        ("127.0.0.1", "127.0.0.1.example", False, False),
+        ("127.0.0.1", "127.0.0.1@rebound.example", False, False),
+        ("127.0.0.1", "192.168.1.5", False, False),
+        ("127.0.0.1", "[::1", False, False),
+        ("192.168.1.5", "192.168.1.5:30000", True, True),
+        ("192.168.1.5", "rebound.example", True, False),
+        ("llm.local", "LLM.local:1", True, True),
+        ("0.0.0.0", "192.168.1.5", False, True),
+        ("0.0.0.0", "rebound.example", False, False),
+        ("0.0.0.0", "a-container:30000", True, True),
+    ],
+)
+def test_a_server_knows_its_names(host: str, header: str, has_key: bool, known: bool) -> None:
+    assert Names(host, has_key).has(header) is known
+
+
+def test_origins_are_written_as_browsers_send_them() -> None:
+    assert parse_origin("http://Page.example:80/") == "http://page.example"
+    assert parse_origin("https://[::1]:8443") == "https://[::1]:8443"
+    for wrong in ("*", "page.example", "http://page.example/path", "file:///x", "http://x:99999"):
+        with pytest.raises(UsageError):
+            parse_origin(wrong)
+
+
+def test_pages_of_the_server_itself_may_ask_and_requests_without_a_page() -> None:
+    here = "127.0.0.1:30000"
+    assert may_ask("http://127.0.0.1:30000", b"same-origin", here, ())
+    assert may_ask(None, None, here, ()) and may_ask(None, b"none", here, ())
+    for origin, site in (("http://127.0.0.1:3000", b"same-site"), ("null", None), ("", None)):
+        assert not may_ask(origin, site, here, ())
+    assert not may_ask(None, b"cross-site", here, ("http://page.example",))
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_addresses_of_this_machine(peer: str) -> None:
+    assert is_loopback(peer) and not is_loopback("10.0.0.1") and not is_loopback(None)
+
+
+def test_a_release_between_two_gets_the_list_of_the_earlier_one() -> None:
+    assert open_routes("0.5.22") == Routes.of(OPEN["0.5.21"])
+    assert open_routes("0.5.17.post1") == Routes.of(OPEN["0.5.17"])
+    routes = Routes.of({"/v1/models/{model:path}": frozenset({"GET"})})
+    assert routes.has("/v1/models/a/b", "GET") and not routes.has("/v1/models/", "GET")
+    assert not routes.has("/v1/models/a", "POST")
+
+
+def test_administration_is_for_this_machine_only() -> None:
+    for peer, wanted in (("127.0.0.1", 200), ("10.0.0.1", 404)):
+        key = {b"authorization": b"Bearer the key of tools"}
+        assert asked(ADMINISTRATION, "POST", "/flush_cache", key, peer=peer)[0] == wanted
+
+
+def test_a_body_that_grows_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MOST_BODY", 10)
+    assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"1234"])[0] == 200
+    assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"12345"])[0] == 413
+
+
+def test_sglang_sees_its_own_key_and_no_origin() -> None:
+    settings = FrontSettings("127.0.0.1", ("http://a.example",), "client", "engine")
+    given = {b"authorization": b"Bearer client", b"origin": b"http://a.example", b"x-a": b"b"}
+    status, said = asked(settings, "POST", "/generate", given)
+    assert status == 200 and said == {"x-a": "b", "authorization": "Bearer engine"}
+
+
+def asked(
+    settings: FrontSettings,
+    method: str,
+    path: str,
+    headers: dict[bytes, bytes] | None = None,
+    *,
+    body: Iterable[bytes] = (b"",),
+    peer: str = "127.0.0.1",
+) -> tuple[int, Any]:
+    """Status and JSON of what the front answers before an application that tells its headers."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        told = {name.decode(): value.decode() for name, value in scope["headers"]}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+
+    parts = [{"type": "http.request", "body": part, "more_body": True} for part in body]
+    parts[-1]["more_body"] = False
+    left, sent = iter(parts), []
+
+    async def receive() -> Any:
+        return next(left)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [*(headers or {}).items()],
+        "client": (peer, 1),
+    }
+    asyncio.run(Front(application, settings, open_routes("0.5.21"), {})(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[-1]["body"])

@@ -1,0 +1,219 @@
+"""What stock SGLang's HTTP server does with our plugin and its front, on every release that the
+plugin supports: which requests it refuses, which routes exist, and who may ask."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bad_requests import BAD, completion
+from engines import RELEASES, folder_of, needs_sglang
+from sglang_forks import shared
+from sglang_http import HttpServer, http_server
+from tiny_artifacts import payload, write_folder
+
+from oscar_zoo.engines.sglang.bounds import patterns, sampling
+from oscar_zoo.engines.sglang.bounds import request as bounds
+from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes, open_routes
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.engines.sglang.launch.staging import write_front
+
+pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(900)]
+
+PROMPTS = ([5, 6, 7], list(range(100, 180)), [11])
+KEY, PAGE = "a-key-of-clients", "http://page.example:8080"
+ROUTES = Path(__file__).parent / "routes"
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HttpServer]:
+    folder = tmp_path_factory.mktemp("served")
+    pair = write_folder(folder / "pair", payload())
+    front = FrontSettings.make("127.0.0.1", (PAGE,), KEY)
+    settings, engine = write_front(folder, front)
+    flags = ("--kv-cache-dtype=int2", f"--oscar-rotation-path={pair}", f"--oscar-front={settings}")
+    more = ("--enable-metrics", "--config", str(engine))
+    with http_server(request.param, folder, *flags, *more) as server:
+        server.headers["Authorization"] = f"Bearer {KEY}"
+        server.front = front
+        yield server
+
+
+def test_a_bad_request_is_refused_by_the_name_of_its_field(served: HttpServer) -> None:
+    before = [served.tokens(prompt) for prompt in PROMPTS]
+    found = {case: served.post(path, body) for case, (path, body, _) in BAD.items()}
+    wrong = {
+        case: (status, json.dumps(answer)[:300])
+        for case, (status, answer) in found.items()
+        if status != 400 or BAD[case][2] not in json.dumps(answer)
+    }
+    assert wrong == {}
+    assert [served.tokens(prompt) for prompt in PROMPTS] == before
+
+
+def test_a_stream_that_is_refused_says_so(served: HttpServer) -> None:
+    status, answer = served.post("/generate", {"input_ids": [99999999], "stream": True})
+    assert status == 400 and "holds token 99999999" in answer["error"]["message"]
+    body = {"model": "default", "prompt": [99999999], "stream": True}
+    status, answer = served.post("/v1/completions", body)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+def test_an_answer_to_a_bad_request_has_the_form_of_openai(served: HttpServer) -> None:
+    path, body, _ = completion("max_tokens", n=1000)
+    status, answer = served.post(path, body)
+    assert status == 400 and answer["error"]["message"].startswith("sampling_params.n must be")
+    assert {name: answer["error"][name] for name in ("type", "param", "code")} == {
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": 400,
+    }
+
+
+def test_the_list_of_routes_says_open_or_closed_for_every_one(
+    served: HttpServer, tmp_path: Path
+) -> None:
+    """A route that a release adds is in no list, so this names it, and clients do not reach it."""
+    out, log = tmp_path / "out", tmp_path / "log"
+    variables = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    forks = shared(folder_of(served.release))
+    code = forks.call("sglang_http:routes", tmp_path, log, variables, out=str(out))
+    assert code == 0, log.read_text()
+    opened = open_routes(served.release)
+    administered = Routes.of(ADMINISTRATION)
+    found = []
+    for method, path in json.loads(out.read_text()):
+        is_open = method != "WEBSOCKET" and opened.has(path, method)
+        state = "open" if is_open else "ours" if administered.has(path, method) else "closed"
+        found.append(f"{state:<6} {method:<9} {path}")
+    recorded = ROUTES / f"{served.release}.txt"
+    assert "\n".join(sorted(found)) + "\n" == recorded.read_text()
+
+
+def test_closed_routes_do_not_exist_for_clients(served: HttpServer) -> None:
+    lines = (ROUTES / f"{served.release}.txt").read_text().splitlines()
+    closed = [line.split()[1:] for line in lines if not line.startswith("open")]
+    assert len(closed) > 50
+    for method, path in closed:
+        if method != "WEBSOCKET":
+            concrete = re.sub(r"\{.*?\}", "x", path)
+            status, answer, _ = served.ask(method, concrete)
+            assert status == 404, (method, path, answer)
+            assert method == "HEAD" or "closed" in answer["error"]["message"]
+    for path in ("/generate/", "//generate", "/v1/../abort_request", "/GENERATE"):
+        assert served.ask("POST", path, {})[0] == 404
+
+
+def test_a_websocket_is_refused(served: HttpServer) -> None:
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    assert served.ask("GET", "/v1/realtime", headers=upgrade)[0] in (400, 403, 404)
+
+
+def test_only_the_administration_key_opens_administration(served: HttpServer) -> None:
+    key = served.front.administration_key
+    assert served.ask("POST", "/flush_cache")[0] == 404
+    administration = {"Authorization": f"Bearer {key}"}
+    assert served.ask("POST", "/flush_cache", headers=administration)[0] == 200
+    for closed in ("/update_weights_from_disk", "/abort_request", "/set_internal_state"):
+        assert served.ask("POST", closed, {}, administration)[0] == 404
+
+
+def test_a_request_needs_the_key(served: HttpServer) -> None:
+    body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
+    for wrong in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x"):
+        status, answer, headers = served.ask("POST", "/generate", body, {"Authorization": wrong})
+        assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+        assert headers["WWW-Authenticate"] == "Bearer"
+    nothing = {"Authorization": ""}
+    assert served.ask("POST", "/generate", body, {**nothing, "X-API-Key": KEY})[0] == 200
+    assert served.ask("GET", "/v1/models", headers=nothing)[0] == 401
+    assert served.ask("GET", "/health_generate", headers=nothing)[0] == 401
+    assert served.ask("GET", "/health", headers=nothing)[0] == 200
+    status, metrics, _ = served.ask("GET", "/metrics", headers=nothing)
+    assert status == 200 and "oscar_int2_" in metrics
+
+
+def test_keys_are_nowhere_in_what_a_server_says(served: HttpServer) -> None:
+    for path in ("/server_info", "/get_server_info", "/model_info", "/v1/models", "/oscar_front"):
+        status, answer, _ = served.ask("GET", path)
+        assert status == 200 and isinstance(answer, dict)
+        assert [one for one in served.front.secrets if one in json.dumps(answer)] == []
+    assert served.ask("GET", "/server_info")[1]["internal_states"][0]["oscar_int2"]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_origin_can_do_nothing(served: HttpServer, site: str) -> None:
+    page = {"Origin": "http://evil.example"}
+    body = {"input_ids": [5]}
+    for method, path in (("POST", "/generate"), ("GET", "/v1/models"), ("GET", "/health")):
+        status, _, headers = served.ask(method, path, body if method == "POST" else None, page)
+        assert status == 403 and "access-control-allow-origin" not in headers
+    for path in ("/update_weights_from_disk", "/configure_logging", "/flush_cache"):
+        assert served.ask("POST", path, {}, page)[0] == 403
+    status, _, headers = served.ask(
+        "OPTIONS", "/generate", headers={**page, "Access-Control-Request-Method": "POST"}
+    )
+    assert status == 403 and "access-control-allow-origin" not in headers
+    assert served.ask("GET", "/v1/models", headers={"Sec-Fetch-Site": site})[0] == 403
+    assert served.ask("GET", "/v1/models", headers={"Sec-Fetch-Site": "none"})[0] == 200
+    assert served.ask("GET", "/v1/models", headers={"Origin": "null"})[0] == 403
+
+
+def test_an_origin_that_was_opened_may_ask_and_read(served: HttpServer) -> None:
+    page = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    status, _, headers = served.ask("OPTIONS", "/v1/models", headers={**page, **asked})
+    assert status == 204 and headers["access-control-allow-headers"] == "x-a"
+    status, _, headers = served.ask("GET", "/v1/models", headers=page)
+    assert status == 200 and headers.get_all("access-control-allow-origin") == [PAGE]
+    assert "access-control-allow-credentials" not in headers
+    assert served.ask("POST", "/abort_request", {}, page)[0] == 404
+
+
+def test_a_name_that_is_not_this_server_is_refused(served: HttpServer) -> None:
+    rebound = {"Host": "rebound.example:30000", "Authorization": ""}
+    assert served.ask("GET", "/oscar_front", headers=rebound)[0] == 403
+    for name in ("localhost:9", "127.0.0.1", "[::1]:80", "LOCALHOST"):
+        called = {"Host": name, "Authorization": ""}
+        assert served.ask("GET", "/oscar_front", headers=called)[0] == 200
+    # A page does not know the key, so whoever sends it is no page.
+    assert served.ask("GET", "/v1/models", headers={"Host": "rebound.example"})[0] == 200
+
+
+def test_a_long_body_is_refused(served: HttpServer) -> None:
+    status, answer, _ = served.ask("POST", "/generate", None, {"Content-Length": str(65 << 20)})
+    assert status == 413 and "64 MiB" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_field_of_a_request_has_a_row(release: str, tmp_path: Path) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    code = shared(folder_of(release)).call("sglang_http:fields", tmp_path, log, out=str(out))
+    assert code == 0, log.read_text()
+    found = json.loads(out.read_text())
+    assert set(found["request"]) - bounds.ROWS.keys() == set()
+    assert set(found["sampling"]) - sampling.ROWS.keys() == set()
+
+
+QUICK = ("[0-9]{1,20}\\.", "END", "(yes|no)", "a{4}(bc){2}", "\\n\\n$", "")
+SLOW = ("a*", "a+?", "(ab){1,9}", "(a|a){2,3}", "(a)\\1", "(?=a)b", "a{1,9}b{1,9}c{1,9}", "a{300}")
+
+
+@pytest.mark.parametrize("good", QUICK)
+def test_quick_stop_expressions_are_allowed(good: str) -> None:
+    assert patterns.stop_pattern(good) is None
+
+
+@pytest.mark.parametrize("bad", [*SLOW, "["])
+def test_stop_expressions_that_can_take_long_are_not(bad: str) -> None:
+    assert patterns.stop_pattern(bad) is not None
