@@ -12,9 +12,12 @@ import disk_faults
 import download_experiments
 import full_disk
 import fuzz_experiments
+import mathematics_experiments
 import race_experiments
 import reading_experiments
 import real_files
+import same_bytes_experiments
+import serving_experiments
 from experiment import Experiment
 
 EXPERIMENTS = (
@@ -89,5 +92,30 @@ EXPERIMENTS = (
         "publishers",
         "No publisher replaces, mixes or loses what another one publishes at the same moment.",
         race_experiments.publishers,
+    ),
+    Experiment(
+        "S13",
+        "swaps",
+        "What was verified is what is served, whoever writes to the files meanwhile.",
+        serving_experiments.verified_is_served,
+    ),
+    Experiment(
+        "S14",
+        "closed",
+        "No argument of `serve` opens the server or gives SGLang a flag that nobody meant.",
+        serving_experiments.closed_by_default,
+        serving_experiments.lacking_sglang,
+    ),
+    Experiment(
+        "S15",
+        "mistakes",
+        "A rotation that is wrong does not match its statistics, and a right one does.",
+        mathematics_experiments.mistakes_found,
+    ),
+    Experiment(
+        "S17",
+        "same-bytes",
+        "The same input gives the same bytes.",
+        same_bytes_experiments.reproducible,
     ),
 )
