@@ -14,7 +14,7 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.hub_queries import look
 from oscar_zoo.registry.score_history import in_order
-from oscar_zoo.registry.score_rules import PERPLEXITY, is_lower_better
+from oscar_zoo.registry.score_rules import PERPLEXITY, is_lower_better, is_of_recipe
 
 TASK = "gpqa"
 """The benchmark, where nobody names one."""
@@ -118,8 +118,7 @@ def _claims(entry: Entry) -> list[Score]:
     made = entry.measured.as_scores() if entry.measured else ()
     found: dict[str, Score] = {}
     for score in in_order((*entry.scores, *made)):
-        of_recipe = score.kv_dtype == "int2" and not score.recipe_changes
-        if of_recipe and score.value is not None:
+        if is_of_recipe(score):
             found.setdefault(score.task, score)
     return list(found.values())
 

@@ -22,6 +22,7 @@ from oscar_zoo.registry.index import Accepted, IndexEntry, Summary
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.score_history import in_order, joined
+from oscar_zoo.registry.score_rules import is_of_recipe
 from oscar_zoo.registry.view import HubView
 
 
@@ -71,14 +72,12 @@ class Entry:
         return self.manifest.model.id if self.manifest else None
 
     def score(self, task: str) -> Score | None:
-        """The score of INT2 in `task`, or in a task whose name begins so: what was measured first,
-        then what others say. `None` where nobody reports a value."""
+        """The score of INT2 under the recipe in `task`, or in a task whose name begins so: what was
+        measured first, then what others say. `None` where nobody reports a value."""
         found = (
             score
             for score in in_order(self.scores)
-            if score.task.casefold().startswith(task)
-            and score.value is not None
-            and score.kv_dtype == "int2"
+            if score.task.casefold().startswith(task) and is_of_recipe(score)
         )
         return next(found, None)
 

@@ -46,6 +46,11 @@ def is_lower_better(score: Score) -> bool:
     return score.unit == "perplexity"
 
 
+def is_of_recipe(score: Score) -> bool:
+    """Whether a score is a value of INT2 under the recipe of its artifact, and so speaks for it."""
+    return score.value is not None and score.kv_dtype == "int2" and not score.recipe_changes
+
+
 def faults(score: Score, digest: str) -> tuple[str, ...]:
     """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
 

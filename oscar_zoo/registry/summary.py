@@ -51,6 +51,7 @@ def score_summary(score: Score) -> dict[str, Any]:
         "stderr": score.stderr,
         "baseline": score.baseline.value if score.baseline else None,
         "reporter": score.reporter,
+        "recipe_changes": dict(score.recipe_changes),
     }
 
 

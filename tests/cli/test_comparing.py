@@ -13,6 +13,7 @@ from sample_scores import gpqa, measured, write_scores
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
+from oscar_zoo import build_site
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ScoreNotFound, UsageError
@@ -172,10 +173,18 @@ def test_the_board_of_what_was_measured(cli: Cli, hub: str) -> None:
 
 def test_a_score_under_other_settings_has_no_place(cli: Cli, hub: str, tmp_path: Path) -> None:
     digest = Version.of(OTHER, FILES[OTHER]).digest
-    changed = gpqa(digest, value=60.0, recipe_changes={"clip": "1,1"})
+    changed = gpqa(digest, value=60.0, stderr=2.46, recipe_changes={"clip": "1,1"})
     attach(cli, hub, tmp_path / "changed.json", OTHER, changed)
-    places = cli.json(0, "leaderboard", "--hub", hub)["places"]
-    assert 60.0 not in [place["score"]["value"] for place in places]
+    board = cli.json(0, "leaderboard", "--hub", hub)["places"]
+    assert [place["score"]["value"] for place in board] == [58.0, 55.0]
+    for words in (("list",), ("compare", OTHER.reference, HARD.reference)):
+        shown = cli(0, *words, "--hub", hub)
+        assert "60.00" not in shown and "58.00" in shown
+    build_site(tmp_path / "site", hubs=hub)
+    assert "60.00" not in (tmp_path / "site/index.html").read_text("utf-8")
+    rows = cli.json(0, "list", "--hub", hub)["artifacts"]
+    scores = next(row for row in rows if row["id"] == str(OTHER))["scores"]
+    assert [score["recipe_changes"] for score in scores] == [{"clip": "1,1"}, {}]
 
 
 def test_a_benchmark_without_scores_is_an_error_with_those_that_have_some(cli: Cli) -> None:

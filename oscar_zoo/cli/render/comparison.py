@@ -93,7 +93,7 @@ def _quality(one: dict[str, Any], two: dict[str, Any]) -> dict[str, tuple[str, s
         score["task"]
         for facts in (one, two)
         for score in facts["scores"]
-        if score["kv_dtype"] == "int2" and score["task"] not in rows
+        if _is_of_recipe(score) and score["task"] not in rows
     )
     return rows | {task: (_score(task, one), _score(task, two)) for task in tasks}
 
@@ -106,10 +106,16 @@ def _figure(name: str, facts: dict[str, Any]) -> str:
 
 def _score(task: str, facts: dict[str, Any]) -> str:
     """BF16 and INT2 of the first report, which is a measured one where there is one."""
-    found = (one for one in facts["scores"] if one["task"] == task and one["kv_dtype"] == "int2")
+    found = (one for one in facts["scores"] if one["task"] == task and _is_of_recipe(one))
     score = next(found, None)
-    if score is None or score["value"] is None:
+    if score is None:
         return terminal.NOT_REPORTED
     before = "?" if score["baseline"] is None else f"{score['baseline']:.2f}"
     error = "" if score["stderr"] is None else f" ± {score['stderr']:.2f}"
     return f"{before} → {score['value']:.2f}{error} ({score['reporter'].replace('_', ' ')})"
+
+
+def _is_of_recipe(score: dict[str, Any]) -> bool:
+    """`score_rules.is_of_recipe`, of the JSON of a score."""
+    of_int2 = score["value"] is not None and score["kv_dtype"] == "int2"
+    return of_int2 and not score["recipe_changes"]
