@@ -11,11 +11,17 @@ from oscar_zoo.app.known import known_entries
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget, Target, parse
 from oscar_zoo.artifact.files import read_file
+from oscar_zoo.compute.report.data import MAX_BYTES
 from oscar_zoo.errors import ConflictError, UsageError
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
-from oscar_zoo.registry.card import BEGIN, END, is_damaged, merged_card, new_card
-from oscar_zoo.registry.card_table import CardRow
+from oscar_zoo.registry import card_front
+from oscar_zoo.registry.card import BEGIN, END, TITLE, is_damaged, merged_card, new_card
+from oscar_zoo.registry.card_front import with_metadata
+from oscar_zoo.registry.card_table import CardRow, ReportFiles
 from oscar_zoo.registry.hub_queries import look
+
+_KINDS = {".html": "page", ".png": "picture", ".json": "numbers"}
+"""Suffix of a file of a report -> what it is."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,13 @@ class Card:
         content: the whole file.
         artifacts: ids of what it shows.
         output: the file that was written, or `None`.
+        report: files of the report that now lie beside it.
     """
 
     content: bytes
     artifacts: tuple[str, ...]
     output: Path | None
+    report: tuple[Path, ...] = ()
 
 
 def card(
@@ -62,7 +70,8 @@ def card(
         target: a name, the folder of an artifact, or the folder of a hub; without one, the card is
             of the one hub in `hubs`.
         hubs: hubs as people write them.
-        output: file to write. What somebody wrote outside of our markers stays byte for byte.
+        output: file to write. What somebody wrote outside of our markers stays byte for byte. The
+            report that `compute` left beside the folder of an artifact is copied to it.
         offline: ask no hub over the network.
 
     Raises:
@@ -84,19 +93,38 @@ def make_card(request: CardRequest) -> Card:
         folder = f"file:{target.path.absolute()}"
         where, target, sources = where or folder, None, Sources(folder)
     if target is None:
-        rows, title = _rows_of_hub(sources), None
+        rows, title = _rows_of_hub(sources), TITLE
     else:
         (entry,), _ = known_entries([target], sources)
         rows, title = [CardRow.of_entry(entry)], f"INT2 rotation for {entry.id.model}"
-    named = {} if title is None else {"title": title}
-    content = new_card(rows, where, **named)
+    attached: tuple[Path, ...] = ()
+    if request.output is not None and isinstance(target, PathTarget):
+        attached = _attach(target.path, request.output.parent)
+    report = ReportFiles(**{_KINDS[path.suffix]: path.name for path in attached})
+    content = new_card(rows, where, title=title, report=report)
     if request.output is not None:
         if request.output.exists():
             before = read_file(request.output, max_bytes=MAX_ROOT_BYTES)
             _check_markers(request.output, before)
-            content = merged_card(before, rows, where) if before.strip() else content
+            if before.strip():
+                content = with_metadata(merged_card(before, rows, where, report), rows)
         write_file(request.output, content)
-    return Card(content, tuple(str(row.id) for row in rows), request.output)
+    return Card(content, tuple(str(row.id) for row in rows), request.output, attached)
+
+
+def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
+    """Copy the report that lies beside the folder of an artifact to `place`, as far as it is not
+    there; what is of another kind than a plain file is left out."""
+    artifact, attached = folder.resolve(), []
+    for suffix in _KINDS:
+        source = artifact.with_name(f"{artifact.name}.report{suffix}")
+        if source.is_symlink() or not source.is_file():
+            continue
+        target = place / source.name
+        if not target.exists() or not target.samefile(source):
+            write_file(target, read_file(source, max_bytes=MAX_BYTES))
+        attached.append(target)
+    return tuple(attached)
 
 
 def _rows_of_hub(sources: Sources) -> list[CardRow]:
@@ -110,8 +138,13 @@ def _rows_of_hub(sources: Sources) -> list[CardRow]:
 
 
 def _check_markers(path: Path, content: bytes) -> None:
-    if is_damaged(content):
-        raise ConflictError(
-            f"{path} does not have {BEGIN.decode()} and {END.decode()} once each, in this order.",
-            hint="repair the two lines, or delete both: the section then goes to the end",
-        )
+    for markers, damaged in (
+        ((BEGIN, END), is_damaged(content)),
+        ((card_front.BEGIN, card_front.END), card_front.is_damaged(content)),
+    ):
+        if damaged:
+            begin, end = (marker.decode() for marker in markers)
+            raise ConflictError(
+                f"{path} does not have {begin} and {end} once each, in this order.",
+                hint="repair the two lines, or delete both: what is between them is added again",
+            )

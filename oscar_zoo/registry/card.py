@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oscar_zoo.registry import card_front
-from oscar_zoo.registry.card_table import CardRow, escape, section
+from oscar_zoo.registry.card_table import CardRow, ReportFiles, escape, section
 from oscar_zoo.registry.index import Index
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
@@ -28,27 +28,27 @@ def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> byte
         hub: the hub as commands take it.
 
     Returns:
-        A whole new card where there was none, or one that nobody edited; else `card` as of
-        `merged_card`.
+        A whole new card where there was none, or one that nobody edited; else `card` with its
+        section replaced or added, and with the metadata between the markers of its front matter
+        replaced.
     """
     rows = _rows(new)
     if card is None or card == new_card(_rows(old), hub):
         return new_card(rows, hub)
-    return merged_card(card, rows, hub)
+    return card if is_damaged(card) else card_front.merged(merged_card(card, rows, hub), rows)
 
 
-def merged_card(card: bytes, rows: Sequence[CardRow], where: str | None) -> bytes:
-    """`card` with its section replaced, or added at the end, and with the metadata between the
-    markers of its front matter replaced. `card` itself where the markers of the section are
-    damaged."""
+def merged_card(
+    card: bytes, rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None
+) -> bytes:
+    """`card` with its section replaced, or added at the end. `card` itself where the markers of the
+    section are damaged. The front matter stays as it is."""
     begin, end = card.find(BEGIN), card.find(END)
+    made = _section(rows, where, report)
     if begin < 0 and end < 0:
         gap = b"" if not card else b"\n" if card.endswith(b"\n") else b"\n\n"
-        return card_front.merged(card + gap + _section(rows, where) + b"\n", rows)
-    if is_damaged(card):
-        return card
-    whole = card[:begin] + _section(rows, where) + card[end + len(END) :]
-    return card_front.merged(whole, rows)
+        return card + gap + made + b"\n"
+    return card if is_damaged(card) else card[:begin] + made + card[end + len(END) :]
 
 
 def is_damaged(card: bytes | None) -> bool:
@@ -58,20 +58,29 @@ def is_damaged(card: bytes | None) -> bool:
     return card.count(BEGIN) != 1 or card.count(END) != 1 or card.find(END) < card.find(BEGIN)
 
 
-def new_card(rows: Sequence[CardRow], where: str | None, *, title: str = TITLE) -> bytes:
+def new_card(
+    rows: Sequence[CardRow],
+    where: str | None,
+    *,
+    title: str = TITLE,
+    report: ReportFiles | None = None,
+) -> bytes:
     """A whole card.
 
     Args:
         rows: artifacts, by id.
         where: the hub as commands take it, or `None` where the names are enough.
         title: its heading.
+        report: of the only artifact, if it lies beside the card.
     """
     head = f"{card_front.whole(rows)}\n# {escape(title)}\n\n"
-    return head.encode() + _section(rows, where) + b"\n"
+    return head.encode() + _section(rows, where, report) + b"\n"
 
 
-def _section(rows: Sequence[CardRow], where: str | None) -> bytes:
-    return b"\n".join([BEGIN, section(rows, where).encode(), END])
+def _section(
+    rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None
+) -> bytes:
+    return b"\n".join([BEGIN, section(rows, where, report).encode(), END])
 
 
 def _rows(index: Index) -> list[CardRow]:

@@ -15,6 +15,7 @@ from typing import Any
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.card_table import CardRow, license_of
 from oscar_zoo.registry.score_history import in_order
+from oscar_zoo.registry.score_rules import is_of_recipe
 
 BEGIN = b"# oscar-zoo:begin"
 END = b"# oscar-zoo:end"
@@ -38,14 +39,38 @@ def merged(card: bytes, rows: Sequence[CardRow]) -> bytes:
     """`card` with new keys between the markers of its front matter; `card` itself where it has
     none, or not one of each in order."""
     found = _BLOCK.match(card)
-    front = found[1] if found else b""
-    begin, end = front.find(BEGIN), front.find(END)
-    if found is None or front.count(BEGIN) != 1 or front.count(END) != 1 or end < begin:
+    if found is None or BEGIN not in found[1] or is_damaged(card):
         return card
+    front = found[1]
+    begin, end = front.find(BEGIN), front.find(END)
     before, after = front[:begin], front[end + len(END) :]
     taken = frozenset(key.decode() for key in _KEY.findall(before + after))
     keys = _kept(rows, taken).encode()
     return card[: found.start(1)] + before + keys + after + card[found.end(1) :]
+
+
+def with_metadata(card: bytes, rows: Sequence[CardRow]) -> bytes:
+    """`merged`, for an owner who asks for the metadata: front matter is added where `card` has
+    none, and the markers where its front matter has none."""
+    found = _BLOCK.match(card)
+    if found is None:
+        return whole(rows).encode() + b"\n" + card
+    front = found[1]
+    if BEGIN in front or END in front:
+        return merged(card, rows)
+    keys = _kept(rows, frozenset(key.decode() for key in _KEY.findall(front)))
+    if "\n" not in keys.removeprefix(f"{BEGIN.decode()}\n"):  # the owner has every key
+        return card
+    return card[: found.end(1)] + keys.encode() + b"\n" + card[found.end(1) :]
+
+
+def is_damaged(card: bytes) -> bool:
+    """Whether the markers in the front matter of `card` do not enclose exactly one part."""
+    found = _BLOCK.match(card)
+    front = found[1] if found else b""
+    if BEGIN not in front and END not in front:
+        return False
+    return front.count(BEGIN) != 1 or front.count(END) != 1 or front.find(END) < front.find(BEGIN)
 
 
 def _kept(rows: Sequence[CardRow], taken: frozenset[str]) -> str:
@@ -80,12 +105,9 @@ def _lines(key: str, value: Any) -> Iterable[str]:
 
 
 def _evaluations(row: CardRow) -> dict[str, Any] | None:
-    """An entry of `model-index`: every value of INT2 with its BF16 value; `None` without scores."""
-    shown = [
-        score
-        for score in in_order(row.scores)
-        if score.value is not None and score.kv_dtype == "int2"
-    ]
+    """An entry of `model-index`: every value of INT2 under the recipe with its BF16 value; `None`
+    without scores."""
+    shown = [score for score in in_order(row.scores) if is_of_recipe(score)]
     if not shown or row.status.state == "yanked":
         return None
     return {"name": row.id.reference, "results": [_result(row, score) for score in shown]}

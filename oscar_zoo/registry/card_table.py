@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
+from urllib.parse import quote
 
 from oscar_zoo.artifact.fit_block import Calibration
 from oscar_zoo.artifact.manifest import Status
@@ -38,6 +39,19 @@ _CITATION = """```bibtex
   eprint = {2605.17757}
 }
 ```"""
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The report of a fit as it lies beside a card.
+
+    Attributes:
+        page, picture, numbers: names of the .html, .png and .json file, or `None`.
+    """
+
+    page: str | None = None
+    picture: str | None = None
+    numbers: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,7 @@ class CardRow:
             scores=entry.scores,
             digest=entry.digest,
             status=entry.status,
+            accepted=entry.accepted,
             calibration=entry.manifest.fit.calibration if entry.manifest else None,
         )
 
@@ -96,17 +111,19 @@ class CardRow:
         return Measured.best(self.scores, self.summary.measured)
 
 
-def section(rows: Sequence[CardRow], where: str | None) -> str:
-    """The table, how to get and serve what it lists, calibration, licences and citation.
+def section(rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None) -> str:
+    """The table, how to get and serve what it lists, report, calibration, licences and citation.
 
     Args:
         rows: artifacts, by id.
         where: the hub as commands take it, or `None` where the names are enough.
+        report: of the only artifact, if it lies beside the card.
     """
     blocks = [[_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]]
     blocks += [[_MEASURED]] if any(row.figures for row in rows) else []
     blocks += [[_SCORES]] if any(row.scores for row in rows) else []
     blocks += _commands(rows, where)
+    blocks += _report(report) if report else []
     blocks += [lines for lines in (list(_calibrations(rows)), list(_licenses(rows))) if lines]
     blocks.append(["The method is OSCAR, arXiv 2605.17757. To cite it:"])
     blocks.append([_CITATION])
@@ -142,6 +159,16 @@ def _commands(rows: Sequence[CardRow], where: str | None) -> list[list[str]]:
     serve = f"oscar-zoo serve {name}" + ("" if found else " --model FOLDER")
     blocks = [["```", f"oscar-zoo pull {name}{hub}", serve, "```"]]
     return blocks if found else [*blocks, ["FOLDER is the folder of the model."]]
+
+
+def _report(report: ReportFiles) -> list[list[str]]:
+    """The picture, and links to the page and its numbers."""
+    blocks = []
+    if report.picture is not None:
+        blocks.append([f"![Report of the fit: methods, spectra, clips]({quote(report.picture)})"])
+    named = (("Report of the fit", report.page), ("its numbers", report.numbers))
+    links = [f"[{words}]({quote(name)})" for words, name in named if name is not None]
+    return [*blocks, [", ".join(links)]] if links else blocks
 
 
 def _calibrations(rows: Sequence[CardRow]) -> Iterable[str]:
@@ -209,8 +236,10 @@ def _score(score: Score) -> str:
     runs = "" if score.repeats is None else f", {score.repeats} runs"
     cache = "" if score.kv_dtype == "int2" else f" with {score.kv_dtype.upper()}"
     seen = ", calibrated on this set" if score.calibrated_on else ""
+    changes = ", ".join(f"{name} {value}" for name, value in score.recipe_changes.items())
+    other = f", with {escape(changes)}" if changes else ""
     measured = f"{escape(score.task)}{cache} {_value(score)}{unit}{before}{times}{runs}"
-    return f"{measured}, {escape(who)}{seen}"
+    return f"{measured}, {escape(who)}{other}{seen}"
 
 
 def _value(score: Score) -> str:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hub_folders import HARD
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from own_cli import Cli
 from publishing import publish
+from sample_scores import gpqa, write_scores
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import card
@@ -19,6 +21,7 @@ from oscar_zoo.errors import AmbiguousName, ConflictError
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.card import BEGIN, END
 from oscar_zoo.registry.card_front import TAGS
+from oscar_zoo.registry.version import Version
 
 QWEN = "Qwen3-8B:seq20000_prompt83_group128"
 
@@ -95,12 +98,101 @@ def test_the_card_of_a_folder_is_written_and_written_again(cli: Cli, tmp_path: P
     assert after.count(b"license:") == 1  # the owner's
 
 
-def test_damaged_markers_are_refused(tmp_path: Path, empty_hub: str) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        END + b"\n" + BEGIN,
+        b"---\n# oscar-zoo:begin\n---\n# Mine\n",
+        b"---\n# oscar-zoo:end\n# oscar-zoo:begin\n---\n",
+    ],
+    ids=["section", "metadata", "order"],
+)
+def test_damaged_markers_are_refused(tmp_path: Path, empty_hub: str, damaged: bytes) -> None:
     target = tmp_path / "README.md"
-    target.write_bytes(END + b"\n" + BEGIN)
+    target.write_bytes(damaged)
     with pytest.raises(ConflictError, match="once each"):
         card(QWEN, hubs=empty_hub, output=target)
-    assert target.read_bytes() == END + b"\n" + BEGIN
+    assert target.read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    ("front", "kept"),
+    [
+        (b"", {}),
+        (b"---\nlicense: other\ntags:\n- mine\n---\n", {"license": "other", "tags": ["mine"]}),
+        (b"---\r\nlanguage: en\r\n---\r\n", {"language": "en"}),
+    ],
+    ids=["none", "own", "crlf"],
+)
+def test_a_card_that_somebody_wrote_gets_metadata_and_a_section(
+    cli: Cli, tmp_path: Path, front: bytes, kept: dict[str, Any]
+) -> None:
+    folder, target = write_folder(tmp_path / "made", artifact_files()), tmp_path / "README.md"
+    words = b"# Mine\r\n\r\nwords \xc3\xa9\n"
+    target.write_bytes(front + words)
+    cli(0, "card", folder, "--output", target)
+    first = target.read_bytes()
+    assert words in first and first.count(b"---\n# oscar") + first.count(b"---\r\n") <= 2
+    read = ModelCard(first.decode(), ignore_metadata_errors=False).data.to_dict()
+    assert kept.items() <= read.items() and read["base_model"] == ["oscar-zoo/tiny-qwen3-hard"]
+    cli(0, "card", folder, "--output", target)
+    assert target.read_bytes() == first
+    start = front.removesuffix(b"---\r\n").removesuffix(b"---\n")
+    assert first.startswith(start) and BEGIN in first[first.index(words) :]
+
+
+def test_what_hugging_faces_client_saves_is_written_again(cli: Cli, tmp_path: Path) -> None:
+    """Its writer drops comments, and so the markers of the metadata; all keys are the owner's
+    then."""
+    folder, target = write_folder(tmp_path / "made", artifact_files()), tmp_path / "README.md"
+    cli(0, "card", folder, "--output", target)
+    loaded = ModelCard.load(target)
+    loaded.data["license"] = "mit"
+    loaded.save(target)
+    saved = target.read_bytes()
+    cli(0, "card", folder, "--output", target)
+    assert target.read_bytes() == saved
+
+
+def test_the_report_of_a_folder_is_attached(cli: Cli, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "my rotation", artifact_files())
+    for suffix in ("html", "png", "json"):
+        (tmp_path / f"my rotation.report.{suffix}").write_bytes(suffix.encode())
+    assert ".report" not in cli(0, "card", folder)
+    shown = cli(0, "card", folder, "--output", folder / "README.md")
+    assert shown.endswith("README.md: 1 artifact, its report beside it: 3 files\n")
+    text = (folder / "README.md").read_text()
+    assert "![Report of the fit: methods, spectra, clips](my%20rotation.report.png)\n" in text
+    page, numbers = "(my%20rotation.report.html)", "(my%20rotation.report.json)"
+    assert f"[Report of the fit]{page}, [its numbers]{numbers}\n" in text
+    assert (folder / "my rotation.report.png").read_bytes() == b"png"
+    cli(0, "verify", folder)
+    cli(0, "publish", folder, "--hub", f"file:{tmp_path}/hub", "--create", "--unmeasured")
+    (tmp_path / "my rotation.report.png").unlink()
+    (tmp_path / "my rotation.report.png").symlink_to(tmp_path / "my rotation.report.json")
+    facts = cli.json(0, "card", folder, "--output", tmp_path / "README.md")
+    assert facts["report"] == [f"{tmp_path}/my rotation.report.{kind}" for kind in ("html", "json")]
+    assert "![Report" not in facts["card"]
+
+
+def test_a_score_under_other_settings_is_named_so_and_not_given_to_hubs(
+    cli: Cli, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "made", artifact_files())
+    digest = Version.of(HARD, artifact_files()).digest
+    changed = gpqa(digest, value=60.0, stderr=2.46, recipe_changes={"clip": "1,1"})
+    write_scores(folder / "scores.json", changed, digest=digest)
+    text = cli(0, "card", folder)
+    assert "60.00 ± 2.46, n 198, 2 runs, measured, with clip 1,1 |" in text
+    assert "model-index" not in front_of(text)
+
+
+def test_the_card_of_a_name_says_what_was_accepted(cli: Cli, tmp_path: Path) -> None:
+    hub, folder = f"file:{tmp_path}/hub", write_folder(tmp_path / "made", artifact_files())
+    cli(0, "publish", folder, "--hub", hub, "--create", "--unmeasured")
+    words = "active; published without measurements"
+    assert words in cli(0, "card", HARD.reference, "--hub", hub)
+    assert words in cli(0, "card", "--hub", hub)
 
 
 def test_publish_keeps_the_card_that_the_command_writes(cli: Cli, tmp_path: Path) -> None:

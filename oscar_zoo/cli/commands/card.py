@@ -29,7 +29,8 @@ def command(
     section with quality, commands, calibration, licence and citation.
 
     Only what stands between two markers is replaced, in the metadata and in the text, as publish
-    does. A key of the metadata that the owner has is not written.
+    does. A key of the metadata that the owner has is not written. With --output, the report that
+    compute left beside the folder is copied to the card and shown in it.
 
     \b
     Examples:

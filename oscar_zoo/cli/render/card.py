@@ -13,6 +13,7 @@ def emit_card(made: Card) -> None:
     facts = {
         "output": None if made.output is None else str(made.output),
         "artifacts": list(made.artifacts),
+        "report": [str(path) for path in made.report],
         "card": made.content.decode("utf-8", "replace"),
     }
     terminal.emit_json({"schema": "oscar-zoo.card/1"} | facts)
@@ -24,4 +25,5 @@ def print_card(made: Card) -> None:
         click.echo(made.content.decode("utf-8", "replace"), nl=False)
         return
     many = "1 artifact" if len(made.artifacts) == 1 else f"{len(made.artifacts)} artifacts"
-    terminal.out().print(terminal.clean(f"Wrote {made.output}: {many}"))
+    beside = f", its report beside it: {len(made.report)} files" if made.report else ""
+    terminal.out().print(terminal.clean(f"Wrote {made.output}: {many}{beside}"))
