@@ -244,10 +244,13 @@ def _has_entries(folder: Path) -> bool:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """Whether a folder without artifacts is something else than a hub that is still empty."""
+    """Whether a folder without artifacts is something else than a hub that is still empty, or into
+    which somebody writes the first version just now."""
     with os.scandir(folder) as entries:
-        names = {entry.name for entry in entries if not entry.name.startswith(".")}
-    return bool(names) and INDEX_NAME not in names
+        names = {entry.name for entry in entries}
+    if names & {INDEX_NAME, _LOCK_NAME}:
+        return False
+    return any(not name.startswith(".") for name in names)
 
 
 def _plain_files(folder: Path) -> list[str]:

@@ -29,9 +29,7 @@ def outline(config: Any, model_id: str) -> Any:
     kind = type(config)
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if kind in auto._model_mapping:
-            # transformers chooses, and not the file, which could name a kernel of a hub
-            config._experts_implementation = None
-            model = auto.from_config(config, trust_remote_code=False, attn_implementation=None)
+            model = auto.from_config(config, trust_remote_code=False)
             _check_attention(model, model_id)
             return model
     raise UnsupportedModel(

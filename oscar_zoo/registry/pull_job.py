@@ -6,8 +6,9 @@ Bytes that fail verification, or that break a promise (see `trust`), never reach
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -150,18 +151,28 @@ class PullJob:
             if stored is not None:
                 result = _present(stored, hub.name, offer.resolved.warnings)
             else:
-                result = self._download(offer, known)
+                with self._at_pinned_commit(hub):
+                    result = self._download(offer, known)
             self._remember(offer, result)
         return result
 
     def _pinned_offer(self, hub: Hub, pin: Pin) -> Offer:
-        try:
+        with self._at_pinned_commit(hub):
             view = HubView(hub, self.catalog, Index.empty())
             return self._checked(view, view.offer(pin.artifact_id))
+
+    @contextlib.contextmanager
+    def _at_pinned_commit(self, hub: Hub) -> Iterator[None]:
+        """A lock's commit may be gone when it is listed, or only when its files are fetched, since
+        listings are kept."""
+        try:
+            yield
         except RevisionNotFound as error:
+            if self.pin is None:
+                raise
             raise RevisionGone(
-                f"{hub.title} no longer has commit {str(pin.revision)[:12]}, which {pin.id} is"
-                " locked to.",
+                f"{hub.title} no longer has commit {str(self.pin.revision)[:12]}, which"
+                f" {self.pin.id} is locked to.",
                 hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
             ) from error
 

@@ -64,7 +64,8 @@ def _figure(score: Score | None) -> list[Html] | None:
         return None
     parts = [element("span", text)]
     if score.stderr is None and score.spread is not None:
-        spread = f"spread {score.spread.value:g}"
+        kind = score.spread.kind or "of a kind that the source does not name"
+        spread = f"spread {score.spread.value:g}, {kind}"
         parts.append(element("span", spread, class_="gap small below"))
     return parts
 

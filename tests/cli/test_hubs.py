@@ -139,6 +139,10 @@ def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
     assert gone.code == 4
     assert "no longer has commit" in gone.err
     assert (tmp_path / "oscar-zoo.lock").read_bytes() == lock
+    # the listing of the commit is still here
+    assert cli("cache", "rm", "tiny-qwen3-hard").code == 0
+    gone = cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo")
+    assert gone.code == 4 and "no longer has commit" in gone.err
 
 
 def patient(cli: Cli, *, answer: float) -> None:

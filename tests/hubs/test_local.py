@@ -182,6 +182,15 @@ def test_a_missing_folder_is_an_error_unless_it_is_the_default_zoo(tmp_path: Pat
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_hub_whose_first_version_is_just_written_is_empty(tmp_path: Path) -> None:
+    hub = LocalHub(tmp_path, must_exist=True)
+    (tmp_path / "Model").mkdir()
+    with pytest.raises(PathNotFound, match="other files"):
+        hub.artifacts()
+    (tmp_path / local._LOCK_NAME).touch()
+    assert hub.artifacts() == ()
+
+
 def test_a_read_only_hub_can_be_read(hub: LocalHub) -> None:
     put(hub, ID, FILES)
     for path in (hub.root / "Model" / "tag", hub.root / "Model", hub.root):

@@ -139,6 +139,7 @@ def failing_disk(scale: Scale) -> Found:
 
 def _sweep(scale: Scale, kinds: tuple[Fault, ...]) -> Found:
     points: Counter[str] = Counter()
+    ends: Counter[int] = Counter()
     violations: list[str] = []
     leftovers = 0
     turn = itertools.cycle(kinds)
@@ -152,10 +153,14 @@ def _sweep(scale: Scale, kinds: tuple[Fault, ...]) -> Found:
                 for kind in chosen:
                     for at in _places(scale, scenario, disturbed.calls(kind.reads)):
                         points[scenario.name] += 1
-                        violations += _disturb_once(disturbed, replace(kind, at=at))
+                        code, wrong = _disturb_once(disturbed, replace(kind, at=at))
+                        ends[code] += 1
+                        violations += wrong
                         leftovers += disturbed.leftovers()
                 shutil.rmtree(scale.work / scenario.name)
-    figures = {f"points of {name}": count for name, count in points.items()}
+    figures: dict[str, int | float | str] = {"points": points.total()}
+    figures |= {f"points of {name}": count for name, count in points.items()}
+    figures["exit codes"] = ", ".join(f"{code}: {n}" for code, n in sorted(ends.items()))
     figures["temporary files left after the second run"] = leftovers
     return Found(figures, tuple(violations))
 
@@ -167,8 +172,8 @@ def _places(scale: Scale, scenario: Scenario, calls: int) -> list[int]:
     return scale.sample(numbers, 1)
 
 
-def _disturb_once(disturbed: Disturbed, fault: Fault) -> list[str]:
-    """What did not hold after one fault."""
+def _disturb_once(disturbed: Disturbed, fault: Fault) -> tuple[int, list[str]]:
+    """Exit code of the disturbed command, and what did not hold after it."""
     wanted = disturbed.wanted
     ended = disturbed.disturb(fault)
     wrong = list(disturbed.wrong(ended, wanted))
@@ -176,7 +181,7 @@ def _disturb_once(disturbed: Disturbed, fault: Fault) -> list[str]:
         wrong.append(f"ended with {ended.code}: {ended.err.strip()}")
     calls = disturbed.calls(fault.reads)
     label = f"{disturbed.scenario.name}, {_words(fault)} {fault.at} of {calls}"
-    return [f"{label}: {line}" for line in wrong]
+    return ended.code, [f"{label}: {line}" for line in wrong]
 
 
 def _words(fault: Fault) -> str:

@@ -21,7 +21,6 @@ from oscar_zoo.registry.index import Index
 
 RACES, FEW = 100, 6
 TOKENS = {"HF_TOKEN": "hf_test", "MODELSCOPE_API_TOKEN": "ms-test"}
-NO_LOCKS = "without locks"
 SITE = """
 import errno, fcntl
 def flock(*arguments): raise OSError(errno.ENOLCK, "no locks here")
@@ -62,10 +61,8 @@ def publishers(scale: Scale) -> Found:
         server = stack.enter_context(HubServer())
         for field in _fields(scale.work, server, stack):
             work = scale.work / field.name
-            lines = [*_first(field, work), *_same_name(field, work, races)]
-            if field.name != NO_LOCKS:
-                lines += _other_names(field, work, races)
-            figures[f"races {field.name}"] = races * (1 if field.name == NO_LOCKS else 2)
+            lines = [*_same_name(field, work, races), *_other_names(field, work, races)]
+            figures[f"races {field.name}"] = 2 * races
             violations += [f"{field.name}, {line}" for line in lines]
             if field.name == "over HTTP":
                 violations += _lost_replies(field, work, races, server)
@@ -90,7 +87,7 @@ def _fields(work: Path, server: HubServer, stack: ExitStack) -> Iterator[Field]:
     site = work / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
-    for name, more in {"in a folder": {}, NO_LOCKS: {"PYTHONPATH": str(site)}}.items():
+    for name, more in {"in a folder": {}, "without locks": {"PYTHONPATH": str(site)}}.items():
         hub = work / name / "hub"
         hub.mkdir(parents=True)
         yield Field(name, f"file:{hub}", partial(_tree, hub), two(name, 1, 1, more=more))
@@ -112,14 +109,6 @@ def _folders(work: Path, ids: tuple[str, str]) -> tuple[str, str]:
 
 
 CONTENT = (payload(seed=1), payload(seed=2))
-
-
-def _first(field: Field, work: Path) -> Iterator[str]:
-    """Make the hub, which is no race."""
-    folder = _folders(work, ("First/version", "First/unused"))[0]
-    answer = field.rivals[0].do("publish", folder=folder, hub=field.hub)
-    if "error" in answer:
-        yield f"the first version: {answer}"
 
 
 def _same_name(field: Field, work: Path, races: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ import disk_faults
 import download_experiments
 import full_disk
 import fuzz_experiments
+import lying_hub_experiments
 import mathematics_experiments
 import race_experiments
 import reading_experiments
@@ -92,6 +93,12 @@ EXPERIMENTS = (
         "publishers",
         "No publisher replaces, mixes or loses what another one publishes at the same moment.",
         race_experiments.publishers,
+    ),
+    Experiment(
+        "S11",
+        "lying-hubs",
+        "What a hub offers in place of what was published is refused.",
+        lying_hub_experiments.lies,
     ),
     Experiment(
         "S13",
