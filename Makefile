@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH ?= torch==2.13.0
+# An index for torch alone, such as that of its CPU builds; everything else comes from the usual one.
+TORCH_INDEX ?=
 TRITON ?= triton==3.6.0
 SGLANG ?= sglang==0.5.21
 # SGLang and what only it needs; --no-deps keeps its CUDA packages out.
@@ -42,7 +44,7 @@ MODELS_FLAGS ?=
 RELIABILITY_FLAGS ?=
 COMMIT ?=
 
-.PHONY: demo test lint models gpu-check reliability format install constraints package kernel-hub clean
+.PHONY: demo test lint models gpu-check reliability format install constraints hashes package kernel-hub clean
 
 install: $(STAMP)
 
@@ -50,7 +52,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
 	@echo "Installing into $(VENV) (3 GB with a CPU build of torch, three minutes or more; 0.5 GB of it for tests)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q "$(TORCH)"
+	$(PIP) install -q $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
 	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
 	$(PIP) install -q --no-warn-conflicts --no-deps $(SGLANG_SET) "$(NVRTC)"
@@ -105,6 +107,12 @@ format: $(STAMP)
 constraints: $(STAMP)
 	@{ head -1 requirements/constraints.txt; $(PIP) list --format=freeze | grep -viE '^(oscar|pip|setuptools|wheel|torch|triton|sglang|torchvision|xgrammar|apache-tvm-ffi)[-_a-z]*=='; } > requirements/constraints.new
 	mv requirements/constraints.new requirements/constraints.txt
+
+# The versions and hashes that a release is built and installed with. uv is only needed here.
+HASHES = uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 --no-header --no-annotate
+hashes:
+	$(HASHES) pyproject.toml -c requirements/constraints.txt -o requirements/run.txt
+	$(HASHES) requirements/release.in -c requirements/constraints.txt -o requirements/release.txt
 
 # Build the wheel and run the command line from it, away from this checkout and without torch.
 package: $(STAMP)

@@ -9,6 +9,7 @@ chunked server of `generate` share it.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -251,6 +252,18 @@ class SimulatedCache:
         self._layers = {
             (i, device): SimulatedLayer(spec, model, i, device) for i in model.attention_layers
         }
+
+    def with_layer_of(self, spec: CacheSpec, layer_id: int) -> SimulatedCache:
+        """This cache, but with the layer `layer_id` of `spec`; other layers are shared, not copied.
+
+        Args:
+            spec: has the windows of this cache.
+        """
+        changed = copy.copy(self)
+        changed._layers = dict(self._layers)
+        for place in [place for place in self._layers if place[0] == layer_id]:
+            changed._layers[place] = SimulatedLayer(spec, self._model, *place)
+        return changed
 
     def __call__(
         self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax

@@ -16,6 +16,7 @@ from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel, MalformedFile
 from oscar_zoo.models.config_age import refuse_misread
+from oscar_zoo.models.folder_code import refuse_chosen_code
 from oscar_zoo.models.geometry import (
     PER_LAYER,
     layer_kinds,
@@ -59,12 +60,15 @@ class ConfigFile:
             revision: commit, branch or tag of that model.
 
         Raises:
-            InvalidModel: it is no JSON object.
+            InvalidModel: it is no JSON object, or its folder chooses code.
         """
         folder = Path(source)
         here = os.path.isfile(folder / NAME)  # noqa: PTH113 (any text: no errors)
         place = folder if here else kept_config(source, revision)
-        return None if place is None else cls.of_folder(place)
+        if place is None:
+            return None
+        refuse_chosen_code(place, source)
+        return cls.of_folder(place)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -104,7 +108,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
             f"{folder} has no {NAME}.", hint="name the folder of a Hugging Face checkpoint"
         )
     try:
-        data = read_file(path, max_bytes=strict_json.MAX_BYTES)
+        # resolved: files in the cache of a hub's client are links
+        data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)
         # Published hybrids with Mamba layers say that a step has no limit.
         config = strict_json.loads(data, what=str(path), infinite=True)
     except MalformedFile as error:

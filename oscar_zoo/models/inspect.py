@@ -12,6 +12,7 @@ from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models import config_file, model_hub
 from oscar_zoo.models.config_age import refuse_misread
+from oscar_zoo.models.folder_code import refuse_chosen_code
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.load_failures import unread_config
 from oscar_zoo.models.model_source import local_folder
@@ -76,7 +77,10 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
     file = None
     try:
         file = Path(cached_file(where, config_file.NAME, **source))
+        refuse_chosen_code(file.parent, model_id)
         config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
+    except InvalidModel:
+        raise
     except Exception as error:  # anybody may have written this file; its reader raises any type
         raise unread_config(path_or_id, file and file.parent, model_id, error) from None
     refuse_misread(config.get_text_config(decoder=True), model_id)

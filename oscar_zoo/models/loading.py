@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.errors import InvalidModel
+from oscar_zoo.models.folder_code import refuse_chosen_code
 from oscar_zoo.models.geometry import float8_block
 from oscar_zoo.models.inspect import read_model_config
 from oscar_zoo.models.load_failures import unusable
@@ -126,9 +127,22 @@ def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
     """
     where, source = source_options(path_or_id, revision)
     try:
+        folder = local_folder(path_or_id) or _fetch_tokenizer_config(where, source)
+        if folder is not None:
+            refuse_chosen_code(folder, path_or_id)
         return AutoTokenizer.from_pretrained(where, **source)
+    except InvalidModel:
+        raise
     except Exception as error:  # the error types of a tokenizer are not public
         raise unusable(path_or_id, "its tokenizer", error) from None
+
+
+def _fetch_tokenizer_config(where: str, source: dict[str, Any]) -> Path | None:
+    """The folder with what a Hugging Face id says of its tokenizer; `None` when it says nothing."""
+    file = cached_file(
+        where, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False, **source
+    )
+    return None if file is None else Path(file).parent
 
 
 def _fetch_weights(where: str, source: dict[str, Any]) -> Path:

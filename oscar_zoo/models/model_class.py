@@ -29,7 +29,9 @@ def outline(config: Any, model_id: str) -> Any:
     kind = type(config)
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if kind in auto._model_mapping:
-            model = auto.from_config(config, trust_remote_code=False)
+            # transformers chooses, and not the file, which could name a kernel of a hub
+            config._experts_implementation = None
+            model = auto.from_config(config, trust_remote_code=False, attn_implementation=None)
             _check_attention(model, model_id)
             return model
     raise UnsupportedModel(

@@ -20,10 +20,16 @@ from oscar_zoo.models import (
 
 try:
     import torch  # noqa: F401  (a missing torch is reported like a missing transformers)
-    from transformers import AutoModelForCausalLM  # noqa: F401  (fails without a usable torch)
+    from transformers import (
+        AutoModelForCausalLM,  # noqa: F401  (fails without a usable torch)
+        dynamic_module_utils,
+    )
     from transformers.utils import logging as transformers_logging
 except ImportError as error:
     raise MissingDependency.for_extra(error.name or "transformers", "compute") from error
+
+
+dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # it never asks whether code of a model may run
 
 
 def local_folder(path_or_id: str) -> Path | None:

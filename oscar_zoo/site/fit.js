@@ -28,7 +28,7 @@ if (typeof document !== "undefined" && document.getElementById("fit-section")) {
     const many = gpus.value === "1" ? "1 GPU" : `${gpus.value} GPUs`;
     document.getElementById("place").textContent = known
       ? `${many} of ${memory.value} GB`
-      : "GPUs of a size, as soon as memory and weights are entered";
+      : "your GPUs, once memory and weights are entered";
   };
 
   for (const input of [memory, gpus, weights]) input.addEventListener("input", update);

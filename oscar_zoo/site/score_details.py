@@ -37,6 +37,11 @@ def _sentences(score: Score) -> Iterable[str]:
             f" (95 % confidence: {paired.lower95:+.2f} to {paired.upper95:+.2f}), so it is no worse"
             f" than {paired.no_worse_than:.2f} {points}."
         )
+    for one, name in ((score, kind), (score.baseline, "BF16")):
+        spread = one.spread if one and one.stderr is None else None
+        if spread is not None:
+            what = spread.kind or "of a kind that the source does not name"
+            yield f"Spread of {name}: {spread.value:g}, {what}."
     if score.calibrated_on:
         yield "The calibration has seen questions of this set."
     if score.recipe_changes:

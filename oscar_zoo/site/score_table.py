@@ -64,8 +64,7 @@ def _figure(score: Score | None) -> list[Html] | None:
         return None
     parts = [element("span", text)]
     if score.stderr is None and score.spread is not None:
-        kind = score.spread.kind or "of a kind that the source does not name"
-        spread = f"spread {score.spread.value:g}, {kind}"
+        spread = f"spread {score.spread.value:g}"
         parts.append(element("span", spread, class_="gap small below"))
     return parts
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
 from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import load_model
 from oscar_zoo.models.softmax import Softmax
@@ -52,6 +53,11 @@ def test_inspect_reads_the_geometry_of_the_example() -> None:
         10000.0,
         2048,
     )
+
+
+def test_a_config_behind_a_link_is_read_as_in_the_cache_of_a_hub(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(EXAMPLE / "config.json")
+    assert ConfigFile.of_folder(tmp_path).model_type == "qwen3"
 
 
 def test_inspect_needs_no_weights_and_names_the_folder(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_what_a_reader_must_know_stands_above_the_figures(pages: dict[str, Page]
     page = pages["artifacts/Qwen3-8B/seq20000_prompt83_group128.html"]
     assert "calibration text has questions of gpqa_diamond" in page.words
     assert "Earlier value of INT2 in gpqa_diamond: 55.05" in page.words
-    assert "spread 2.3, of a kind that the source does not name" in page.words
+    assert "Spread of BF16: 2.3, of a kind that the source does not name." in page.words
     assert "oscar-zoo serve Qwen3-8B:seq20000_prompt83_group128" in page.inside["code"]
     bare = pages[f"artifacts/{BARE}.html"]
     assert "Nobody has reported how good it is" in bare.words

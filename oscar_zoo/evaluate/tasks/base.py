@@ -7,7 +7,7 @@ sums of each sequence are kept, so two caches can be compared sequence by sequen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,31 +131,46 @@ def measure(
         GeometryMismatch, UsageError: `cache` does not fit the model.
         UnsupportedModel: the model's attention cannot be reached.
     """
-    scope = (
-        nullcontext()
-        if cache is None
-        else attention_scope(model, SimulatedCache(cache, model.block, model.device))
-    )
     parts = []
-    with scope, torch.inference_mode():
-        for prompt, logits in zip(task.prompts, _all_logits(model, task.prompts), strict=True):
+    with simulating(model, cache):
+        for prompt, logits in zip(task.prompts, all_logits(model, task.prompts), strict=True):
             parts.append(task.count(prompt, Predictions.of_logits(prompt, logits)))
             tick()
     return Measurement.of(task, parts)
 
 
-def _all_logits(model: LoadedModel, prompts: Sequence[TaskPrompt]) -> Iterator[Tensor]:
-    """`[n, vocabulary]` at the scored positions of each prompt, in order."""
+@contextmanager
+def simulating(model: LoadedModel, cache: CacheSpec | None) -> Iterator[None]:
+    """Run the model with a simulated cache, and without gradients, while the block is open.
+
+    Raises:
+        GeometryMismatch, UsageError, UnsupportedModel: see `measure`.
+    """
+    scope = (
+        nullcontext()
+        if cache is None
+        else attention_scope(model, SimulatedCache(cache, model.block, model.device))
+    )
+    with scope, torch.inference_mode():
+        yield
+
+
+def all_logits(model: LoadedModel, prompts: Sequence[TaskPrompt]) -> Iterator[Tensor]:
+    """`[n, vocabulary]` at the scored positions of each prompt, in order.
+
+    All prompts go through one layer before the next when the weights are read layer by layer.
+    """
     if not model.streamed:
-        yield from (_logits(model, prompt) for prompt in prompts)
+        yield from (logits_of(model, prompt) for prompt in prompts)
         return
     ids = [prompt.ids for prompt in prompts]
     yield from run_by_layer(
-        model.model, model.block.num_layers, ids, lambda number: _logits(model, prompts[number])
+        model.model, model.block.num_layers, ids, lambda number: logits_of(model, prompts[number])
     )
 
 
-def _logits(model: LoadedModel, prompt: TaskPrompt) -> Tensor:
+def logits_of(model: LoadedModel, prompt: TaskPrompt) -> Tensor:
+    """`[n, vocabulary]` at the scored positions, from one pass of the model."""
     ids, first = prompt.ids[None].to(model.device), int(prompt.scored[0])
     found: Tensor
     if model.spread:  # positions would have to be on the device of the last layer

@@ -39,6 +39,11 @@ HARMFUL_VARIABLES = (
 """Variables that run code or lower a guard. A server never gets them; a printed command removes
 them."""
 
+NO_MODULES = "/dev/null/oscar-zoo-runs-no-code-of-a-model"
+"""Where transformers would copy the code of a model before it imports it. Nothing can be written
+there, because SGLang imports such code for unknown architectures and for processors without asking
+`--trust-remote-code`."""
+
 
 def cpu_site_dir() -> Path:
     """Folder of the import shims that only a machine without a GPU needs."""
@@ -74,6 +79,7 @@ def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
     env = {
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
         "SGLANG_PLUGINS": "oscar",
+        "HF_MODULES_CACHE": NO_MODULES,
         "TRITON_CACHE_DIR": str(kernels / "triton"),
         "PYTHONUNBUFFERED": "1",
     }

@@ -18,6 +18,7 @@ from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
 from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.models import host_memory, model_folder, nvidia_smi
 from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.folder_code import refuse_chosen_code
 
 ALL_OF_A_GPU = 0.95
 LIKELY_ENOUGH = (2, 4, 8)
@@ -135,6 +136,7 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
         UnsupportedModel: by its attention.
         StorageError: weights that cannot be read.
     """
+    refuse_chosen_code(folder, model_id)
     config = ConfigFile.of_folder(folder)
     config_refusals.check_config(config, model_id)
     model_folder.check_model_folder(folder)

@@ -1,0 +1,153 @@
+"""The divergence of many caches that differ from one cache in a single layer each.
+
+Up to its layer, such a cache computes what the common one does. So every sequence runs through the
+model with the common cache, and at each layer it branches off into the caches that differ there:
+half the work of whole passes. Where weights are read layer by layer, a layer is read once for all
+branches that are in memory together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.evaluate.tasks.base import Measurement, logits_of
+from oscar_zoo.evaluate.tasks.divergence import ExactPredictions, mean_of, measure_divergence
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.layer_by_layer import known_plan
+from oscar_zoo.models.layer_replay import Entangled, ReplayPlan, ReplayState
+from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.softmax import Softmax
+
+BRANCH_BYTES = 8 << 30
+"""Most bytes of hidden states that wait for their next layer together."""
+
+Change = tuple[int, CacheSpec]
+"""A decoder layer, and a cache that differs from the common one only there."""
+
+
+def divergences_of_changes(
+    model: LoadedModel,
+    exact: ExactPredictions,
+    common: CacheSpec,
+    changes: Sequence[Change],
+    *,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """The divergence of every changed cache, as `measure_divergence` finds it.
+
+    Args:
+        exact: of the same model.
+        common: the cache that all of them share but for one layer.
+        changes: each with the windows of `common`.
+        tick: called for every change and prompt, when it is done.
+
+    Raises:
+        GeometryMismatch, UsageError, UnsupportedModel: as `measure_divergence`.
+    """
+    current = _Current(SimulatedCache(common, model.block, model.device))
+    try:
+        if model.spread:  # the arguments of a layer belong to its device
+            raise Entangled
+        with attention_scope(model, current), torch.inference_mode():
+            plan = known_plan(model.model, model.block.num_layers, exact.prompts[0].ids)
+            if plan is None:
+                raise Entangled
+            parts = [[(0.0, 0)] * len(exact.prompts) for _ in changes]
+            branching = _Branching(model, exact, plan, current, changes)
+            for number, prompt, logits in branching.run():
+                parts[number][prompt] = exact.part(prompt, logits)
+                tick()
+    except Entangled:
+        return [measure_divergence(model, exact, spec, tick=tick) for _, spec in changes]
+    return [mean_of(one) for one in parts]
+
+
+@dataclass
+class _Current:
+    """Attention over the cache that counts just now; a function for `attention_scope`."""
+
+    cache: SimulatedCache
+
+    def __call__(
+        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
+    ) -> Tensor:
+        return self.cache(layer_id, query, key, value, softmax)
+
+
+@dataclass(frozen=True)
+class _Branching:
+    """The run of a model over prompts with a common cache and its changes."""
+
+    model: LoadedModel
+    exact: ExactPredictions
+    plan: ReplayPlan
+    current: _Current
+    changes: Sequence[Change]
+
+    def run(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yields `(number of the change, number of the prompt, logits)` for each of them."""
+        prompts = range(len(self.exact.prompts))
+        # Weights that are read for every layer are worth more than room for hidden states.
+        rounds = [tuple(prompts)] if self.model.streamed else [(one,) for one in prompts]
+        for numbers in rounds:
+            at_once = self._at_once(numbers)
+            for first in range(0, len(self.changes), at_once):
+                yield from self._together(
+                    range(first, min(first + at_once, len(self.changes))), numbers
+                )
+
+    def _at_once(self, prompts: Sequence[int]) -> int:
+        """How many changes have room beside the common cache."""
+        tokens = sum(len(self.exact.prompts[number].ids) for number in prompts)
+        return max(1, BRANCH_BYTES // (tokens * self.plan.hidden_bytes) - 1)
+
+    def _together(
+        self, changes: Sequence[int], prompts: Sequence[int]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        trunks = {number: self._prepared(number) for number in prompts}
+        branches: dict[tuple[int, int], ReplayState] = {}
+        for index, layer in enumerate(self.plan.layers):
+            grown = self._grow(trunks, [n for n in changes if self.changes[n][0] == index], layer)
+            if all(self.changes[n][0] <= index for n in changes):
+                trunks = {}  # nothing branches off any more
+            for state in (*trunks.values(), *branches.values()):
+                self._advance(state, layer, index)
+            branches |= grown
+        for (change, number), state in branches.items():
+            whole = partial(logits_of, self.model, self.exact.prompts[number])
+            state.hidden = state.hidden.to(self.model.device)
+            yield change, number, self.plan.finish(whole, state)
+
+    def _prepared(self, number: int) -> ReplayState:
+        def decode(ids: Sequence[int]) -> None:
+            given = torch.tensor([list(ids)], device=self.model.device)
+            self.model.model.base_model(input_ids=given, use_cache=False)
+
+        return self.plan.prepare(decode, self.exact.prompts[number].ids.tolist())
+
+    def _grow(
+        self, trunks: dict[int, ReplayState], changes: Sequence[int], layer: nn.Module
+    ) -> dict[tuple[int, int], ReplayState]:
+        """New branches behind `layer`, where `changes` begin to differ."""
+        found, common = {}, self.current.cache
+        for change in changes:
+            index, spec = self.changes[change]
+            self.current.cache = common.with_layer_of(spec, index)
+            for number, trunk in trunks.items():
+                found[change, number] = branch = ReplayState(trunk.hidden, trunk.calls)
+                self._advance(branch, layer, index)
+        self.current.cache = common
+        return found
+
+    def _advance(self, state: ReplayState, layer: nn.Module, index: int) -> None:
+        """Run one layer; hidden states of all prompts together wait in main memory."""
+        state.hidden = state.hidden.to(self.model.device)
+        state.advance(layer, index)
+        if self.model.streamed:
+            state.hidden = state.hidden.cpu()

@@ -1,0 +1,116 @@
+"""How far a cache moves what a model says: against the definition, and by branches of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from random_qwen3 import write_model
+
+from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
+from oscar_zoo.evaluate import changed_layers
+from oscar_zoo.evaluate.changed_layers import divergences_of_changes
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.evaluate.tasks.base import TaskPrompt
+from oscar_zoo.evaluate.tasks.divergence import exact_predictions, measure_divergence
+from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.loading import LoadedModel, load_model
+
+LAYERS, TOKENS = 3, 40
+RECIPE = ServingRecipe(
+    group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=2, recent=6, dtype="float32")
+)
+PROMPTS = tuple(
+    TaskPrompt(
+        torch.randint(0, 2048, (TOKENS,), generator=torch.Generator().manual_seed(seed)),
+        torch.arange(8, TOKENS - 1),
+    )
+    for seed in range(2)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Iterator[LoadedModel]:
+    yield load_model(str(folder))
+
+
+def cache(loaded: LoadedModel, widths: Widths | None = None) -> CacheSpec:
+    k, v = hadamard_set(loaded.block, "k"), hadamard_set(loaded.block, "v")
+    return CacheSpec(k, v, RECIPE.with_widths(widths))
+
+
+def raised(layer: int) -> Widths:
+    """2 bits everywhere, but 4 for the keys of one layer."""
+    plain = Widths.uniform(LAYERS, k=2, v=2, clip=RECIPE.clip)
+    bits = tuple(4 if at == layer else 2 for at in range(LAYERS))
+    return plain.model_copy(update={"k": plain.k.model_copy(update={"bits": bits})})
+
+
+def test_it_is_the_mean_divergence_over_scored_positions(loaded: LoadedModel) -> None:
+    found = measure_divergence(loaded, exact_predictions(loaded, PROMPTS), cache(loaded))
+    want, number = 0.0, 0
+    simulated = SimulatedCache(cache(loaded), loaded.block, loaded.device)
+    for prompt, part in zip(PROMPTS, found.parts, strict=True):
+        with torch.inference_mode():
+            p = loaded.model(prompt.ids[None]).logits[0, prompt.scored].double().log_softmax(-1)
+            with attention_scope(loaded, simulated):
+                q = loaded.model(prompt.ids[None]).logits[0, prompt.scored].double().log_softmax(-1)
+        total = float((p.exp() * (p - q)).sum())
+        assert part == (pytest.approx(total, rel=1e-3), len(prompt.scored))
+        want, number = want + total, number + len(prompt.scored)
+    assert found.value == pytest.approx(want / number, rel=1e-3)
+    assert found.value > 1e-3
+
+
+def test_a_cache_that_rounds_nothing_has_none(loaded: LoadedModel) -> None:
+    wide = RECIPE.override(recent=TOKENS)
+    found = measure_divergence(
+        loaded, exact_predictions(loaded, PROMPTS), CacheSpec(None, None, wide)
+    )
+    assert found.value < 1e-6
+
+
+def test_memory_for_the_sample_is_bounded_and_spread_over_the_prompts(loaded: LoadedModel) -> None:
+    vocabulary = 2048
+    exact = exact_predictions(loaded, PROMPTS, max_bytes=2 * vocabulary * 10)
+    assert sum(kept.nbytes for kept in exact.log_probabilities) <= 2 * vocabulary * 10
+    assert [len(prompt.scored) for prompt in exact.prompts] == [5, 5]
+    assert exact.positions == 10
+    for prompt in exact.prompts:
+        assert 8 == prompt.scored[0] < TOKENS // 2 < prompt.scored[-1]
+    assert measure_divergence(loaded, exact, cache(loaded)).value > 1e-3
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_branches_of_one_run_are_whole_runs_to_the_bit(
+    folder: Path, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in several rounds, when memory has room for few branches."""
+    model = load_model(str(folder), stream=streamed)
+    assert model.streamed is streamed
+    exact, base, ticks = exact_predictions(model, PROMPTS), cache(model), []
+    changes = [(layer, cache(model, raised(layer))) for layer in range(LAYERS)]
+    monkeypatch.setattr(changed_layers, "BRANCH_BYTES", 3 * TOKENS * 2 * 32 * 4)
+    found = divergences_of_changes(model, exact, base, changes, tick=lambda: ticks.append(0))
+    want = [measure_divergence(model, exact, spec) for _, spec in changes]
+    assert found == want
+    assert len({one.value for one in (*found, measure_divergence(model, exact, base))}) == 4
+    assert len(ticks) == len(changes) * len(PROMPTS)
+
+
+def test_layers_that_cannot_be_taken_apart_give_the_same(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = exact_predictions(loaded, PROMPTS)
+    change = [(1, cache(loaded, raised(1)))]
+    want = divergences_of_changes(loaded, exact, cache(loaded), change)
+    monkeypatch.setattr(changed_layers, "known_plan", lambda *given: None)
+    assert divergences_of_changes(loaded, exact, cache(loaded), change) == want
