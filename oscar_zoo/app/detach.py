@@ -19,6 +19,7 @@ from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
+from oscar_zoo.engines.sglang.launch.private_log import open_private
 from oscar_zoo.errors import ServerFailed
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"
@@ -62,7 +63,7 @@ def _child(arguments: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]
     command = [sys.executable, "-P", "-c", PROGRAM, *arguments]
     # Its error is passed on, so it must be one JSON object and no traceback.
     env = {name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"}
-    with own_words(port).open("wb") as stderr:
+    with open_private(own_words(port)) as stderr:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -354,6 +354,21 @@ def test_secrets_and_loaders_stay_out_of_the_children(served: Running) -> None:
         assert b"TORCH_FORCE_WEIGHTS_ONLY_LOAD=1" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
+def test_keys_are_in_no_log_and_no_child(served: Running) -> None:
+    """SGLang prints its arguments, with the keys that it was given; these are not the client's."""
+    log, servers = Path(served.ready["log"]), served.temp / "servers"
+    (administration,) = (path.read_text().strip() for path in servers.glob("*.administration-key"))
+    said = log.read_text()
+    assert re.search(r"admin_api_key'?[:=] ?'\*\*\*'", said)
+    assert log.stat().st_mode & 0o777 == 0o600
+    told = [said, served.ask("/server_info").decode(), json.dumps(served.ready)]
+    told.append(oscar_zoo(served.temp, "ps", "--json").stdout)
+    for pid in all_children(served.process.pid):
+        told.append(cmdline(pid).decode("utf-8", "replace"))
+        told.append(Path(f"/proc/{pid}/environ").read_text("utf-8", "replace"))
+    assert [one for one in told if KEY in one or administration in one] == []
+
+
 def test_only_loopback_is_listened_on(served: Running) -> None:
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     port = f"{served.port:04X}"

@@ -149,6 +149,7 @@ def assert_every_hook_ran(report: dict[str, Any], *, tail: bool) -> None:
     """Every hook of a worker with an INT2 cache ran; `tail` says whether hits leave the window to
     prefill."""
     wanted = {
+        "rendezvous",
         "kv_dtype",
         "slot_bytes",
         "budget",

@@ -90,6 +90,11 @@ class Forks:
                 self._running = 0
                 patience.cancel()
 
+    @property
+    def running(self) -> int:
+        """The process of the call that runs now."""
+        return self._running
+
     def kill(self) -> None:
         """End the call that runs now, with everything in its process group."""
         if pid := self._running:

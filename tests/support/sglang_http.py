@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import sglang_forks
 from engines import MODEL, folder_of
 
@@ -35,6 +36,7 @@ class HttpServer:
         log: what it prints.
         headers: sent with every request.
         front: the settings of its front, where a file has them.
+        pid: its first process.
     """
 
     release: str
@@ -42,6 +44,7 @@ class HttpServer:
     log: Path
     headers: dict[str, str] = field(default_factory=dict)
     front: FrontSettings | None = None
+    pid: int = 0
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -60,6 +63,16 @@ class HttpServer:
             return response.status, json.loads(text), response.headers
         except ValueError:
             return response.status, text.decode("utf-8", "replace"), response.headers
+
+    def listeners(self) -> dict[str, list[str]]:
+        """The addresses that its processes listen on, by the port of each."""
+        first = psutil.Process(self.pid)
+        found: dict[str, list[str]] = {}
+        for process in (first, *first.children(recursive=True)):
+            for one in process.net_connections("inet"):
+                if one.status == psutil.CONN_LISTEN or (one.type == socket.SOCK_DGRAM):
+                    found.setdefault(str(one.laddr.port), []).append(one.laddr.ip)
+        return found
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         """Status and JSON of an answer."""
@@ -90,6 +103,7 @@ def http_server(
     server = HttpServer(release, port, log)
     try:
         _wait(server, call)
+        server.pid = forks.running
         yield server
     finally:
         forks.kill()

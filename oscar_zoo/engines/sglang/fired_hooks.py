@@ -11,7 +11,7 @@ from typing import Any
 FIRED: set[str] = set()
 """Hooks that ran in this process with int2."""
 
-BEFORE_BACKEND = frozenset({"kv_dtype", "slot_bytes", "budget", "rows", "pool"})
+BEFORE_BACKEND = frozenset({"rendezvous", "kv_dtype", "slot_bytes", "budget", "rows", "pool"})
 """Hooks that must have run when the attention backend is built."""
 
 FACTS: dict[str, Any] = {}

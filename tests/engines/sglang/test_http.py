@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bad_requests import BAD, completion
-from engines import RELEASES, folder_of, needs_sglang
+from engines import INSTALLED, RELEASES, folder_of, needs_sglang
 from sglang_forks import shared
 from sglang_http import HttpServer, http_server
 from tiny_artifacts import payload, write_folder
@@ -141,6 +141,24 @@ def test_a_request_needs_the_key(served: HttpServer) -> None:
     assert served.ask("GET", "/health", headers=nothing)[0] == 200
     status, metrics, _ = served.ask("GET", "/metrics", headers=nothing)
     assert status == 200 and "oscar_int2_" in metrics
+
+
+def test_everything_that_listens_is_on_loopback(served: HttpServer) -> None:
+    found = served.listeners()
+    assert len(found) > 1 and found[str(served.port)] == ["127.0.0.1"]
+    assert {address for addresses in found.values() for address in addresses} == {"127.0.0.1"}
+
+
+def test_two_ranks_find_each_other_on_loopback(tmp_path: Path) -> None:
+    pair = write_folder(tmp_path / "pair", payload())
+    flags = ("--kv-cache-dtype=int2", f"--oscar-rotation-path={pair}", "--tp-size=2")
+    with http_server(
+        INSTALLED, tmp_path, *flags, env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    ) as server:
+        found = server.listeners()
+        assert len(found) > 3
+        assert {address for addresses in found.values() for address in addresses} == {"127.0.0.1"}
+        assert len(server.tokens([5, 6, 7])) == 8
 
 
 def test_keys_are_nowhere_in_what_a_server_says(served: HttpServer) -> None:

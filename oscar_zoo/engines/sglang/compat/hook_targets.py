@@ -41,6 +41,9 @@ def targets() -> dict[str, tuple[Target, ...]]:
             Target("sglang.srt.server_args.ServerArgs.check_server_args", "AFTER"),
         ),
         "model_arguments": (Target(_model_arguments(ServerArgs), "AROUND"),),
+        "rendezvous": (
+            Target("sglang.srt.distributed.parallel_state.init_distributed_environment", "BEFORE"),
+        ),
         "kv_dtype": (
             Target("sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype", "AROUND"),
         ),

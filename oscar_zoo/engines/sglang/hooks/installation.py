@@ -6,11 +6,12 @@ import os
 from typing import Any
 
 from oscar_zoo.compute.capture.ranks import VARIABLE
-from oscar_zoo.engines.sglang import setting_flags, tap
+from oscar_zoo.engines.sglang import loopback_store, setting_flags, tap
 from oscar_zoo.engines.sglang.compat import (
     hook_targets,
     hybrid_backends,
     hybrid_parts,
+    server_arguments,
     sliding_backend,
     versions,
 )
@@ -38,6 +39,7 @@ def install() -> None:
         "set_defaults": server_args.set_defaults,
         "check_server_args": server_args.check_server_args,
         "model_arguments": server_args.model_arguments,
+        "rendezvous": rendezvous,
         "kv_dtype": memory_pool.kv_dtype,
         "slot_bytes": memory_pool.slot_bytes,
         "states": state_memory.states,
@@ -78,6 +80,15 @@ def wrap(original: Any, runner: Any, backend: Any) -> Any:
     if "states" not in FIRED:
         return original(runner, backend)
     return hybrid_backends.wrap(original, runner, backend)
+
+
+def rendezvous(*given: Any, **named: Any) -> None:
+    """Keep the store of the workers of one machine on loopback."""
+    if server_arguments.published_dtype() != setting_flags.DTYPE:
+        return
+    FIRED.add("rendezvous")
+    if any(loopback_store.means_loopback(str(one)) for one in (*given, *named.values())):
+        loopback_store.bind_stores()
 
 
 def make_backend(runner: Any) -> Any:

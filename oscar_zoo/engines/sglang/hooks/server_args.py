@@ -15,6 +15,7 @@ from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import (
     concurrency,
     fork_environment,
+    loopback_store,
     model_refusals,
     refusals,
     setting_flags,
@@ -155,6 +156,8 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
         return
     resolved = server_arguments.resolved(args)
     refusals.check_server(resolved, os.environ, eager_only=worker.eager_only(args))
+    if resolved.nnodes == 1:
+        loopback_store.use_loopback()
     if resolved.device == "cpu":
         os.environ.setdefault(INTERPRET, "1")
     chosen, artifact = worker.served()

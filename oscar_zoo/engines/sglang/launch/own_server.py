@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -115,6 +115,7 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
         front = FrontSettings.make(wanted.host, wanted.origins, wanted.api_key)
         options = _options(wanted, staged, digest, *staging.write_front(private, front))
         planned = plan.plan(options, {**os.environ, **wanted.environment})
+        planned = replace(planned, secrets=front.secrets)
         for warning in flag_refusals.check_environment(planned.env):
             news.warn(warning)
         news.starting(wanted.log)

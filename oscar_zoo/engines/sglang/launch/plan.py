@@ -75,12 +75,14 @@ class LaunchPlan:
         env: its whole environment.
         url: where it will answer, without `/v1`.
         sets: the part of `env` that we set.
+        secrets: what its log must not hold.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     url: str
     sets: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 def cache_flags(

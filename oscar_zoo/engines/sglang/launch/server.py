@@ -25,6 +25,7 @@ from oscar_zoo.engines.sglang.launch import processes, watchdog
 from oscar_zoo.engines.sglang.launch.failure_cause import cause_in
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
+from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
 from oscar_zoo.engines.sglang.launch.signals import Signals, in_main_thread
 from oscar_zoo.errors import ServerFailed
 
@@ -36,13 +37,17 @@ crash and would sleep for five seconds before it ends itself."""
 DRAIN_SECONDS = 300.0
 """Seconds that requests may take to finish after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
+LAST_WORDS_SECONDS = 2.0
+"""Seconds that workers may go on to print when the child has ended."""
 
 
 class Server:
     """One running child. Use `running()`, which always ends it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-        self._process = process
+    def __init__(
+        self, process: subprocess.Popen[bytes], url: str, log: Path, pump: LogPump
+    ) -> None:
+        self._process, self._pump = process, pump
         self.url = url
         self.log = log
         self.stopping = False
@@ -110,6 +115,7 @@ class Server:
 
     def cause(self) -> tuple[str, str | None]:
         """Why the child ended; see `failure_cause.cause_in`."""
+        self._pump.join(LAST_WORDS_SECONDS)
         return cause_in(self.log)
 
     def wait(self) -> int:
@@ -155,8 +161,8 @@ class Server:
 
 @contextlib.contextmanager
 def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
-    """Start the child of `plan` with its output in `log`; it is gone when the block ends, whatever
-    happens inside.
+    """Start the child of `plan` with its output in `log`, which holds no secret of the plan; the
+    child is gone when the block ends, whatever happens inside.
 
     SIGTERM and SIGINT to this process are passed on as an orderly stop of the child while the block
     runs. Only the main thread can take signals; a server that another thread starts ends with its
@@ -167,15 +173,16 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     """
     signals = Signals()
     try:
-        with log.open("wb") as stream:
-            server = Server(_start(plan, stream), plan.url, log)
-        with _watchdog(server):
-            try:
-                signals.deliver()
-                yield server
-            finally:
-                signals.ignore()  # a second Ctrl-C must not leave the child behind
-                server.stop()
+        with redacted_log(log, plan.secrets) as (stream, pump):
+            with stream:
+                server = Server(_start(plan, stream), plan.url, log, pump)
+            with _watchdog(server):
+                try:
+                    signals.deliver()
+                    yield server
+                finally:
+                    signals.ignore()  # a second Ctrl-C must not leave the child behind
+                    server.stop()
     finally:
         signals.restore()
 
